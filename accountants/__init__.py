@@ -1,0 +1,1 @@
+"""Release events, accountants and calibration. Loads no torch."""

@@ -1,0 +1,1 @@
+"""Inference attacks on views, and the canary audit."""

@@ -1,0 +1,1 @@
+"""Secure sums, trees, masks and private ID alignment. Loads no torch."""

@@ -1,0 +1,224 @@
+"""The binary form of every message that crosses a trust boundary.
+
+A message is a kind (a short name) and named fields: None, bool, int, float, str, bytes, numpy arrays, and
+lists of ints or strings. The form is versioned, length-checked and bounded, and decoding builds nothing but
+these types: no pickle, no classes chosen by the sender.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import WireError
+
+MAGIC = b"SVFL"
+VERSION = 1
+MAX_BYTES = 1 << 30
+MAX_FIELDS = 64
+MAX_NAME = 64
+MAX_DIMENSIONS = 4
+DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "|u1", "|b1")
+
+Array = npt.NDArray[np.generic]
+Value = None | bool | int | float | str | bytes | Array | list[int] | list[str]
+
+_HEADER = struct.Struct("<4sBxHQ")  # magic, version, number of fields, length of the whole message
+
+
+def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
+    """Encodes one message.
+
+    Args:
+        kind: The message's name, at most 64 ASCII characters.
+        fields: Field names and values; order is kept.
+
+    Raises:
+        WireError: A value has a type or size that the wire does not carry.
+    """
+    if len(fields) > MAX_FIELDS:
+        raise WireError(f"message {kind!r} has {len(fields)} fields; at most {MAX_FIELDS} are allowed")
+    parts = [_pack_name(kind)]
+    for name, value in fields.items():
+        parts += [_pack_name(name), *_pack_value(name, value)]
+    size = _HEADER.size + sum(len(part) for part in parts)
+    if size > MAX_BYTES:
+        raise WireError(f"message {kind!r} has {size} bytes; at most {MAX_BYTES} are allowed")
+    return b"".join([_HEADER.pack(MAGIC, VERSION, len(fields), size), *parts])
+
+
+def unpack(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Value]]:
+    """Decodes one message; arrays are read-only views into `data`.
+
+    Raises:
+        WireError: The bytes are not exactly one well-formed message of this version.
+    """
+    view = memoryview(data)
+    if len(view) > max_bytes:
+        raise WireError(f"message of {len(view)} bytes exceeds the limit of {max_bytes}")
+    if len(view) < _HEADER.size:
+        raise WireError(f"message of {len(view)} bytes is shorter than its header")
+    magic, version, count, size = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError("not a securevfl message")
+    if version != VERSION:
+        raise WireError(f"message has wire version {version}, this side speaks version {VERSION}: upgrade the older side")
+    if size != len(view):
+        raise WireError(f"message announces {size} bytes but has {len(view)}")
+    if count > MAX_FIELDS:
+        raise WireError(f"message has {count} fields; at most {MAX_FIELDS} are allowed")
+    reader = _Reader(view)
+    kind = reader.name()
+    fields: dict[str, Value] = {}
+    for _ in range(count):
+        name = reader.name()
+        if name in fields:
+            raise WireError(f"field {name!r} occurs twice")
+        fields[name] = reader.value()
+    if reader.position != len(view):
+        raise WireError(f"{len(view) - reader.position} bytes are left after the last field")
+    return kind, fields
+
+
+def _pack_name(name: str) -> bytes:
+    raw = name.encode("ascii", "replace")
+    if not name.isascii() or not 0 < len(raw) <= MAX_NAME:
+        raise WireError(f"name {name!r} is not 1 to {MAX_NAME} ASCII characters")
+    return bytes([len(raw)]) + raw
+
+
+def _pack_value(name: str, value: Value) -> list[bytes | memoryview]:
+    match value:
+        case None:
+            return [b"n"]
+        case bool():
+            return [b"t" if value else b"f"]
+        case int():
+            if not -(1 << 63) <= value < 1 << 63:
+                raise WireError(f"field {name!r}: integer {value} does not fit 64 bits")
+            return [b"i", struct.pack("<q", value)]
+        case float():
+            return [b"d", struct.pack("<d", value)]
+        case str():
+            return _sized(b"s", value.encode())
+        case bytes():
+            return _sized(b"y", value)
+        case np.ndarray():
+            return _pack_array(name, value)
+        case list() if all(isinstance(item, str) for item in value):
+            return _sized(b"l", pack_strings(value))  # type: ignore[arg-type]
+        case list() if all(type(item) is int for item in value):
+            return _sized(b"q", np.asarray(value, dtype="<i8").tobytes())
+    raise WireError(f"field {name!r} has type {type(value).__name__}, which the wire does not carry")
+
+
+def _sized(tag: bytes, raw: bytes) -> list[bytes | memoryview]:
+    return [tag, struct.pack("<Q", len(raw)), raw]
+
+
+def pack_strings(values: list[str]) -> bytes:
+    """Encodes strings one after the other, each with its length."""
+    raws = [value.encode() for value in values]
+    return b"".join(part for raw in raws for part in (struct.pack("<I", len(raw)), raw))
+
+
+def _pack_array(name: str, array: Array) -> list[bytes | memoryview]:
+    dtype = array.dtype.newbyteorder("<").str
+    if dtype not in DTYPES:
+        raise WireError(f"field {name!r}: arrays of {array.dtype} are not carried; use one of {', '.join(DTYPES)}")
+    if array.ndim > MAX_DIMENSIONS:
+        raise WireError(f"field {name!r} has {array.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
+    raw = np.ascontiguousarray(array, dtype=dtype)
+    head = struct.pack(f"<BB{array.ndim}Q", DTYPES.index(dtype), array.ndim, *array.shape)
+    return [b"a", head, raw.tobytes()]
+
+
+class _Reader:
+    """Reads names and values from a buffer and never past its end."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.position = _HEADER.size
+
+    def take(self, size: int) -> memoryview:
+        end = self.position + size
+        if end > len(self.view):
+            raise WireError("message ends inside a field")
+        piece = self.view[self.position : end]
+        self.position = end
+        return piece
+
+    def number(self, form: str) -> int:
+        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+
+    def name(self) -> str:
+        size = self.number("<B")
+        if not 0 < size <= MAX_NAME:
+            raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
+        return self.text(self.take(size))
+
+    @staticmethod
+    def text(raw: memoryview) -> str:
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            raise WireError("text is not UTF-8") from error
+
+    def value(self) -> Value:
+        tag = bytes(self.take(1))
+        match tag:
+            case b"n":
+                return None
+            case b"t" | b"f":
+                return tag == b"t"
+            case b"i":
+                return self.number("<q")
+            case b"d":
+                return float(struct.unpack("<d", self.take(8))[0])
+            case b"a":
+                return self.array()
+            case b"s":
+                return self.text(self.take(self.number("<Q")))
+            case b"y":
+                return bytes(self.take(self.number("<Q")))
+            case b"q":
+                return self.integers()
+            case b"l":
+                return self.strings()
+        raise WireError(f"unknown field type {tag!r}")
+
+    def array(self) -> Array:
+        code, dimensions = self.number("<B"), self.number("<B")
+        if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
+            raise WireError("array has an unknown type or too many dimensions")
+        shape = tuple(self.number("<Q") for _ in range(dimensions))
+        dtype = np.dtype(DTYPES[code])
+        raw = self.take(math.prod(shape) * dtype.itemsize)
+        if dtype.kind == "b" and np.any(np.frombuffer(raw, np.uint8) > 1):
+            raise WireError("boolean array holds values other than 0 and 1")
+        try:
+            return np.frombuffer(raw, dtype).reshape(shape)
+        except ValueError as error:
+            raise WireError(f"array shape {shape} cannot be built") from error
+
+    def integers(self) -> list[int]:
+        size = self.number("<Q")
+        if size % 8:
+            raise WireError("list of integers has a broken length")
+        return [int(item) for item in np.frombuffer(self.take(size), "<i8")]
+
+    def strings(self) -> list[str]:
+        size = self.number("<Q")
+        end = self.position + size
+        if end > len(self.view):
+            raise WireError("message ends inside a field")
+        items = []
+        while self.position < end:
+            items.append(self.text(self.take(self.number("<I"))))
+        if self.position != end:
+            raise WireError("list of strings has a broken length")
+        return items

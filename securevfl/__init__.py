@@ -1,0 +1,36 @@
+"""Secure vertical federated learning: train, account for what leaves each party, attack the result.
+
+Names are loaded on first use, so that ``import securevfl.protocols`` does not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from securevfl.data import VerticalData
+    from securevfl.plan import Plan
+    from securevfl.run import Run, load_run, train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "VerticalData": "securevfl.data",
+    "Plan": "securevfl.plan",
+    "Run": "securevfl.run",
+    "train": "securevfl.run",
+    "load_run": "securevfl.run",
+}
+
+__all__ = ["Plan", "Run", "VerticalData", "__version__", "load_run", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'securevfl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

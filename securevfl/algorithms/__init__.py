@@ -1,0 +1,1 @@
+"""The training algorithms, written once as asynchronous roles."""

@@ -1,0 +1,1 @@
+"""Vertical data: one block of features per party."""

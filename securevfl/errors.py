@@ -1,0 +1,87 @@
+"""Every error that securevfl raises on purpose.
+
+The module imports nothing, so that every room can use it. Each class carries the exit code that the
+command line returns for it. Errors about the caller's input are `ValueError`s too.
+"""
+
+
+class SecureVFLError(Exception):
+    """Base of all errors of this package."""
+
+    exit_code = 1
+
+
+class InputError(SecureVFLError, ValueError):
+    """The caller's input cannot be used; the message says what was found and what is expected."""
+
+    exit_code = 2
+
+
+class DataError(InputError):
+    """A data set, file, column or split is unusable."""
+
+
+class PlanError(InputError):
+    """A plan contradicts itself or names something unknown."""
+
+
+class MissingExtra(SecureVFLError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""
+
+    exit_code = 2
+
+
+class EncodingError(InputError):
+    """A value cannot be represented in the ring or the ciphertext: NaN, infinite or too large."""
+
+
+class TopologyError(InputError):
+    """The requested trees or neighbour graph cannot exist, or do not protect as requested."""
+
+
+class ProtocolError(SecureVFLError):
+    """A message is malformed, replayed, out of phase or from the wrong sender; state is unchanged."""
+
+    exit_code = 3
+
+
+class WireError(ProtocolError):
+    """Bytes from outside do not decode to a message of the expected form."""
+
+
+class DropoutError(ProtocolError):
+    """Too few parties are left for the protocol to finish without showing more than it promises."""
+
+
+class AccountingError(InputError):
+    """An event or a set of events cannot be accounted for."""
+
+
+class AmplificationRefused(AccountingError):
+    """Amplification by subsampling was asked for although the observer knows the record IDs."""
+
+
+class BudgetExceeded(SecureVFLError):
+    """A release would break the privacy budget. Nothing has left the party."""
+
+    exit_code = 4
+
+
+class LedgerError(SecureVFLError):
+    """A ledger was edited, cut, reordered or signed by somebody else."""
+
+    exit_code = 5
+
+
+class DeadlockError(SecureVFLError):
+    """Every role waits for a message that nobody will send."""
+
+    exit_code = 6
+
+
+class RunError(InputError):
+    """A run folder is missing, incomplete, in use, or belongs to another plan."""
+
+
+class AttackError(InputError):
+    """An attack is unknown or was given a view that it cannot read."""

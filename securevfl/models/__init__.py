@@ -1,0 +1,1 @@
+"""Encoders, perturbed layers, fusion and heads."""

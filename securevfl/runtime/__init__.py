@@ -1,0 +1,1 @@
+"""Links and clocks: where roles run."""
