@@ -51,6 +51,25 @@ def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
     return b"".join([_HEADER.pack(MAGIC, VERSION, len(fields), size), *parts])
 
 
+def packed_size(kind: str, fields: Mapping[str, Value]) -> int:
+    """The number of bytes that `pack` would give, without packing."""
+    return _HEADER.size + 1 + len(kind) + sum(1 + len(name) + _value_size(value) for name, value in fields.items())
+
+
+def _value_size(value: Value) -> int:
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, int | float):
+        return 9
+    if isinstance(value, np.ndarray):
+        return 3 + 8 * value.ndim + value.nbytes
+    if isinstance(value, str):
+        return 9 + len(value.encode())
+    if isinstance(value, bytes):
+        return 9 + len(value)
+    return 9 + sum(4 + len(item.encode()) if isinstance(item, str) else 8 for item in value)
+
+
 def unpack(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Value]]:
     """Decodes one message; arrays are read-only views into `data`.
 
