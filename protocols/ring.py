@@ -1,0 +1,141 @@
+"""Fixed-point numbers on the ring Z_2^k, where masks hide values perfectly."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import EncodingError, InputError
+from securevfl.protocols.stream import KeyStream
+
+Ring = npt.NDArray[Any]
+"""An array of uint32 or uint64; its addition wraps, which is the ring's addition."""
+
+CHUNK = 1 << 15  # 256 KB of float64: quantising stays in the second-level cache
+_LARGEST_EXACT = 1 << 53
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPoint:
+    """Floats as integers modulo 2^bits, with `fraction_bits` after the binary point.
+
+    A sum of `terms` encoded values decodes to the true sum within `terms * resolution / 2` (within
+    `terms * resolution` for stochastic rounding), and never wraps around unnoticed: `encode` refuses a
+    value v unless terms * (|v| * 2^fraction_bits + 1/2) < 2^(bits - 1), with 1 for 1/2 if stochastic.
+
+    Args:
+        bits: 32 or 64.
+        fraction_bits: Bits after the binary point.
+    """
+
+    bits: int = 64
+    fraction_bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise InputError(f"a ring of {self.bits} bits is not offered; use 32 or 64")
+        if not 0 <= self.fraction_bits < self.bits - 1:
+            raise InputError(
+                f"{self.fraction_bits} fraction bits do not fit a ring of {self.bits} bits;"
+                f" use 0 to {self.bits - 2}"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The unsigned integer type of the ring."""
+        return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
+
+    @property
+    def resolution(self) -> float:
+        """The step between neighbouring numbers."""
+        return 2.0**-self.fraction_bits
+
+    def bound(self, terms: int = 1, *, stochastic: bool = False) -> Fraction:
+        """Integer magnitudes strictly below this can be summed `terms` times without wrapping."""
+        if terms < 1:
+            raise InputError(f"a sum of {terms} terms has no range; at least 1 term is needed")
+        error = Fraction(1) if stochastic else Fraction(1, 2)
+        return Fraction(1 << (self.bits - 1), terms) - error
+
+    def max_abs(self, terms: int = 1) -> float:
+        """The largest magnitude that `encode` accepts for a sum of `terms` values, as a float."""
+        bound = self.bound(terms)
+        largest = float(bound)
+        while largest >= bound:
+            largest = math.nextafter(largest, 0.0)
+        return largest * self.resolution
+
+    def encode(self, array: npt.ArrayLike, terms: int = 1, *, stochastic: KeyStream | None = None) -> Ring:
+        """Rounds floats to ring elements.
+
+        Args:
+            array: Floats or integers.
+            terms: How many such values will be summed; the sum must not wrap.
+            stochastic: Round up with probability equal to the fraction, drawn from this stream, so that the
+                expectation is exact; None rounds to nearest, ties to even.
+
+        Raises:
+            EncodingError: A value is NaN or infinite, or the sum could overflow.
+        """
+        values = np.asarray(array)
+        if values.dtype.kind not in "fiub":
+            raise EncodingError(f"values of type {values.dtype} cannot be encoded; pass floats or integers")
+        values = np.ascontiguousarray(values, dtype=np.float64).reshape(values.shape)
+        out = np.empty(values.shape, dtype=self.dtype)
+        self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
+        return out
+
+    def _encode_into(
+        self, values: npt.NDArray[np.float64], out: Ring, terms: int, stochastic: KeyStream | None
+    ) -> None:
+        bound = self.bound(terms, stochastic=stochastic is not None)
+        scratch = np.empty(min(CHUNK, values.size), dtype=np.float64)
+        signed = out.view(np.int32 if self.bits == 32 else np.int64)
+        for start in range(0, values.size, CHUNK):
+            piece = values[start : start + CHUNK]
+            with np.errstate(over="ignore"):  # an infinite product is refused below
+                scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
+            self._check(piece, scaled, bound, terms)
+            if stochastic is None:
+                np.rint(scaled, out=scaled)
+            else:
+                _round_stochastically(scaled, stochastic)
+            np.copyto(signed[start : start + CHUNK], scaled, casting="unsafe")
+
+    def _check(
+        self, piece: npt.NDArray[np.float64], scaled: npt.NDArray[np.float64], bound: Fraction, terms: int
+    ) -> None:
+        # Scaling by a power of two is exact, so this compares the true value; min and max pass NaN on.
+        if _within(float(scaled.min()), bound) and _within(float(scaled.max()), bound):
+            return
+        index = next(i for i, number in enumerate(scaled.tolist()) if not _within(number, bound))
+        raise EncodingError(
+            f"value {float(piece[index])!r} cannot be encoded: a sum of {terms} terms in {self.bits} bits,"
+            f" {self.fraction_bits} of them fraction, needs finite |value| <= {self.max_abs(terms):.6g};"
+            " clip it or use fewer fraction bits"
+        )
+
+    def decode(self, ring: Ring) -> npt.NDArray[np.float64]:
+        """The floats that ring elements stand for; the upper half of the ring is negative."""
+        if ring.dtype != self.dtype:
+            raise EncodingError(f"ring elements of type {ring.dtype} were given; {self.dtype} is expected")
+        signed = np.ascontiguousarray(ring).view(np.int32 if self.bits == 32 else np.int64)
+        out: npt.NDArray[np.float64] = np.multiply(signed, self.resolution, dtype=np.float64)
+        return out.reshape(ring.shape)
+
+
+def _within(number: float, bound: Fraction) -> bool:
+    # A float against a fraction is compared exactly; float(bound) could round up and let an overflow through.
+    return math.isfinite(number) and -bound < number < bound
+
+
+def _round_stochastically(scaled: npt.NDArray[np.float64], stream: KeyStream) -> None:
+    floor = np.floor(scaled)
+    coin = stream.words(scaled.shape, np.uint64) >> np.uint64(11)
+    up = coin < (scaled - floor) * _LARGEST_EXACT
+    np.add(floor, up, out=scaled)
