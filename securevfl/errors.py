@@ -79,6 +79,12 @@ class DeadlockError(SecureVFLError):
     exit_code = 6
 
 
+class TrainingDiverged(SecureVFLError):
+    """A model produced values that are not finite. Nothing was released from them."""
+
+    exit_code = 7
+
+
 class RunError(InputError):
     """A run folder is missing, incomplete, in use, or belongs to another plan."""
 

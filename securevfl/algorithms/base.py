@@ -1,0 +1,137 @@
+"""What every algorithm shares: the setup it is built from, and the contract of its roles.
+
+An algorithm is a set of asynchronous roles. A role reads another party's state only from messages. Between
+epochs all messages are drained and a role is nothing but the data that `state` returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from securevfl.data import VerticalData
+from securevfl.gate import Gate
+from securevfl.messages import Clock, Link
+from securevfl.plan import Plan
+
+SERVER = "server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is, for whoever shows it."""
+
+    epoch: int
+    epochs: int
+    done: float
+    loss: float | None
+    time: float
+    spent: Mapping[str, float]
+    test: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """All that roles are built from.
+
+    Attributes:
+        plan: The resolved plan.
+        data: The scaled data.
+        label_holder: Organisation that holds the labels and hosts the server role.
+        hosts: Address -> organisation.
+        encoders: Each party's encoder.
+        head: The server's model.
+        gates: Organisation -> its gate.
+        links: Address -> its link.
+        clock: The runtime's clock.
+        device: Where tensors live.
+        report: Called with (records processed, loss) after each server step.
+    """
+
+    plan: Plan
+    data: VerticalData
+    label_holder: str
+    hosts: Mapping[str, str]
+    encoders: Mapping[str, nn.Module]
+    head: nn.Module
+    gates: Mapping[str, Gate]
+    links: Mapping[str, Link]
+    clock: Clock
+    device: torch.device
+    report: Callable[[int, float], None]
+
+    def observers(self, address: str, party: str) -> tuple[str, ...]:
+        """Who sees what `party` sends to `address`: nobody else if both are one organisation."""
+        host = self.hosts[address]
+        return () if host == self.hosts[party] else (host,)
+
+    def rate(self, party: str) -> float:
+        """The party's learning rate."""
+        return float(self.plan.learning_rates.get(party, self.plan.learning_rate))
+
+    @property
+    def server_rate(self) -> float:
+        """The server's learning rate."""
+        return self.plan.server_learning_rate or self.plan.learning_rate
+
+
+class Role(ABC):
+    """One participant's part of an algorithm."""
+
+    address: str
+
+    async def prepare(self) -> None:
+        """Runs once before the first epoch."""
+        return None
+
+    @abstractmethod
+    async def epoch(self) -> None:
+        """Trains until the epoch is over and every message it caused is answered."""
+
+    @abstractmethod
+    async def evaluate(self) -> None:
+        """Lets the label holder evaluate the test part."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """The role as explicit data: numbers, text, arrays, tensors, in nested dictionaries."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+
+
+class ServerRole(Role):
+    """The role that knows the labels, measures, and decides when an epoch is over."""
+
+    address = SERVER
+
+    processed: int
+    loss: float | None
+    test: dict[str, float | None]
+    predictions: Any
+
+
+class Algorithm(ABC):
+    """A named way to train. Subclasses build roles; they hold no state."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    federated: ClassVar[bool] = True
+    protocols: ClassVar[tuple[str, ...]] = ("plain",)
+
+    @abstractmethod
+    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
+        """The server role and all others."""
+
+    def check(self, plan: Plan, data: VerticalData) -> None:
+        """Raises `PlanError` before anything starts, if the plan does not fit the algorithm."""
+
+    def passes(self, plan: Plan) -> float:
+        """How often, at the very most, a party of average speed visits each of its records."""
+        return float(plan.epochs)

@@ -1,0 +1,177 @@
+"""A party at home: its records, its encoder, its optimiser, its gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor, nn
+
+from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.gate import Gate, Released, stay_inside
+from securevfl.models import clipped_gradient_sum, drawn_noise
+from securevfl.plan import Plan
+from securevfl.rows import Rows
+
+
+class Records:
+    """A party's feature rows, training part first; sparse ones become dense a batch at a time."""
+
+    def __init__(self, train: Any, test: Any, device: torch.device) -> None:
+        self.device = device
+        self._sparse: sparse.csr_matrix | None = None
+        if sparse.issparse(train):
+            self._sparse = sparse.vstack([train, test]).tocsr()
+            self.count = int(self._sparse.shape[0])
+        else:
+            joined = np.concatenate([np.asarray(train, np.float32), np.asarray(test, np.float32)])
+            self._dense = torch.from_numpy(joined).to(device)
+            self.count = len(joined)
+
+    def __getitem__(self, rows: Rows) -> Tensor:
+        if self._sparse is not None:
+            dense = np.asarray(self._sparse[rows].todense(), dtype=np.float32)
+            return torch.from_numpy(dense).to(self.device)
+        return self._dense[torch.from_numpy(rows).to(self.device)]
+
+
+def build_optimiser(parameters: Iterable[Tensor], plan: Plan, rate: float) -> torch.optim.Optimizer:
+    """The plan's optimiser; weight decay is the gradient of l2/2 * ||theta||^2."""
+    chosen = list(parameters)
+    if plan.optimiser == "adam":
+        return torch.optim.Adam(chosen, lr=rate, weight_decay=plan.l2)
+    momentum = 0.9 if plan.optimiser == "momentum" else 0.0
+    return torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
+
+
+class LocalModel:
+    """Computes embeddings of a party's rows, lets them out through the gate, and learns from gradients.
+
+    Args:
+        name: The party.
+        records: Its rows.
+        encoder: Its model.
+        optimiser: Updates the encoder; None where the encoder stays as it is.
+        gate: The party's gate.
+        private: True where each update is clipped and noised per record (mode ``dp-encoder``).
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        records: Records,
+        encoder: nn.Module,
+        optimiser: torch.optim.Optimizer | None,
+        gate: Gate,
+        private: bool = False,
+    ) -> None:
+        self.name = name
+        self.records = records
+        self.encoder = encoder
+        self.optimiser = optimiser
+        self.gate = gate
+        self.private = private
+        self._hidden_noise: dict[str, Tensor] = {}
+
+    @property
+    def trains(self) -> bool:
+        """True where the encoder learns."""
+        return self.optimiser is not None
+
+    def release(self, rows: Rows, *, kind: str, observers: tuple[str, ...], learning: bool) -> Released:
+        """Embeds rows and lets the vectors out; without observers they stay inside.
+
+        Args:
+            rows: Record indices, each at most once.
+            kind: What the release is for.
+            observers: Organisations that will see it.
+            learning: True to keep the graph for the gradient that comes back.
+        """
+        self.encoder.train(kind not in ("evaluation", "prediction"))
+        with torch.set_grad_enabled(learning and self.trains):
+            vectors = self.encoder(self.records[rows])
+            if learning and self.private:
+                self._hidden_noise = drawn_noise(self.encoder)
+            if not observers:
+                return stay_inside(vectors)
+            return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
+
+    def check_rows(self, rows: Any) -> Rows:
+        """Row indices that another role asks for, checked before anything is computed from them."""
+        array = np.asarray(rows)
+        if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
+            raise PlanError(f"{self.name} was asked for rows that are not a list of indices")
+        if array.min() < 0 or array.max() >= self.records.count or np.unique(array).size != array.size:
+            raise PlanError(f"{self.name} was asked for rows that do not exist or repeat")
+        return array.astype(np.int64)
+
+    def learn(self, released: Released, gradient: Any, rows: Rows) -> None:
+        """One step on the gradient of the batch's mean loss with respect to the released vectors."""
+        if self.optimiser is None:
+            return
+        upstream = torch.from_numpy(np.array(gradient, np.float32)).to(released.source.device)
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.private:
+            self._private_gradient(upstream, rows)
+        else:
+            released.source.backward(upstream)  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+
+    def _private_gradient(self, upstream: Tensor, rows: Rows) -> None:
+        """Sum of per-record clipped gradients plus noise, over the batch size.
+
+        The gradient that arrives belongs to the mean loss; times the batch size it is each record's own.
+        """
+        if self.gate.update is None:
+            raise PlanError(f"{self.name}: a private update needs a mechanism for updates")
+        own = upstream * len(rows)
+        sums = clipped_gradient_sum(
+            self.encoder, self.records[rows], own, self.gate.update.clip, noise=self._hidden_noise
+        )
+        noisy = self.gate.noisy_update(sums, rows=rows)
+        parameters = [p for p in self.encoder.parameters() if p.requires_grad]
+        for parameter, gradient in zip(parameters, noisy, strict=True):
+            parameter.grad = gradient / len(rows)
+
+    def check_finite(self) -> None:
+        """Raises `TrainingDiverged` if a parameter is no longer a number."""
+        check_finite(self.name, self.encoder)
+
+    def state(self) -> dict[str, Any]:
+        """Encoder and optimiser, as explicit data."""
+        return module_state(self.encoder, self.optimiser)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+        load_module_state(self.encoder, self.optimiser, state)
+
+
+def check_finite(name: str, module: nn.Module) -> None:
+    """Raises `TrainingDiverged` if a parameter is no longer a number."""
+    if not all(bool(torch.isfinite(p).all()) for p in module.parameters()):
+        raise TrainingDiverged(f"{name}: the model is no longer finite; lower the learning rate")
+
+
+def module_state(module: nn.Module, optimiser: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Parameters, buffers and optimiser state of a module."""
+    state: dict[str, Any] = {"module": dict(module.state_dict())}
+    if optimiser is not None:
+        state["optimiser"] = {
+            str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()
+        }
+    return state
+
+
+def load_module_state(
+    module: nn.Module, optimiser: torch.optim.Optimizer | None, state: dict[str, Any]
+) -> None:
+    """Reverses `module_state`."""
+    module.load_state_dict(state["module"])
+    if optimiser is not None:
+        full = optimiser.state_dict()
+        full["state"] = {int(index): slots for index, slots in state.get("optimiser", {}).items()}
+        optimiser.load_state_dict(full)

@@ -1,0 +1,224 @@
+"""The gate: the only door out of a party.
+
+A release passes five steps, in this order: the vectors are checked and clipped, the budget is asked, the
+ledger entry is written and synced to disk, noise is added, and only then does the caller get something to
+send. Over budget, `BudgetExceeded` is raised and nothing leaves. Training, refreshes, evaluation and
+prediction all pass here and all count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.accountants.modes import Filter, ReleaseRecord
+from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.ledger import Ledger
+from securevfl.messages import Head
+from securevfl.noise import Noise, snap
+from securevfl.rows import Rows
+
+Vectors = npt.NDArray[np.float32]
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """How a party's vectors are protected: clipped to L2 norm `clip`, then Gaussian noise of std `sigma`.
+
+    With sigma 0 nothing is clipped and the release is exact: its epsilon is infinite.
+    """
+
+    clip: float = 1.0
+    sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.clip) and self.clip > 0):
+            raise PlanError(f"clip is {self.clip}; it must be a number above 0")
+        if not (np.isfinite(self.sigma) and self.sigma >= 0):
+            raise PlanError(f"sigma is {self.sigma}; it must be 0 (no noise) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What may be sent, and what the party needs to learn from the answer.
+
+    Attributes:
+        values: The vectors as they leave.
+        source: The clipped vectors with their graph; the gradient that comes back goes in here.
+        head: The ledger head to send along; None inside one organisation.
+    """
+
+    values: Vectors
+    source: Tensor
+    head: Head | None
+
+
+def clip_rows(vectors: Tensor, clip: float) -> Tensor:
+    """Scales each row to L2 norm at most `clip`; differentiable."""
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
+    return vectors * (clip / norms).clamp(max=1.0)
+
+
+class Gate:
+    """One owner's gate.
+
+    Args:
+        owner: The party.
+        mode: The accounting mode, derived from the plan.
+        ledger: Where every release is written first.
+        mechanism: Protection of embeddings.
+        update: Protection of local updates in mode ``dp-encoder``: clip and noise of the summed gradient.
+        budget: The filter that refuses a release; it also keeps what is spent.
+        noise: Source of noise. If it is reproducible, the ledger says that nothing is promised.
+        release_once: Keep what was released and send the same bytes again at no further cost. Only where the
+            encoder never changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        mode: str,
+        ledger: Ledger,
+        mechanism: Mechanism,
+        update: Mechanism | None = None,
+        budget: Filter,
+        noise: Noise,
+        release_once: bool = False,
+    ) -> None:
+        self.owner = owner
+        self.mode = mode
+        self.ledger = ledger
+        self.mechanism = mechanism
+        self.update = update
+        self.budget = budget
+        self.noise = noise
+        self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
+
+    def release(self, vectors: Tensor, *, rows: Rows, kind: str, observers: tuple[str, ...]) -> Released:
+        """Releases one vector per row to the observers.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+            TrainingDiverged: A vector is not finite.
+        """
+        if vectors.ndim != 2 or len(vectors) != len(rows):
+            raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {len(rows)} rows")
+        if not bool(torch.isfinite(vectors).all()):
+            raise TrainingDiverged(
+                f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
+            )
+        if self._cache is None:
+            return self._release_fresh(vectors, rows, kind, observers)
+        cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
+        missing = cache.missing(rows)
+        if missing.any():
+            fresh = self._release_fresh(
+                vectors[torch.from_numpy(missing)], rows[missing], kind, observers
+            )
+            cache.store(rows[missing], fresh.values)
+        return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
+
+    def _release_fresh(
+        self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]
+    ) -> Released:
+        source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
+        head = self._account(self.mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        return Released(values=self._protect(source), source=source, head=head)
+
+    def _protect(self, source: Tensor) -> Vectors:
+        values = source.detach().to("cpu", torch.float64).numpy()
+        sigma = self.mechanism.sigma
+        if sigma:
+            values = _clip_exactly(values, self.mechanism.clip)
+            values = snap(values + self.noise.gaussian(values.shape, sigma), sigma)
+        return values.astype(np.float32)
+
+    def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
+        """Writes down that something leaves without protection, such as gradients of the labels."""
+        return self._account(Mechanism(), rows=rows, vectors=vectors, kind=kind, observers=observers)
+
+    def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
+        """Adds noise to a sum of clipped per-record gradients, so that the encoder may depend on it.
+
+        Raises:
+            BudgetExceeded: The update would break the budget; the encoder must stay as it is.
+        """
+        if self.update is None or self.update.sigma <= 0:
+            raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
+        self._account(self.update, rows=rows, vectors=len(rows), kind="update", observers=())
+        noisy = []
+        for gradient in sums:
+            noise = self.noise.gaussian(tuple(gradient.shape), self.update.sigma)
+            noisy.append(gradient + torch.from_numpy(noise).to(gradient))
+        return noisy
+
+    def _account(
+        self, mechanism: Mechanism, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]
+    ) -> Head:
+        protected = mechanism.sigma > 0 and self.noise.secure
+        name = "dp-update" if kind == "update" else "gaussian"
+        record = ReleaseRecord(
+            owner=self.owner,
+            observers=observers,
+            kind=kind,
+            mechanism=name if protected else "exact",
+            clip=mechanism.clip if mechanism.sigma else None,
+            sigma=mechanism.sigma if mechanism.sigma else None,
+            sensitivity=2 * mechanism.clip if mechanism.sigma else None,
+            rows=rows,
+            vectors=vectors,
+            ids_visible=True,
+            mode=self.mode,
+        )
+        self.budget.check(record)
+        head = self.ledger.append(record)
+        self.budget.charge(record)
+        return head
+
+
+def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:
+    """Clips once more in float64: float32 rounding may have left a norm just above the bound."""
+    norms = np.sqrt(np.einsum("ij,ij->i", values, values))
+    over = norms > clip
+    if over.any():
+        values = values.copy()
+        # 2^-50 covers the rounding of the norm, the quotient and the product (a few units of 2^-53).
+        values[over] *= (clip / norms[over] * (1 - 2.0**-50))[:, None]
+    return values
+
+
+def stay_inside(vectors: Tensor) -> Released:
+    """Vectors that do not leave their organisation: no clip, no noise, no entry."""
+    values = vectors.detach().to("cpu", torch.float32).numpy()
+    return Released(values=values, source=vectors, head=None)
+
+
+class _Cache:
+    """Released vectors by row."""
+
+    def __init__(self, width: int) -> None:
+        self._values: Vectors = np.zeros((0, width), np.float32)
+        self._known: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+    def _grow(self, rows: Rows) -> None:
+        size = int(rows.max(initial=-1)) + 1
+        if size > len(self._known):
+            extra = max(size, 2 * len(self._known)) - len(self._known)
+            self._known = np.concatenate([self._known, np.zeros(extra, np.bool_)])
+            self._values = np.concatenate([self._values, np.zeros((extra, self._values.shape[1]), np.float32)])
+
+    def missing(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        self._grow(rows)
+        return ~self._known[rows]
+
+    def store(self, rows: Rows, values: Vectors) -> None:
+        self._known[rows] = True
+        self._values[rows] = values
+
+    def fetch(self, rows: Rows) -> Vectors:
+        return self._values[rows]

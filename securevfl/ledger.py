@@ -1,0 +1,255 @@
+"""The ledger: what one owner let out, in order, chained by hash and signed.
+
+One JSON line per entry. Each entry names the hash of the one before it and carries an Ed25519 signature of
+its own hash, so an edit, a removal or a new order breaks the chain. The hash of the newest entry (the head)
+travels with every message: a ledger whose tail was cut or rewritten, even with fresh keys, contradicts the
+heads that the observers keep.
+
+A process that writes to a ledger first writes a ``session`` entry with a fresh public key. The private key
+lives in memory alone and ends with the process; nothing in a run folder can sign.
+
+Entries are flushed and synced to disk before the message leaves, so that a crash can only over-count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from securevfl.accountants.modes import ReleaseRecord
+from securevfl.errors import LedgerError, RunError
+from securevfl.messages import Head
+from securevfl.rows import rows_from_text, rows_to_text
+
+FORMAT = 1
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of a ledger: its place in the chain and what it says."""
+
+    index: int
+    digest: str
+    content: Mapping[str, Any]
+
+    @property
+    def is_session(self) -> bool:
+        """True for the entry that announces a new signing key."""
+        return bool(self.content.get("kind") == "session")
+
+
+def _canonical(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+class Ledger:
+    """Writes one owner's ledger.
+
+    Args:
+        owner: The party whose releases are written.
+        path: The file, or None to keep the ledger in memory (for tests and throw-away runs).
+        reproducible: True where noise is reproducible; the session entry then says that nothing is promised.
+    """
+
+    def __init__(self, owner: str, path: Path | None = None, *, reproducible: bool = False) -> None:
+        self.owner = owner
+        self.path = path
+        self.lines: list[str] = []
+        self._file: IO[str] | None = None
+        index, digest = -1, GENESIS
+        if path is not None:
+            index, digest = self._open(path)
+        self.head = Head(owner, index, digest)
+        self._key = Ed25519PrivateKey.generate()
+        public = self._key.public_key().public_bytes_raw().hex()
+        guarantee = "void: reproducible noise" if reproducible else "as accounted"
+        self._write({"kind": "session", "format": FORMAT, "public_key": public, "guarantee": guarantee})
+
+    def _open(self, path: Path) -> tuple[int, str]:
+        """Opens the file for appending; a last line that a crash tore was never synced, so it is dropped."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        index, digest = -1, GENESIS
+        if path.exists():
+            raw = path.read_bytes()
+            whole = raw[: raw.rfind(b"\n") + 1]
+            if whole != raw:
+                with path.open("r+b") as file:
+                    file.truncate(len(whole))
+            entries = verify_lines(self.owner, whole.decode().splitlines())
+            if entries:
+                index, digest = entries[-1].index, entries[-1].digest
+        self._file = path.open("a", encoding="utf-8")
+        return index, digest
+
+    def append(self, record: ReleaseRecord) -> Head:
+        """Writes a release and syncs it to disk; only then may the message leave."""
+        content: dict[str, Any] = {
+            "kind": record.kind,
+            "observers": list(record.observers),
+            "mechanism": record.mechanism,
+            "clip": record.clip,
+            "sigma": record.sigma,
+            "sensitivity": record.sensitivity,
+            "vectors": record.vectors,
+            "ids_visible": record.ids_visible,
+            "mode": record.mode,
+        }
+        if record.rows is not None:
+            content["rows"] = rows_to_text(record.rows)
+        if record.assumption:
+            content["assumption"] = record.assumption
+        return self._write(content)
+
+    def _write(self, content: Mapping[str, Any]) -> Head:
+        index = self.head.index + 1
+        body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
+        digest = _digest(body)
+        signature = self._key.sign(bytes.fromhex(digest)).hex()
+        line = f'{body[:-1]},"hash":"{digest}","signature":"{signature}"}}'
+        if self._file is None:
+            self.lines.append(line)
+        else:
+            self._sync(line)
+        self.head = Head(self.owner, index, digest)
+        return self.head
+
+    def _sync(self, line: str) -> None:
+        if self._file is None:
+            raise LedgerError(f"the ledger of {self.owner} is closed")
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the file. Further releases are refused."""
+        if self._file is not None:
+            self._file.close()
+
+
+def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
+    """Checks chain, order and signatures and returns the entries.
+
+    Raises:
+        LedgerError: The first entry that does not fit, and why.
+    """
+    entries: list[Entry] = []
+    previous, key = GENESIS, None
+    for index, line in enumerate(lines):
+        where = f"ledger of {owner}, entry {index}"
+        try:
+            content = json.loads(line)
+            digest, signature = content.pop("hash"), bytes.fromhex(content.pop("signature"))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise LedgerError(f"{where}: not a ledger entry") from error
+        if content.get("owner") != owner or content.get("index") != index:
+            raise LedgerError(f"{where}: belongs elsewhere (an entry was removed, moved or copied)")
+        if content.get("previous") != previous:
+            raise LedgerError(f"{where}: does not follow the entry before it (chain broken)")
+        if _digest(_canonical(content)) != digest:
+            raise LedgerError(f"{where}: content does not match its hash (edited)")
+        if content.get("kind") == "session":
+            key = _public_key(where, content)
+        if key is None:
+            raise LedgerError(f"{where}: no session entry announces a signing key")
+        try:
+            key.verify(signature, bytes.fromhex(digest))
+        except InvalidSignature as error:
+            raise LedgerError(f"{where}: signature is not the owner's (forged)") from error
+        entries.append(Entry(index=index, digest=digest, content=content))
+        previous = digest
+    return entries
+
+
+def _public_key(where: str, content: Mapping[str, Any]) -> Ed25519PublicKey:
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(content["public_key"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise LedgerError(f"{where}: session entry without a readable public key") from error
+
+
+def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
+    """Reads and verifies a ledger file.
+
+    Args:
+        path: ``ledger/<owner>.jsonl``.
+        heads: Heads that observers received; each must be an entry of this ledger.
+
+    Raises:
+        LedgerError: The ledger was edited, cut, reordered or rewritten.
+        RunError: The file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"ledger {path} cannot be read: {error}") from error
+    entries = verify_lines(path.stem, lines)
+    for head in heads:
+        if head.owner != path.stem:
+            continue
+        if not 0 <= head.index < len(entries):
+            raise LedgerError(f"ledger of {head.owner}: cut; an observer holds entry {head.index}, the file ends before")
+        if entries[head.index].digest != head.digest:
+            raise LedgerError(f"ledger of {head.owner}: rewritten; entry {head.index} is not what an observer received")
+    return entries
+
+
+def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
+    """Turns an entry's content into the record that accountants read."""
+    rows = content.get("rows")
+    return ReleaseRecord(
+        owner=owner,
+        observers=tuple(content["observers"]),
+        kind=content["kind"],
+        mechanism=content["mechanism"],
+        clip=content["clip"],
+        sigma=content["sigma"],
+        sensitivity=content["sensitivity"],
+        rows=None if rows is None else rows_from_text(rows),
+        vectors=content["vectors"],
+        ids_visible=content["ids_visible"],
+        mode=content["mode"],
+        assumption=content.get("assumption", ""),
+    )
+
+
+def read_records(run_folder: Path) -> list[ReleaseRecord]:
+    """All releases of a run, verified against the heads that its observers keep.
+
+    Raises:
+        LedgerError: A ledger was tampered with.
+        RunError: There is no ledger.
+    """
+    from securevfl.views import read_heads
+
+    paths = sorted((run_folder / "ledger").glob("*.jsonl"))
+    if not paths:
+        raise RunError(f"{run_folder} has no ledger; expected {run_folder}/ledger/<owner>.jsonl")
+    heads = read_heads(run_folder)
+    known = {path.stem for path in paths}
+    for head in heads:
+        if head.owner not in known:
+            raise LedgerError(f"ledger of {head.owner} is missing, but observers received its entry {head.index}")
+    return [
+        to_record(path.stem, entry.content)
+        for path in paths
+        for entry in read_ledger(path, heads=heads)
+        if not entry.is_session
+    ]
