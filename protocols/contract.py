@@ -74,7 +74,8 @@ class Message:
     def _from_fields(cls, kind: str, fields: dict[str, Value]) -> Self:
         if kind != cls.kind:
             raise WireError(f"message is of kind {kind!r}; {cls.kind!r} is expected")
-        types = _field_types(cls)
+        key: Any = cls
+        types = _field_types(key)
         if fields.keys() != types.keys():
             raise WireError(f"message {kind!r} has fields {sorted(fields)}; {sorted(types)} are expected")
         for name, expected in types.items():
@@ -85,7 +86,7 @@ class Message:
 
 
 @functools.cache
-def _field_types(cls: type[Message]) -> dict[str, Any]:
+def _field_types(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -282,10 +283,10 @@ class SecureSum(ABC):
         """Fresh secret state for one participant, to be kept for a whole run."""
 
     def encode(self, value: npt.ArrayLike) -> Ring:
-        """One worker's ring elements; refuses what could overflow the sum over all workers."""
+        """One worker's ring elements, a new array; refuses what could overflow the sum over all workers."""
         array = np.asarray(value)
         if array.dtype == self.fixed_point.dtype:
-            return array
+            return array.copy()
         return self.fixed_point.encode(array, self.workers)
 
     def decode(self, data: bytes | memoryview) -> Message:

@@ -95,8 +95,11 @@ def run_round(
     codec: SecureSum | None = None,
 ) -> npt.NDArray[np.float64]:
     """Runs one round of all nodes and returns the sum that its receivers obtain."""
+    shape = np.shape(values[0])
     machines = {
-        address: node.round(values[address] if address >= 0 else None, round=round, attempt=attempt)
+        address: node.round(
+            values[address] if address >= 0 else None, round=round, attempt=attempt, shape=shape
+        )
         for address, node in nodes.items()
     }
     driver = Driver(machines, choose=choose, codec=codec)

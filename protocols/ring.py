@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import EncodingError, InputError
+from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.stream import KeyStream
 
 Ring = npt.NDArray[Any]
@@ -119,6 +119,19 @@ class FixedPoint:
             f" {self.fraction_bits} of them fraction, needs finite |value| <= {self.max_abs(terms):.6g};"
             " clip it or use fewer fraction bits"
         )
+
+    def check(self, array: object, shape: tuple[int, ...] | None) -> Ring:
+        """Returns `array` if it holds ring elements of that shape, any shape for None.
+
+        Raises:
+            ProtocolError: It does not.
+        """
+        if not isinstance(array, np.ndarray) or array.dtype != self.dtype:
+            found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise ProtocolError(f"message carries {found}; an array of {self.dtype} is expected")
+        if shape is not None and array.shape != shape:
+            raise ProtocolError(f"message carries an array of shape {array.shape}; {shape} is expected")
+        return array
 
     def decode(self, ring: Ring) -> npt.NDArray[np.float64]:
         """The floats that ring elements stand for; the upper half of the ring is negative."""

@@ -7,6 +7,7 @@ HKDF with a purpose label; a (key, nonce) pair is never used for two purposes.
 from __future__ import annotations
 
 import os
+import struct
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,8 @@ KEY_BYTES = 16
 NONCE_BYTES = 16
 CHUNK_BYTES = 256 * 1024  # measured best between 128 KB and 512 KB: zeros and output stay in the cache
 
-_ZEROS = bytes(CHUNK_BYTES)
+_ZEROS = memoryview(bytes(CHUNK_BYTES))
+_ROUND_NONCE = struct.Struct(">IHxx8x")  # round, attempt, then the block counter
 _Words = TypeVar("_Words", bound=npt.NDArray[Any])
 
 
@@ -62,10 +64,12 @@ class KeyStream:
         """Overwrites a C-contiguous array with fresh stream bytes and returns it."""
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("a stream fills only writable, C-contiguous arrays")
-        target = memoryview(out.reshape(-1)).cast("B") if out.size else memoryview(b"")
+        if not out.size:
+            return out
+        target = out.reshape(-1).view(np.uint8).data
         for start in range(0, len(target), CHUNK_BYTES):
             piece = target[start : start + CHUNK_BYTES]
-            self._encryptor.update_into(_ZEROS[: len(piece)] if len(piece) < CHUNK_BYTES else _ZEROS, piece)
+            self._encryptor.update_into(_ZEROS[: len(piece)], piece)
         return out
 
     def words(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
@@ -74,3 +78,47 @@ class KeyStream:
         if kind.kind != "u":
             raise ValueError(f"a stream gives unsigned integers, not {kind}")
         return self.fill(np.empty(shape, dtype=kind))
+
+    def mask(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Adds a fresh mask to a C-contiguous array of unsigned integers, in place, and returns the mask."""
+        mask = np.empty_like(values)
+        flat, words = values.reshape(-1), mask.reshape(-1)
+        size = CHUNK_BYTES // values.itemsize
+        for start in range(0, flat.size, size):
+            piece = flat[start : start + size]
+            np.add(piece, self.fill(words[start : start + size]), out=piece)
+        return mask
+
+    def add_to(self, out: npt.NDArray[Any], *, subtract: bool = False) -> None:
+        """Adds fresh words to a C-contiguous array of unsigned integers, or subtracts them, in place."""
+        if out.dtype.kind != "u" or not out.flags.c_contiguous:
+            raise ValueError(f"masks go on C-contiguous unsigned integers, not on {out.dtype}")
+        flat = out.reshape(-1)
+        size = CHUNK_BYTES // out.itemsize
+        scratch = np.empty(min(size, flat.size), dtype=out.dtype)
+        operation = np.subtract if subtract else np.add
+        for start in range(0, flat.size, size):
+            piece = flat[start : start + size]
+            operation(piece, self.fill(scratch[: piece.size]), out=piece)
+
+    def _rewind(self, nonce: bytes) -> None:
+        self._encryptor.reset_nonce(nonce)
+
+
+class MaskStream:
+    """The masks of one pair of parties, or of one round key: a stream for each (round, attempt).
+
+    The cipher is kept, which is several times faster for small arrays than a fresh one. Round and attempt
+    fill the upper half of the counter block, the lower half counts: no two attempts ever share a block.
+
+    Args:
+        key: 16 secret bytes, used for nothing else.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._stream = KeyStream(key)
+
+    def at(self, round: int, attempt: int) -> KeyStream:  # noqa: A002
+        """The stream of one round and attempt, from its beginning; ends the one given out before."""
+        self._stream._rewind(_ROUND_NONCE.pack(round, attempt))
+        return self._stream

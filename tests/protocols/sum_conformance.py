@@ -50,6 +50,8 @@ def mutations(message: Message) -> Iterator[Message]:
         broken: list[object] = []
         if field.name in ("round", "attempt"):
             broken = [value + 1, value + 1000]
+        elif type(value) is int:
+            broken = [value + 17]
         elif isinstance(value, np.ndarray):
             other = np.uint32 if value.dtype == np.uint64 else np.uint64
             broken = [
