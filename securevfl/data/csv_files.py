@@ -1,0 +1,186 @@
+"""One CSV file per party, joined on record IDs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securevfl.errors import DataError
+
+from .build import Rows, Settings, build
+from .checks import nearest, party_names
+from .join import clean_ids, join_on_ids
+from .labels import parse_labels
+from .tables import Table, numbers, one_hot, read_table
+from .vertical import VerticalData
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """How to read the files: which columns are what."""
+
+    names: tuple[str, ...]
+    id_columns: tuple[str, ...]
+    label_column: str
+    leave_out: frozenset[str]
+    one_hot: Mapping[str, Sequence[Any]]
+    delimiter: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """One party's file, read and encoded but not yet joined."""
+
+    name: str
+    ids: NDArray[Any]
+    columns: tuple[str, ...]
+    block: NDArray[np.float32]
+    labels: NDArray[Any] | None
+
+
+def from_csv(
+    files: Sequence[Path | str] | Mapping[str, Path | str],
+    *,
+    id_column: str | Sequence[str],
+    label_column: str,
+    test_files: Sequence[Path | str] | None,
+    parties: Sequence[str] | None,
+    leave_out: Sequence[str],
+    one_hot: Mapping[str, Sequence[Any]],
+    bounds: Mapping[str, tuple[float, float]] | None,
+    delimiter: str,
+    name: str | None,
+    **options: Any,
+) -> VerticalData:
+    """See `VerticalData.from_csv`."""
+    if isinstance(files, Mapping):
+        parties, files = list(files), list(files.values())
+    if isinstance(files, str | Path):
+        raise DataError(f"files must be a list with one file per party, found {str(files)!r}")
+    if isinstance(leave_out, str):
+        raise DataError(f"leave_out must be a list of columns, found {leave_out!r}")
+    form = _Form(
+        names=party_names(parties, len(files)),
+        id_columns=_id_columns(id_column, len(files)),
+        label_column=label_column,
+        leave_out=frozenset(leave_out),
+        one_hot=one_hot,
+        delimiter=delimiter,
+    )
+    sources = _read_sources(files, form)
+    rows, settings = _join(sources, form, name or "+".join(Path(file).name for file in files))
+    coded = {f"{column}={value}": (0.0, 1.0) for column, values in one_hot.items() for value in values}
+    settings = replace(settings, bounds={**coded, **(bounds or {})} or None, **options)
+    return build(rows, _test_rows(test_files, sources, form, settings), settings)
+
+
+def _id_columns(given: str | Sequence[str], files: int) -> tuple[str, ...]:
+    columns = (given,) * files if isinstance(given, str) else tuple(given)
+    if len(columns) != files:
+        raise DataError(f"{len(columns)} ID columns for {files} files; give one name, or one per file")
+    return columns
+
+
+def _read_sources(files: Sequence[Path | str], form: _Form) -> list[_Source]:
+    tables = [read_table(file, form.delimiter) for file in files]
+    _check_columns(tables, form)
+    return [
+        _encode(table, party, id_column, form)
+        for table, party, id_column in zip(tables, form.names, form.id_columns, strict=True)
+    ]
+
+
+def _check_columns(tables: Sequence[Table], form: _Form) -> None:
+    every = [column for table in tables for column in table.header]
+    for table, id_column in zip(tables, form.id_columns, strict=True):
+        if id_column not in table.header:
+            odd = len(table.header) == 1 and any(sign in table.header[0] for sign in ";\t|")
+            hint = "; the cells seem to have another delimiter" if odd else nearest(id_column, table.header)
+            raise DataError(f"{table.path}: no ID column {id_column!r}{hint}")
+    for column in (*form.leave_out, *form.one_hot):
+        if column not in every:
+            raise DataError(f"unknown column {column!r}{nearest(column, every)}")
+    holders = [str(table.path) for table in tables if form.label_column in table.header]
+    if not holders:
+        raise DataError(
+            f"no file has the label column {form.label_column!r}{nearest(form.label_column, every)}"
+        )
+    if len(holders) > 1:
+        raise DataError(
+            f"label column {form.label_column!r} is in {' and '.join(holders)}; expected it in one file"
+        )
+    if form.label_column in {*form.leave_out, *form.one_hot, *form.id_columns}:
+        raise DataError(
+            f"label column {form.label_column!r} cannot be an ID, left-out or one-hot column as well"
+        )
+
+
+def _encode(table: Table, party: str, id_column: str, form: _Form) -> _Source:
+    where = f"party {party} ({table.path.name})"
+    ids = clean_ids(np.array(table.column(id_column)), where)
+    apart = {id_column, form.label_column, *form.leave_out}
+    columns: list[str] = []
+    parts: list[NDArray[Any]] = []
+    for column in (name for name in table.header if name not in apart):
+        cells = table.column(column)
+        if column in form.one_hot:
+            values = form.one_hot[column]
+            columns += [f"{column}={value}" for value in values]
+            parts.append(one_hot(cells, values, where=where, column=column))
+        else:
+            columns.append(column)
+            parts.append(numbers(cells, where=where, column=column, ids=ids.tolist())[:, None])
+    with np.errstate(over="ignore"):
+        stacked = np.concatenate(parts, axis=1) if parts else np.zeros((len(ids), 0))
+        block = stacked.astype(np.float32)
+    has_label = form.label_column in table.header
+    if not columns and not has_label:
+        raise DataError(f"{where}: no feature columns besides the ID; every file needs features or the label")
+    labels = parse_labels(table.column(form.label_column)) if has_label else None
+    return _Source(name=party, ids=ids, columns=tuple(columns), block=block, labels=labels)
+
+
+def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Settings]:
+    """Joined rows of the parties with features; a label holder without features only lends its order."""
+    at = next(i for i, source in enumerate(sources) if source.labels is not None)
+    join = join_on_ids([source.ids for source in sources], form.names, at)
+    holding = [i for i, source in enumerate(sources) if source.columns]
+    if not holding:
+        raise DataError("no file has feature columns")
+    notes = join.notes(form.names)
+    if at not in holding:
+        notes += (f"{form.names[at]} holds the labels and no features",)
+    rows = Rows(
+        blocks=tuple(sources[i].block[join.rows[i]] for i in holding),
+        labels=np.asarray(sources[at].labels)[join.rows[at]],
+        ids=join.ids,
+    )
+    settings = Settings(
+        parties=tuple(form.names[i] for i in holding),
+        columns=tuple(sources[i].columns for i in holding),
+        label_holder=form.names[at],
+        name=name,
+        notes=notes,
+        rows_lost=tuple(join.lost[i] for i in holding),
+    )
+    return rows, settings
+
+
+def _test_rows(
+    files: Sequence[Path | str] | None, training: Sequence[_Source], form: _Form, settings: Settings
+) -> Rows | None:
+    if files is None:
+        return None
+    if isinstance(files, str | Path) or len(files) != len(training):
+        raise DataError(f"give one test file per party ({len(training)}), found {files!r}")
+    sources = _read_sources(files, form)
+    for mine, theirs in zip(sources, training, strict=True):
+        if mine.columns != theirs.columns or (mine.labels is None) != (theirs.labels is None):
+            raise DataError(f"party {mine.name}: the test file has other columns than the training file")
+    rows, _ = _join(sources, form, settings.name)
+    return rows

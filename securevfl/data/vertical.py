@@ -1,0 +1,443 @@
+"""The data of a vertical federation: one block of features per party, one label per record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from securevfl.errors import DataError
+
+from . import scaling as scales
+from .bounds import Bounds
+from .checks import Block, flat, nearest, shorten, width
+from .labels import ClassValue, Task
+from .scaling import SCALINGS, Scaling
+from .split import ColumnSplit, divide_columns
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class VerticalData:
+    """Immutable vertically split data; build it with one of the `from_...` methods or `load`.
+
+    All arrays are read-only. Row i of every block, of the labels and of the IDs is the same record. The
+    object holds everybody's features in one place, as a simulation needs it; it protects nothing by itself.
+
+    Attributes:
+        parties: Names of the parties that hold features.
+        train: One block per party: float32, rows first, or a scipy CSR array where sparse.
+        test: The same for the test part.
+        y_train: float32 0/1 (binary), int64 class codes (multiclass) or float32 values (regression).
+        y_test: The same for the test part.
+        task: `binary`, `multiclass` or `regression`.
+        classes: Original label value of each class code; empty for regression.
+        ids_train: Record IDs, int64 or text; no ID is in both parts.
+        ids_test: The same for the test part.
+        columns: Feature names per party, in the order of the flattened block.
+        bounds: Public (low, high) per column and party, NaN where unknown; None for a party without any.
+        label_holder: The party that holds the labels; not among `parties` if it has no features.
+        name: What the data is called in reports.
+        notes: What a reader should know, such as the rows that a join lost.
+        rows_lost: Rows that each of `parties` lost in the join on IDs.
+        scaling: `none`, `public` or `standard`. `standard` couples the records of a party.
+        label_scaling: (mean, deviation) that regression labels were standardised with, or None.
+        image_size: (height, width) where the columns of all parties together are the pixels of an image.
+    """
+
+    parties: tuple[str, ...]
+    train: tuple[Block, ...]
+    test: tuple[Block, ...]
+    y_train: NDArray[Any]
+    y_test: NDArray[Any]
+    task: Task
+    classes: tuple[ClassValue, ...]
+    ids_train: NDArray[Any]
+    ids_test: NDArray[Any]
+    columns: tuple[tuple[str, ...], ...]
+    bounds: Bounds
+    label_holder: str
+    name: str
+    notes: tuple[str, ...] = ()
+    rows_lost: tuple[int, ...] = ()
+    scaling: Scaling = "none"
+    label_scaling: tuple[float, float] | None = None
+    image_size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.parties)
+        for what in (self.train, self.test, self.columns, self.bounds):
+            if len(what) != count:
+                raise DataError(
+                    f"{self.name}: {count} parties but {len(what)} blocks, column lists or bounds"
+                )
+        for blocks, labels, ids in self._parts():
+            rows = {block.shape[0] for block in blocks} | {len(labels), len(ids)}
+            if len(rows) != 1:
+                raise DataError(f"{self.name}: blocks, labels and IDs differ in length: {sorted(rows)}")
+        if [width(block) for block in self.train] != [len(names) for names in self.columns]:
+            raise DataError(f"{self.name}: column names do not match the widths of the blocks")
+        for blocks, labels, ids in self._parts():
+            for array in (*blocks, labels, ids):
+                _freeze(array)
+
+    def _parts(self) -> tuple[tuple[tuple[Block, ...], NDArray[Any], NDArray[Any]], ...]:
+        return (self.train, self.y_train, self.ids_train), (self.test, self.y_test, self.ids_test)
+
+    @property
+    def n_train(self) -> int:
+        """Number of training records."""
+        return len(self.y_train)
+
+    @property
+    def n_test(self) -> int:
+        """Number of test records."""
+        return len(self.y_test)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Number of features of each party."""
+        return tuple(width(block) for block in self.train)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs a model needs: one per class for multiclass, else 1."""
+        return len(self.classes) if self.task == "multiclass" else 1
+
+    def __repr__(self) -> str:
+        parties = ", ".join(
+            f"{name}: {columns}" for name, columns in zip(self.parties, self.widths, strict=True)
+        )
+        return f"VerticalData({self.name}, {self.task}, {self.n_train} + {self.n_test} rows, {{{parties}}})"
+
+    def describe(self) -> dict[str, Any]:
+        """Everything worth knowing before training, ready for JSON."""
+        from .describe import describe
+
+        return describe(self)
+
+    def split(self, parties: ColumnSplit) -> VerticalData:
+        """The same records with the columns divided anew; blocks become two-dimensional.
+
+        Args:
+            parties: A number M (contiguous blocks whose sizes differ by at most one), a list of column
+                counts, or a mapping from party names to column names, column indices or names of present
+                parties. Columns that a mapping does not name are left out.
+
+        Returns:
+            New data whose first party holds the labels, unless the label holder has no features.
+        """
+        shares = divide_columns(parties, dict(zip(self.parties, self.columns, strict=True)))
+        names = [column for columns in self.columns for column in columns]
+        limits = np.concatenate([_or_unknown(b, n) for b, n in zip(self.bounds, self.widths, strict=True)])
+        used = sum(len(numbers) for _, numbers in shares)
+        note = (
+            (f"{len(names) - used} of {len(names)} columns left out by the split",)
+            if used < len(names)
+            else ()
+        )
+        tables = [limits[numbers] for _, numbers in shares]
+        return replace(
+            self,
+            parties=tuple(name for name, _ in shares),
+            train=_take_columns(self.train, shares),
+            test=_take_columns(self.test, shares),
+            columns=tuple(tuple(names[i] for i in numbers) for _, numbers in shares),
+            bounds=tuple(None if np.isnan(table).all() else table for table in tables),
+            label_holder=shares[0][0] if self.label_holder in self.parties else self.label_holder,
+            notes=self.notes + note,
+            rows_lost=(),
+        )
+
+    def scaled(self, how: Scaling, *, label: bool = False) -> VerticalData:
+        """Scale the features, and on request the labels of a regression.
+
+        Args:
+            how: `standard` fits mean and deviation per party on its own training rows; this couples the
+                records of a party, so it rules out accounting per record. `public` maps the public bounds to
+                [-1, 1] and clips values outside them; it looks at no row. `none` leaves the features alone.
+            label: Standardise regression labels on the training part; kept in `label_scaling`.
+        """
+        if how not in SCALINGS:
+            raise DataError(f"unknown scaling {how!r}{nearest(str(how), SCALINGS)}")
+        data = self._label_scaled() if label else self
+        if how == "standard":
+            pairs = [scales.standard(*blocks) for blocks in zip(data.train, data.test, strict=True)]
+            return replace(
+                data,
+                train=tuple(train for train, _ in pairs),
+                test=tuple(test for _, test in pairs),
+                bounds=tuple(None for _ in data.parties),
+                scaling="standard",
+            )
+        return data._public_scaled() if how == "public" else data
+
+    def _public_scaled(self) -> VerticalData:
+        tables = [_or_unknown(b, n) for b, n in zip(self.bounds, self.widths, strict=True)]
+        unknown = [
+            f"{party}.{name}"
+            for party, names, table in zip(self.parties, self.columns, tables, strict=True)
+            for name, low in zip(names, table[:, 0], strict=True)
+            if np.isnan(low)
+        ]
+        if unknown:
+            raise DataError(
+                f"public scaling needs public bounds for every column; none for {shorten(unknown)}"
+            )
+        return replace(
+            self,
+            train=tuple(scales.public(block, table) for block, table in zip(self.train, tables, strict=True)),
+            test=tuple(scales.public(block, table) for block, table in zip(self.test, tables, strict=True)),
+            bounds=tuple(np.tile((-1.0, 1.0), (len(table), 1)) for table in tables),
+            scaling="public" if self.scaling == "none" else self.scaling,
+        )
+
+    def _label_scaled(self) -> VerticalData:
+        if self.task != "regression":
+            raise DataError(f"labels of a {self.task} task are classes; only regression labels can be scaled")
+        if self.label_scaling is not None:
+            return self
+        mean = float(self.y_train.mean(dtype=np.float64))
+        deviation = float(self.y_train.std(dtype=np.float64)) or 1.0
+        return replace(
+            self,
+            y_train=((self.y_train - mean) / deviation).astype(np.float32),
+            y_test=((self.y_test - mean) / deviation).astype(np.float32),
+            label_scaling=(mean, deviation),
+        )
+
+    def images(self) -> VerticalData:
+        """Image data with each party's band of whole pixel rows as a block (records, 1, rows, width)."""
+        if self.image_size is None:
+            raise DataError(f"{self.name} is not an image data set")
+        height, columns = self.image_size
+        pixels = pixel_names(height, columns)
+        for party, names in zip(self.parties, self.columns, strict=True):
+            start = pixels.index(names[0])
+            if start % columns or len(names) % columns or names != pixels[start : start + len(names)]:
+                raise DataError(
+                    f"party {party} holds {len(names)} pixels that are not whole rows of {columns}; choose a "
+                    f"number of parties that divides {height}"
+                )
+        return replace(
+            self,
+            train=tuple(block.reshape(len(block), 1, -1, columns) for block in self.train),
+            test=tuple(block.reshape(len(block), 1, -1, columns) for block in self.test),
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        blocks: Sequence[Any] | Mapping[str, Any],
+        labels: Any,
+        ids: Any = None,
+        *,
+        test: Sequence[Any] | None = None,
+        parties: Sequence[str] | None = None,
+        columns: Sequence[Sequence[str]] | None = None,
+        bounds: Any = None,
+        label_holder: str | None = None,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        task: str | None = None,
+        missing: str = "error",
+        name: str = "arrays",
+    ) -> VerticalData:
+        """Data from arrays in memory, which are copied.
+
+        Args:
+            blocks: One array (or scipy sparse matrix) of features per party, or a mapping from party names.
+            labels: One label per row of the label holder's block: numbers or text.
+            ids: None (row numbers); one sequence of IDs for all parties; or a list with one sequence per
+                party, in which case the blocks are joined on the common IDs.
+            test: `(blocks, labels)` or `(blocks, labels, ids)` of a separate test part. Without it a seeded
+                share `test_fraction` of the rows is set apart, stratified by class.
+            parties: Party names; p0, p1, ... by default.
+            columns: Feature names per party; x0, x1, ... by default.
+            bounds: Public bounds: one `(low, high)` for all columns, a mapping column -> pair, or one entry
+                per party (None, a pair, or one pair per column).
+            label_holder: The party with the labels, the first by default; `server` stands for a label holder
+                without features, and `ids` must then be common to all.
+            test_fraction: Share of rows for the test part.
+            seed: Seed of the train/test split.
+            task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
+            missing: `error`, or `drop` to leave out rows with NaN or infinite values and say how many.
+            name: What to call the data in reports.
+
+        Raises:
+            DataError: The input cannot be used; the message names the party, column or ID.
+        """
+        from .build import from_arrays
+
+        return from_arrays(
+            blocks,
+            labels,
+            ids,
+            test=test,
+            parties=parties,
+            columns=columns,
+            bounds=bounds,
+            label_holder=label_holder,
+            test_fraction=test_fraction,
+            seed=seed,
+            task=task,
+            missing=missing,
+            name=name,
+        )
+
+    @classmethod
+    def from_csv(
+        cls,
+        files: Sequence[Path | str] | Mapping[str, Path | str],
+        *,
+        id_column: str | Sequence[str],
+        label_column: str,
+        test_files: Sequence[Path | str] | None = None,
+        parties: Sequence[str] | None = None,
+        leave_out: Sequence[str] = (),
+        one_hot: Mapping[str, Sequence[str | int]] | None = None,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        delimiter: str = ",",
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        task: str | None = None,
+        missing: str = "error",
+        name: str | None = None,
+    ) -> VerticalData:
+        """Data from one CSV file per party, rows in any order, joined on the common IDs.
+
+        Exactly one file has the label column; its party is the label holder. If that file has no features its
+        party holds the labels only and is not among `parties`.
+
+        Args:
+            files: One file per party (plain, .gz or .zip), or a mapping from party names to files.
+            id_column: Name of the ID column, or one name per file.
+            label_column: Name of the label column.
+            test_files: The same columns for a separate test part, one file per party in the same order.
+            parties: Party names in the order of the files; p0, p1, ... by default.
+            leave_out: Columns to ignore, in whichever file they are.
+            one_hot: Column -> its possible values, known in advance, for columns that hold text or codes.
+            bounds: Public (low, high) of columns.
+            delimiter: What separates the cells.
+            test_fraction: Share of rows for the test part.
+            seed: Seed of the train/test split.
+            task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
+            missing: `error`, or `drop` to leave out rows with missing values and say how many.
+            name: What to call the data in reports; the file names by default.
+        """
+        from .csv_files import from_csv
+
+        return from_csv(
+            files,
+            id_column=id_column,
+            label_column=label_column,
+            test_files=test_files,
+            parties=parties,
+            leave_out=leave_out,
+            one_hot=one_hot or {},
+            bounds=bounds,
+            delimiter=delimiter,
+            test_fraction=test_fraction,
+            seed=seed,
+            task=task,
+            missing=missing,
+            name=name,
+        )
+
+    @classmethod
+    def from_libsvm(
+        cls,
+        train_file: Path | str,
+        test_file: Path | str | None = None,
+        *,
+        n_features: int | None = None,
+        parties: ColumnSplit = 2,
+        bounds: Any = None,
+        sparse: bool | None = None,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        task: str | None = None,
+        name: str | None = None,
+    ) -> VerticalData:
+        """Data from a file in LIBSVM form (`label index:value ...`, indices from 1), split by columns.
+
+        Args:
+            train_file: Plain, .gz or .zip.
+            test_file: A separate test part, or None to set apart a share of the rows.
+            n_features: Number of features; by default the largest index found in either file.
+            parties: How to split the columns; see `split`.
+            bounds: Public bounds, as in `from_arrays`, of the columns before the split.
+            sparse: Keep CSR blocks (True) or make dense ones (False); by default sparse if wide and thin.
+            test_fraction: Share of rows for the test part where there is no test file.
+            seed: Seed of the train/test split.
+            task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
+            name: What to call the data in reports; the file name by default.
+        """
+        from .libsvm import from_libsvm
+
+        return from_libsvm(
+            train_file,
+            test_file,
+            n_features=n_features,
+            parties=parties,
+            bounds=bounds,
+            keep_sparse=sparse,
+            test_fraction=test_fraction,
+            seed=seed,
+            task=task,
+            name=name,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        parties: ColumnSplit | None = None,
+        folder: Path | str | None = None,
+        seed: int = 0,
+        test_fraction: float = 0.2,
+    ) -> VerticalData:
+        """A data set by name; `securevfl.data.DATASETS` lists them.
+
+        Args:
+            name: Such as `breast-cancer`, `a9a` or `synthetic:rows=1000,features=20`.
+            parties: How to split the columns; see `split`. The set's natural split by default.
+            folder: The folder with the set's own files, for sets that are read from local copies.
+            seed: Seed of the train/test split, and of the synthetic generator.
+            test_fraction: Share of rows for the test part; a set with a test part of its own ignores it.
+        """
+        from .registry import load
+
+        return load(name, parties=parties, folder=folder, seed=seed, test_fraction=test_fraction)
+
+
+def pixel_names(height: int, columns: int) -> tuple[str, ...]:
+    """Names of an image's pixels, row by row; `images` relies on them."""
+    return tuple(f"pixel_{row}_{column}" for row in range(height) for column in range(columns))
+
+
+def _freeze(array: Any) -> None:
+    parts = (array.data, array.indices, array.indptr) if sparse.issparse(array) else (array,)
+    for part in parts:
+        part.flags.writeable = False
+
+
+def _or_unknown(table: NDArray[np.float64] | None, columns: int) -> NDArray[np.float64]:
+    return np.full((columns, 2), np.nan) if table is None else table
+
+
+def _take_columns(
+    blocks: Sequence[Block], shares: Sequence[tuple[str, NDArray[np.intp]]]
+) -> tuple[Block, ...]:
+    if any(sparse.issparse(block) for block in blocks):
+        joined = sparse.hstack([flat(block) for block in blocks], format="csc")
+        return tuple(sparse.csr_array(joined[:, numbers]) for _, numbers in shares)
+    joined = (
+        flat(blocks[0]) if len(blocks) == 1 else np.concatenate([flat(block) for block in blocks], axis=1)
+    )
+    return tuple(np.ascontiguousarray(joined[:, numbers]) for _, numbers in shares)
