@@ -1,0 +1,157 @@
+"""The ready-made encoders h_m: a party's rows in, one embedding vector per row out.
+
+All of them work on each row by itself: none couples the records of a batch, so all may be used in every
+accounting mode. Each has its hidden layers in `hidden` (a `ModuleList` whose members have a noise slot) and
+an affine last layer in `output`. The clip and the Gaussian noise of a release belong to the gate, not to a
+module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from securevfl.errors import PlanError
+from securevfl.models.layers import HiddenLayer, LSTMLayer, build_activation
+
+
+def check_positive(**sizes: int) -> None:
+    """Raises `PlanError` unless every named size is a whole number of at least 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise PlanError(f"{name.replace('_', ' ')} is {size!r}; expected a whole number of at least 1")
+
+
+class LinearEncoder(nn.Module):
+    """h = W x, VAFL's linear embedding.
+
+    Args:
+        width: Number of the party's features.
+        embedding: Length of the embedding.
+        bias: Add a bias. Off by default: the head has one, and a second only makes the model redundant.
+    """
+
+    def __init__(self, width: int, embedding: int, *, bias: bool = False) -> None:
+        super().__init__()
+        check_positive(width=width, embedding=embedding)
+        self.hidden = nn.ModuleList()
+        self.output = nn.Linear(width, embedding, bias=bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embeds (rows, width)."""
+        out: Tensor = self.output(inputs)
+        return out
+
+
+class MLPEncoder(nn.Module):
+    """Fully connected layers with an affine last one.
+
+    Args:
+        width: Number of the party's features.
+        embedding: Length of the embedding.
+        hidden: Widths of the hidden layers, at least one.
+        activation: A name in `ACTIVATIONS`.
+    """
+
+    def __init__(
+        self, width: int, embedding: int, hidden: Sequence[int] = (64,), *, activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        check_positive(width=width, embedding=embedding)
+        if not hidden:
+            raise PlanError("an MLP encoder needs at least one hidden width; use the linear encoder for none")
+        for size in hidden:
+            check_positive(hidden_width=size)
+        self.hidden = nn.ModuleList(
+            HiddenLayer(nn.Linear(before, after), build_activation(activation))
+            for before, after in pairwise((width, *hidden))
+        )
+        self.output = nn.Linear(hidden[-1], embedding)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embeds (rows, width)."""
+        values = inputs
+        for layer in self.hidden:
+            values = layer(values)
+        out: Tensor = self.output(values)
+        return out
+
+
+class CNNEncoder(nn.Module):
+    """3x3 convolutions, each followed by 2x2 pooling, with an affine last layer.
+
+    A party of a vertically cut image often holds a thin band. A side of length 1 is not pooled any further,
+    an odd side is rounded up, so every band works.
+
+    Args:
+        image_shape: (height, width) or (channels, height, width) of the party's part.
+        embedding: Length of the embedding.
+        channels: Output channels of each convolution, at least one.
+        activation: A name in `ACTIVATIONS`.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        embedding: int,
+        channels: Sequence[int] = (8, 16),
+        *,
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        if len(image_shape) not in (2, 3):
+            raise PlanError(f"an image shape has 2 or 3 sides (channels first), not {len(image_shape)}")
+        if not channels:
+            raise PlanError("a CNN encoder needs the channels of at least one convolution")
+        for size in (*image_shape, *channels):
+            check_positive(image_size=size)
+        check_positive(embedding=embedding)
+        planes, height, width = (1, *image_shape) if len(image_shape) == 2 else tuple(image_shape)
+        self.image_shape = (planes, height, width)
+        self.hidden, self.pools = nn.ModuleList(), nn.ModuleList()
+        for before, after in pairwise((planes, *channels)):
+            self.hidden.append(
+                HiddenLayer(nn.Conv2d(before, after, 3, padding=1), build_activation(activation))
+            )
+            window = (min(2, height), min(2, width))
+            self.pools.append(nn.MaxPool2d(window, ceil_mode=True))
+            height, width = -(-height // window[0]), -(-width // window[1])
+        self.output = nn.Linear(channels[-1] * height * width, embedding)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embeds flat rows (rows, channels * height * width), or images of the given shape."""
+        values = inputs.reshape(inputs.shape[0], *self.image_shape)
+        for layer, pool in zip(self.hidden, self.pools, strict=True):
+            values = pool(layer(values))
+        out: Tensor = self.output(values.flatten(1))
+        return out
+
+
+class LSTMEncoder(nn.Module):
+    """Two LSTM layers, the first bidirectional (VAFL appendix G.3.2), and an affine map of the last state.
+
+    Args:
+        steps: Length of the sequence.
+        features: Values per step; flat rows are read step by step.
+        embedding: Length of the embedding.
+        units: Units of each layer; 16 in the paper.
+    """
+
+    def __init__(self, steps: int, features: int, embedding: int, units: int = 16) -> None:
+        super().__init__()
+        check_positive(steps=steps, features=features, embedding=embedding, units=units)
+        self.sequence_shape = (steps, features)
+        self.hidden = nn.ModuleList(
+            [LSTMLayer(features, units, bidirectional=True), LSTMLayer(2 * units, units)]
+        )
+        self.output = nn.Linear(units, embedding)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embeds flat rows (rows, steps * features), or (rows, steps, features)."""
+        values = inputs.reshape(inputs.shape[0], *self.sequence_shape)
+        for layer in self.hidden:
+            values = layer(values)
+        out: Tensor = self.output(values[:, -1])
+        return out
