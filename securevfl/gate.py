@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.accountants.modes import Filter, ReleaseRecord
+from securevfl.accountants.filters import Filter
+from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.ledger import Ledger
 from securevfl.messages import Head
@@ -24,6 +26,7 @@ from securevfl.noise import Noise, snap
 from securevfl.rows import Rows
 
 Vectors = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -117,15 +120,11 @@ class Gate:
         cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
         missing = cache.missing(rows)
         if missing.any():
-            fresh = self._release_fresh(
-                vectors[torch.from_numpy(missing)], rows[missing], kind, observers
-            )
+            fresh = self._release_fresh(vectors[torch.from_numpy(missing)], rows[missing], kind, observers)
             cache.store(rows[missing], fresh.values)
         return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
 
-    def _release_fresh(
-        self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]
-    ) -> Released:
+    def _release_fresh(self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
         return Released(values=self._protect(source), source=source, head=head)
@@ -150,12 +149,23 @@ class Gate:
         """
         if self.update is None or self.update.sigma <= 0:
             raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
-        self._account(self.update, rows=rows, vectors=len(rows), kind="update", observers=())
+        self._account(self.update, rows=rows, vectors=1, kind="update", observers=())
         noisy = []
         for gradient in sums:
             noise = self.noise.gaussian(tuple(gradient.shape), self.update.sigma)
             noisy.append(gradient + torch.from_numpy(noise).to(gradient))
         return noisy
+
+    def state(self) -> dict[str, Any]:
+        """What was released once and may be sent again; spending is kept in the ledger."""
+        caches = enumerate((self._cache or {}).items())
+        return {str(i): {"observers": list(key), **cache.state()} for i, (key, cache) in caches}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+        for saved in state.values():
+            if self._cache is not None:
+                self._cache[tuple(saved["observers"])] = _Cache.restored(saved)
 
     def _account(
         self, mechanism: Mechanism, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]
@@ -210,7 +220,9 @@ class _Cache:
         if size > len(self._known):
             extra = max(size, 2 * len(self._known)) - len(self._known)
             self._known = np.concatenate([self._known, np.zeros(extra, np.bool_)])
-            self._values = np.concatenate([self._values, np.zeros((extra, self._values.shape[1]), np.float32)])
+            self._values = np.concatenate(
+                [self._values, np.zeros((extra, self._values.shape[1]), np.float32)]
+            )
 
     def missing(self, rows: Rows) -> npt.NDArray[np.bool_]:
         self._grow(rows)
@@ -222,3 +234,12 @@ class _Cache:
 
     def fetch(self, rows: Rows) -> Vectors:
         return self._values[rows]
+
+    def state(self) -> dict[str, Any]:
+        return {"values": self._values, "known": self._known}
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> _Cache:
+        cache = cls(width=state["values"].shape[1])
+        cache._values, cache._known = np.array(state["values"]), np.array(state["known"])
+        return cache

@@ -24,7 +24,7 @@ from typing import IO, Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from securevfl.accountants.modes import ReleaseRecord
+from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
 from securevfl.messages import Head
 from securevfl.rows import rows_from_text, rows_to_text
@@ -205,9 +205,13 @@ def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
         if head.owner != path.stem:
             continue
         if not 0 <= head.index < len(entries):
-            raise LedgerError(f"ledger of {head.owner}: cut; an observer holds entry {head.index}, the file ends before")
+            raise LedgerError(
+                f"ledger of {head.owner}: cut; an observer holds entry {head.index}, the file ends before"
+            )
         if entries[head.index].digest != head.digest:
-            raise LedgerError(f"ledger of {head.owner}: rewritten; entry {head.index} is not what an observer received")
+            raise LedgerError(
+                f"ledger of {head.owner}: rewritten; entry {head.index} is not what an observer received"
+            )
     return entries
 
 
@@ -246,7 +250,9 @@ def read_records(run_folder: Path) -> list[ReleaseRecord]:
     known = {path.stem for path in paths}
     for head in heads:
         if head.owner not in known:
-            raise LedgerError(f"ledger of {head.owner} is missing, but observers received its entry {head.index}")
+            raise LedgerError(
+                f"ledger of {head.owner} is missing, but observers received its entry {head.index}"
+            )
     return [
         to_record(path.stem, entry.content)
         for path in paths

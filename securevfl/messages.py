@@ -104,7 +104,9 @@ class Link(Protocol):
 
     address: str
 
-    async def send(self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None) -> None:
+    async def send(
+        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
+    ) -> None:
         """Sends a message and does not wait for an answer."""
         ...
 

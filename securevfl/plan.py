@@ -231,7 +231,15 @@ def _check_numbers(plan: Plan) -> None:
     for name in ("embedding", "wait_for", "delay_bound", "patience", "evaluate_every", "seed", "parties"):
         if getattr(plan, name) < 0:
             raise PlanError(f"{name} is {getattr(plan, name)}; it cannot be negative")
-    for name in ("sigma", "epsilon", "budget_epsilon", "gradient_sigma", "l2", "latency", "server_learning_rate"):
+    for name in (
+        "sigma",
+        "epsilon",
+        "budget_epsilon",
+        "gradient_sigma",
+        "l2",
+        "latency",
+        "server_learning_rate",
+    ):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) >= 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number of 0 or more")
     for name in ("clip", "gradient_clip", "learning_rate"):

@@ -112,9 +112,14 @@ class ServerRole(Role):
     address = SERVER
 
     processed: int
+    epochs_done: int
     loss: float | None
     test: dict[str, float | None]
     predictions: Any
+
+    def figures(self) -> dict[str, Any]:
+        """Figures of the algorithm's own for the line of metrics that an epoch adds."""
+        return {}
 
 
 class Algorithm(ABC):
@@ -132,6 +137,6 @@ class Algorithm(ABC):
     def check(self, plan: Plan, data: VerticalData) -> None:
         """Raises `PlanError` before anything starts, if the plan does not fit the algorithm."""
 
-    def passes(self, plan: Plan) -> float:
-        """How often, at the very most, a party of average speed visits each of its records."""
+    def passes(self, plan: Plan, data: VerticalData) -> float:
+        """How often the busiest party is expected to visit each of its records, rounded up generously."""
         return float(plan.epochs)

@@ -85,7 +85,9 @@ class PooledTrainer(ServerRole):
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
         self.encoders.eval()
         with torch.no_grad():
-            self.predictions = torch.cat([self._outputs(piece) for piece in np.array_split(rows, -(-len(rows) // 1024))])
+            self.predictions = torch.cat(
+                [self._outputs(piece) for piece in np.array_split(rows, -(-len(rows) // 1024))]
+            )
         self.test = metrics(data.task, self.predictions, self.labels[data.n_train :])
 
     def state(self) -> dict[str, Any]:
@@ -93,7 +95,9 @@ class PooledTrainer(ServerRole):
             "encoders": dict(self.encoders.state_dict()),
             "head": dict(self.head.state_dict()),
             "optimisers": {
-                str(number): {str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()}
+                str(number): {
+                    str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()
+                }
                 for number, optimiser in enumerate(self.optimisers)
             },
             "batches": self.batches.state(),

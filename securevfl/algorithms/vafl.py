@@ -89,7 +89,9 @@ class VAFLParty(Role):
                 self._ended.set()
                 return
             if message.kind != "embed":
-                raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender}, not a request")
+                raise ProtocolError(
+                    f"{self.address} received {message.kind!r} from {message.sender}, not a request"
+                )
             await self._answer(message)
 
     async def _answer(self, message: Message) -> None:
@@ -109,9 +111,7 @@ class VAFLParty(Role):
                 return
             self.ready_at = None
             rows = self.batches.next()
-            released = self.model.release(
-                rows, kind="embedding", observers=self.observers, learning=True
-            )
+            released = self.model.release(rows, kind="embedding", observers=self.observers, learning=True)
             fields = {"rows": rows.astype(np.int32), "values": released.values}
             answer = await self.link.call(SERVER, "embedding", fields, released.head)
             if answer.kind == "gradient":
@@ -223,7 +223,9 @@ class VAFLServer(ServerRole):
     def _tensor(self, party: str, values: Any, rows: int) -> Tensor:
         width = self.setup.plan.embedding
         if not isinstance(values, np.ndarray) or values.shape != (rows, width):
-            raise ProtocolError(f"{party} sent embeddings of shape {np.shape(values)}; expected {(rows, width)}")
+            raise ProtocolError(
+                f"{party} sent embeddings of shape {np.shape(values)}; expected {(rows, width)}"
+            )
         return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
 
     # -- iterations -----------------------------------------------------------------------------------------
@@ -242,7 +244,11 @@ class VAFLServer(ServerRole):
         rows = np.asarray(message["rows"]).astype(np.int64)
         if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
-        return self.parties.index(message.sender), rows, self._tensor(message.sender, message["values"], len(rows))
+        return (
+            self.parties.index(message.sender),
+            rows,
+            self._tensor(message.sender, message["values"], len(rows)),
+        )
 
     def _store(self, party: int, rows: Rows, values: Tensor) -> None:
         if self.embeddings is None:
@@ -305,7 +311,9 @@ class VAFLServer(ServerRole):
             self.optimiser.step()
         return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
 
-    def _split_gradient(self, gradient: Tensor | None, uploads: list[tuple[int, Rows, Tensor]]) -> list[Tensor]:
+    def _split_gradient(
+        self, gradient: Tensor | None, uploads: list[tuple[int, Rows, Tensor]]
+    ) -> list[Tensor]:
         if gradient is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
         if self.shared_schedule:
@@ -321,10 +329,12 @@ class VAFLServer(ServerRole):
             return
         head = None
         if observers:
-            head = self.gate.release_exact(
-                rows=rows, vectors=len(rows), kind="gradient", observers=observers
-            )
+            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="gradient", observers=observers)
         await self.link.reply(message, "gradient", {"values": gradient.cpu().numpy()}, head)
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far, and the age of the oldest embedding that was used."""
+        return {"iterations": self.iteration, "oldest": self.oldest_used}
 
     # -- state ----------------------------------------------------------------------------------------------
 
@@ -385,6 +395,22 @@ def build_delay(setup: Setup, party: str) -> StepDelay:
     )
 
 
+def busiest_share(plan: Plan, parties: tuple[str, ...]) -> float:
+    """The largest share of the steps that one party takes, from the mean durations of a step."""
+    traces = read_trace(Path(plan.delay_trace), parties) if plan.delays == "trace" else {}
+    rates = []
+    for index, party in enumerate(parties):
+        mean = {
+            "constant": 1.0,
+            "poisson": (index + 1) / len(parties),
+            "exponential": index + 1.0,
+            "trace": float(np.mean(traces.get(party, (1.0,)))),
+        }[plan.delays]
+        rates.append(1.0 / max(mean / float(plan.speeds.get(party, 1.0)) + 2 * plan.latency, 1e-9))
+    slack = 1.25 if plan.delays in ("poisson", "exponential") else 1.0
+    return min(1.0, slack * max(rates) / sum(rates))
+
+
 class VAFL(Algorithm):
     """Asynchronous VAFL."""
 
@@ -406,6 +432,12 @@ class VAFL(Algorithm):
             VAFLParty(setup, party, shared_schedule=self.shared_schedule) for party in setup.data.parties
         ]
         return server, parties
+
+    def passes(self, plan: Plan, data: VerticalData) -> float:
+        """The fastest party's share of all steps; random delays get a quarter on top."""
+        if self.shared_schedule:
+            return float(plan.epochs)
+        return plan.epochs * busiest_share(plan, data.parties) * len(data.parties)
 
 
 class VAFLTSync(VAFL):

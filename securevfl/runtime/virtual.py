@@ -72,7 +72,9 @@ class VirtualNetwork:
         """Delivers a message now or after the latency."""
         target = self.links.get(message.receiver)
         if target is None:
-            raise ProtocolError(f"{message.sender} sends {message.kind!r} to unknown address {message.receiver!r}")
+            raise ProtocolError(
+                f"{message.sender} sends {message.kind!r} to unknown address {message.receiver!r}"
+            )
         if self.codec:
             message = Message.from_bytes(message.to_bytes())
         if self.hosts[message.sender] == self.hosts[message.receiver]:
@@ -90,9 +92,16 @@ class VirtualNetwork:
             self.observe(message, asyncio.get_running_loop().time())
         target.deliver(message)
 
+    def forget_undelivered(self) -> None:
+        """Drops what was under way when a phase was broken off."""
+        for link in self.links.values():
+            link.forget()
+
     def explain(self) -> str:
         """Who waits for what, for the report of a deadlock."""
-        waits = [f"{address} waits for {link.waiting}" for address, link in self.links.items() if link.waiting]
+        waits = [
+            f"{address} waits for {link.waiting}" for address, link in self.links.items() if link.waiting
+        ]
         return "; ".join(waits) or "no role waits for a message"
 
 
@@ -102,7 +111,7 @@ class VirtualLink:
     def __init__(self, network: VirtualNetwork, address: str) -> None:
         self.address = address
         self._network = network
-        self._number = 0
+        self.number = 0
         self._inbox: deque[Message] = deque()
         self._receiver: asyncio.Future[Message] | None = None
         self._calls: dict[int, tuple[str, asyncio.Future[Message]]] = {}
@@ -114,9 +123,9 @@ class VirtualLink:
         return " and ".join(calls + (["a message"] if self._receiver is not None else []))
 
     def _message(self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None) -> Message:
-        self._number += 1
+        self.number += 1
         return Message(
-            kind=kind, sender=self.address, receiver=receiver, fields=fields, number=self._number, head=head
+            kind=kind, sender=self.address, receiver=receiver, fields=fields, number=self.number, head=head
         )
 
     async def send(
@@ -142,14 +151,14 @@ class VirtualLink:
         self, message: Message, kind: str, fields: Mapping[str, Value], head: Head | None = None
     ) -> None:
         """Answers a call."""
-        self._number += 1
+        self.number += 1
         self._network.post(
             Message(
                 kind=kind,
                 sender=self.address,
                 receiver=message.sender,
                 fields=fields,
-                number=self._number,
+                number=self.number,
                 reply_to=message.number,
                 head=head,
             )
@@ -166,6 +175,12 @@ class VirtualLink:
             return await self._receiver
         finally:
             self._receiver = None
+
+    def forget(self) -> None:
+        """Drops waiting messages and unanswered calls."""
+        self._inbox.clear()
+        self._calls.clear()
+        self._receiver = None
 
     def deliver(self, message: Message) -> None:
         """Hands over a message that has arrived."""

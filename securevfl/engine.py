@@ -1,0 +1,340 @@
+"""Runs the roles of an algorithm on the virtual network, epoch by epoch, with checkpoints between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms import SERVER, Progress, Role, Setup, find_algorithm
+from securevfl.checkpoint import load_checkpoint, save_checkpoint
+from securevfl.data import VerticalData
+from securevfl.errors import BudgetExceeded, PlanError, SecureVFLError
+from securevfl.folder import RunFolder
+from securevfl.ledger import to_record
+from securevfl.models import (
+    Fusion,
+    build_encoder,
+    build_head,
+    check_encoder,
+    couples_records,
+    perturb,
+    pick_device,
+    save_module,
+)
+from securevfl.organisations import Observatory, Organisation, build_organisation, set_budget
+from securevfl.plan import Plan
+from securevfl.runtime import VirtualClock, VirtualNetwork, run_virtual
+from securevfl.seeds import torch_generator
+
+
+class Engine:
+    """One run: organisations, network, roles, and the loop over epochs.
+
+    Args:
+        plan: The resolved plan.
+        data: The scaled data.
+        folder: The run's folder; None keeps everything in memory.
+        encoders: Encoders that the caller supplies, by party.
+        head: The caller's model for the label holder.
+        progress: Called after every step of the server.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: VerticalData,
+        *,
+        folder: RunFolder | None = None,
+        encoders: Mapping[str, nn.Module] | None = None,
+        head: nn.Module | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.plan, self.data, self.folder, self.progress = plan, data, folder, progress
+        self.algorithm = find_algorithm(plan.algorithm)
+        self.device = pick_device(plan.device)
+        self.label_holder = _label_holder(plan, data)
+        self.hosts = {**{party: party for party in data.parties}, SERVER: self.label_holder}
+        self.organisations = self._organisations() if self.algorithm.federated else []
+        self.observatory = Observatory(self.organisations, self.hosts)
+        self.network = VirtualNetwork(
+            self.hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
+        )
+        self.setup = self._setup(dict(encoders or {}), head)
+        self.server, self.parties = self.algorithm.roles(self.setup)
+        self.metrics: list[dict[str, Any]] = []
+        self.time = 0.0
+        self.wall = 0.0
+        self.stopped: str | None = None
+
+    # -- building -------------------------------------------------------------------------------------------
+
+    def _organisations(self) -> list[Organisation]:
+        data = self.data
+        return [
+            build_organisation(
+                name,
+                self.plan,
+                records=data.n_train + data.n_test,
+                test_records=data.n_test,
+                holds_labels=name == self.label_holder,
+                folder=self.folder,
+            )
+            for name in dict.fromkeys(self.hosts.values())
+        ]
+
+    def _setup(self, encoders: dict[str, nn.Module], head: nn.Module | None) -> Setup:
+        plan, data = self.plan, self.data
+        unknown = set(encoders) - set(data.parties)
+        if unknown:
+            raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
+        built = {party: self._encoder(party, encoders.get(party)) for party in data.parties}
+        used = len(data.parties) if plan.algorithm != "local" else 1
+        fusion = Fusion(plan.fusion, (plan.embedding,) * used)
+        if head is None:
+            generator = torch_generator(plan.seed, "head")
+            head = build_head(plan.head, fusion.width, data.outputs, generator=generator, hidden=plan.hidden)
+        return Setup(
+            plan=plan,
+            data=data,
+            label_holder=self.label_holder,
+            hosts=self.hosts,
+            encoders=built,
+            head=head.to(self.device),
+            gates={each.name: each.gate for each in self.organisations},
+            links=self.network.links,
+            clock=VirtualClock(),
+            device=self.device,
+            report=self._report,
+        )
+
+    def _encoder(self, party: str, given: nn.Module | None) -> nn.Module:
+        plan, data = self.plan, self.data
+        index = data.parties.index(party)
+        block = data.train[index]
+        if given is None:
+            given = build_encoder(
+                plan.model,
+                data.widths[index],
+                plan.embedding,
+                generator=torch_generator(plan.seed, "encoder", index),
+                hidden=plan.hidden,
+                image_shape=_image_shape(data, index),
+            )
+            if plan.hidden_noise and self.organisations:
+                gate = next(each.gate for each in self.organisations if each.name == self.hosts[party])
+                given = perturb(given, plan.hidden_noise, gate.noise)
+        else:
+            sample = torch.zeros((2, *block.shape[1:]))
+            check_encoder(given, sample, plan.embedding)
+        mixing = couples_records(given)
+        if mixing and plan.mode != "strict":
+            raise PlanError(
+                f"the encoder of {party} couples records ({', '.join(mixing)}), which mode {plan.mode!r} forbids; "
+                "use LayerNorm instead"
+            )
+        return given.to(self.device)
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs all epochs that are left, then evaluates and saves the models."""
+        begun = time.monotonic()
+        start = self._restore()
+        try:
+            if start == 0:
+                self._phase(lambda role: role.prepare())
+            for epoch in range(start, self.plan.epochs):
+                self._epoch(epoch)
+                if self.stopped:
+                    break
+        except BudgetExceeded as refused:
+            if self.server.processed == 0:
+                raise
+            self.stopped = f"budget: {refused}"
+        self._final_evaluation()
+        self.wall = time.monotonic() - begun
+        self._save_models()
+
+    def _epoch(self, epoch: int) -> None:
+        self._phase(lambda role: role.epoch())
+        last = epoch + 1 == self.plan.epochs
+        every = self.plan.evaluate_every
+        if every and (epoch + 1) % every == 0 and not last:
+            self._phase(lambda role: role.evaluate())
+        self._record()
+        if self._has_stalled():
+            self.stopped = f"early: the training loss has not improved for {self.plan.patience} epochs"
+        if self.folder is not None:
+            self._save_checkpoint(epoch + 1)
+
+    def _phase(self, part: Callable[[Role], Coroutine[Any, Any, None]]) -> None:
+        """Runs one part of every role to its end, in virtual time."""
+
+        async def all_roles() -> None:
+            async with asyncio.TaskGroup() as group:
+                for role in (self.server, *self.parties):
+                    group.create_task(part(role))
+
+        try:
+            _, self.time = run_virtual(all_roles(), start=self.time, explain=self.network.explain)
+        except BaseExceptionGroup as errors:
+            raise _first_cause(errors) from None
+
+    def _final_evaluation(self) -> None:
+        """Evaluates with the budget that was held back; if even that is refused, the metrics stay unknown."""
+        if self.plan.budget_epsilon and not self.plan.insecure_reproducible_noise:
+            for each in self.organisations:
+                if each.name != self.label_holder:
+                    set_budget(each.gate, self.plan)
+        self.network.forget_undelivered()
+        try:
+            self._phase(lambda role: role.evaluate())
+        except BudgetExceeded as refused:
+            self.stopped = self.stopped or f"budget: {refused}"
+            self.server.test = dict.fromkeys(self.server.test)
+        if self.metrics:
+            self.metrics[-1] |= {"test": dict(self.server.test), "mu": self._spent_or_none()}
+            if self.folder is not None:
+                self.folder.cut_metrics(len(self.metrics) - 1)
+                self.folder.append_metrics(self.metrics[-1])
+                self.observatory.save(self.folder)
+
+    def _has_stalled(self) -> bool:
+        losses = [line["loss"] for line in self.metrics]
+        patience = self.plan.patience
+        return bool(
+            patience and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
+        )
+
+    # -- reporting ------------------------------------------------------------------------------------------
+
+    def spent(self) -> dict[str, float]:
+        """Each owner's mu so far."""
+        return {each.name: each.gate.budget.spent_mu for each in self.organisations}
+
+    def _spent_or_none(self) -> dict[str, float | None]:
+        return {name: mu if math.isfinite(mu) else None for name, mu in self.spent().items() if mu}
+
+    def _report(self, processed: int, loss: float) -> None:
+        if self.progress is None:
+            return
+        total = self.plan.epochs * len(self.data.parties) * self.data.n_train
+        now = self.time if not self.algorithm.federated else asyncio.get_running_loop().time()
+        self.progress(
+            Progress(
+                epoch=self.server.epochs_done + 1,
+                epochs=self.plan.epochs,
+                done=min(1.0, processed / total),
+                loss=loss,
+                time=now,
+                spent=self.spent(),
+                test=self.server.test,
+            )
+        )
+
+    def _record(self) -> None:
+        line = {
+            "epoch": self.server.epochs_done,
+            "time": self.time,
+            "processed": self.server.processed,
+            "loss": self.server.loss,
+            "test": dict(self.server.test),
+            "mu": self._spent_or_none(),
+            "messages": self.network.messages,
+            "bytes": self.network.bytes,
+            **self.server.figures(),
+        }
+        self.metrics.append(json.loads(json.dumps(line)))
+        if self.folder is not None:
+            self.folder.append_metrics(self.metrics[-1])
+
+    def records(self) -> list[ReleaseRecord]:
+        """All releases of a run that is kept in memory."""
+        entries = [
+            (each.name, json.loads(line)) for each in self.organisations for line in each.gate.ledger.lines
+        ]
+        return [to_record(name, content) for name, content in entries if content["kind"] != "session"]
+
+    # -- saving ---------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, epochs: int) -> None:
+        if self.folder is None:
+            return
+        self.observatory.save(self.folder)
+        state = {
+            "epochs": epochs,
+            "time": self.time,
+            "messages": self.network.messages,
+            "bytes": self.network.bytes,
+            "numbers": {address: link.number for address, link in self.network.links.items()},
+            "metrics": len(self.metrics),
+            "server": self.server.state(),
+            "parties": {role.address: role.state() for role in self.parties},
+            "gates": {each.name: each.gate.state() for each in self.organisations},
+        }
+        save_checkpoint(self.folder.path, state)
+
+    def _restore(self) -> int:
+        """Takes up the last checkpoint, if there is one; returns the number of finished epochs."""
+        state = load_checkpoint(self.folder.path) if self.folder is not None else None
+        if state is None or self.folder is None:
+            return 0
+        self.time = float(state["time"])
+        self.network.messages, self.network.bytes = int(state["messages"]), int(state["bytes"])
+        for address, number in state["numbers"].items():
+            self.network.links[address].number = int(number)
+        self.server.load(state["server"])
+        for role in self.parties:
+            role.load(state["parties"][role.address])
+        for each in self.organisations:
+            each.gate.load(state["gates"][each.name])
+        self.folder.cut_metrics(int(state["metrics"]))
+        self.metrics = self.folder.read_metrics()
+        return int(state["epochs"])
+
+    def _save_models(self) -> None:
+        if self.folder is None:
+            return
+        self.folder.model(SERVER).parent.mkdir(exist_ok=True)
+        for party, encoder in self.setup.encoders.items():
+            save_module(self.folder.model(party), encoder)
+        save_module(self.folder.model(SERVER), self.setup.head)
+
+    def close(self) -> None:
+        """Closes ledgers and views."""
+        self.observatory.close()
+
+
+def _label_holder(plan: Plan, data: VerticalData) -> str:
+    if plan.label_holder == "server":
+        if SERVER in data.parties:
+            raise PlanError("a party is called 'server', which names the label holder without features")
+        return SERVER
+    return data.label_holder
+
+
+def _image_shape(data: VerticalData, index: int) -> tuple[int, ...] | None:
+    """The band of whole pixel rows that a party holds, where the data are images."""
+    shape = data.train[index].shape[1:]
+    if len(shape) == 3:
+        return tuple(shape)
+    if data.image_size is not None and data.widths[index] % data.image_size[1] == 0:
+        return (1, data.widths[index] // data.image_size[1], data.image_size[1])
+    return None
+
+
+def _first_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that a user should read: ours before others, and no group around it."""
+    flat: list[BaseException] = []
+    for error in errors.exceptions:
+        flat.append(_first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
+    ours = [error for error in flat if isinstance(error, SecureVFLError)]
+    return (ours or flat)[0]

@@ -1,0 +1,110 @@
+"""The organisations of a simulated run, each with what it keeps at home: gate, ledger, receipts, view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from securevfl.accountants.filters import Filter
+from securevfl.accountants.gdp import gdp_mu
+from securevfl.folder import RunFolder
+from securevfl.gate import Gate, Mechanism
+from securevfl.ledger import Ledger, read_ledger, to_record
+from securevfl.messages import Message
+from securevfl.noise import Noise
+from securevfl.plan import Plan
+from securevfl.views import Receipts, ViewWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Organisation:
+    """One organisation of the run."""
+
+    name: str
+    gate: Gate
+    receipts: Receipts
+    view: ViewWriter | None
+
+
+def build_organisation(
+    name: str, plan: Plan, *, records: int, test_records: int, holds_labels: bool, folder: RunFolder | None
+) -> Organisation:
+    """Opens an organisation's gate and files; an existing ledger is verified and its spending taken up.
+
+    Args:
+        name: The organisation.
+        plan: The resolved plan.
+        records: How many records there are, training and test part together.
+        test_records: How many of them are the test part.
+        holds_labels: True for the label holder, whose gradients carry no guarantee and hence no budget.
+        folder: Where its files are; None keeps everything in memory.
+    """
+    path = folder.ledger(name) if folder is not None else None
+    noise = Noise.insecure(plan.seed, name) if plan.insecure_reproducible_noise else Noise()
+    budget = Filter(mode=plan.mode, budget_mu=float("inf"), records=records)
+    if path is not None and path.exists():
+        for entry in read_ledger(path):
+            if not entry.is_session:
+                budget.charge(to_record(name, entry.content))
+    gate = Gate(
+        owner=name,
+        mode=plan.mode,
+        ledger=Ledger(name, path, reproducible=not noise.secure),
+        mechanism=Mechanism(clip=plan.clip, sigma=plan.sigma),
+        update=Mechanism(clip=plan.gradient_clip, sigma=plan.gradient_sigma),
+        budget=budget,
+        noise=noise,
+        release_once=plan.mode == "frozen",
+    )
+    if plan.budget_epsilon and not holds_labels and noise.secure:
+        set_budget(gate, plan, reserve=test_records)
+    receipts = Receipts(name)
+    if folder is not None:
+        receipts.load(folder.path)
+    view = ViewWriter(folder.view(name), name) if folder is not None and plan.record_views else None
+    return Organisation(name=name, gate=gate, receipts=receipts, view=view)
+
+
+def set_budget(gate: Gate, plan: Plan, *, reserve: int = 0) -> None:
+    """Sets the gate's budget, holding back enough for the final evaluation.
+
+    Only mode ``strict`` shares its budget between records, so only there does the evaluation of the test part
+    compete with training.
+    """
+    square = gdp_mu(plan.budget_epsilon, plan.delta) ** 2
+    if gate.mode == "strict":
+        square = max(0.0, square - reserve * (2 * plan.clip / plan.sigma) ** 2)
+    gate.budget.budget_mu = square**0.5
+
+
+class Observatory:
+    """Notes what each organisation could see of the traffic."""
+
+    def __init__(self, organisations: Iterable[Organisation], hosts: dict[str, str]) -> None:
+        self.organisations = {each.name: each for each in organisations}
+        self.hosts = hosts
+
+    def observe(self, message: Message, time: float) -> None:
+        """A message between two organisations has arrived."""
+        receiver = self.organisations[self.hosts[message.receiver]]
+        sender = self.organisations[self.hosts[message.sender]]
+        if message.head is not None:
+            receiver.receipts.note(message.head)
+        if receiver.view is not None:
+            receiver.view.record(message, time=time, sent=False)
+        if sender.view is not None:
+            sender.view.record(message, time=time, sent=True)
+
+    def save(self, folder: RunFolder) -> None:
+        """Writes receipts and flushes views."""
+        for each in self.organisations.values():
+            each.receipts.save(folder.path)
+            if each.view is not None:
+                each.view.flush()
+
+    def close(self) -> None:
+        """Closes all files."""
+        for each in self.organisations.values():
+            each.gate.ledger.close()
+            if each.view is not None:
+                each.view.close()

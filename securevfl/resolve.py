@@ -1,0 +1,125 @@
+"""From what the user wrote to what will happen: fills in every `auto`, and the noise for a target epsilon."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from securevfl.accountants.gdp import gdp_mu
+from securevfl.algorithms import find_algorithm
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError
+from securevfl.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Releases:
+    """What the busiest party will let out, counted from the plan.
+
+    Attributes:
+        vectors: All vectors, which is what mode ``strict`` counts.
+        per_record: The most that one record is released.
+        updates: The most local updates that one record takes part in.
+    """
+
+    vectors: int
+    per_record: int
+    updates: int
+
+
+def planned_releases(plan: Plan, data: VerticalData) -> Releases:
+    """Counts the releases of a run in advance: initial upload, training, refreshes, evaluation."""
+    passes = find_algorithm(plan.algorithm).passes(plan, data)
+    evaluations = evaluation_count(plan)
+    refreshes = plan.epochs * len(data.parties) if plan.delay_bound else 0
+    training = math.ceil(passes * data.n_train) + 2 * plan.batch
+    return Releases(
+        vectors=data.n_train * (1 + refreshes) + training + evaluations * data.n_test,
+        per_record=1 if plan.mode == "frozen" else max(1 + math.ceil(passes) + 1 + refreshes, evaluations),
+        updates=math.ceil(passes) + 1,
+    )
+
+
+def evaluation_count(plan: Plan) -> int:
+    """How often the test part is evaluated."""
+    between = (plan.epochs - 1) // plan.evaluate_every if plan.evaluate_every else 0
+    return between + 1
+
+
+def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
+    """Checks a plan against the data and completes both.
+
+    Raises:
+        PlanError: They do not fit; the message says what to change.
+    """
+    algorithm = find_algorithm(plan.algorithm)
+    _check_names(plan, data)
+    if plan.protocol not in algorithm.protocols:
+        raise PlanError(
+            f"algorithm {plan.algorithm!r} cannot run on protocol {plan.protocol!r}; "
+            f"it runs on {', '.join(algorithm.protocols)}"
+        )
+    algorithm.check(plan, data)
+    plan = _with_models(plan, data)
+    scaled = _scale(plan, data)
+    plan = plan.with_changes(scaling=scaled.scaling)
+    return (_with_noise(plan, data) if algorithm.federated else plan), scaled
+
+
+def _check_names(plan: Plan, data: VerticalData) -> None:
+    for field in ("speeds", "learning_rates"):
+        for name in getattr(plan, field):
+            if name not in data.parties:
+                raise PlanError(f"{field} names {name!r}, but the parties are {', '.join(data.parties)}")
+
+
+def _with_models(plan: Plan, data: VerticalData) -> Plan:
+    linear = plan.model == "linear"
+    embedding = plan.embedding or (data.outputs if linear else max(8, data.outputs))
+    fusion = plan.fusion
+    if fusion == "auto":
+        fusion = "concat" if plan.protocol == "plain" else "sum"
+    head = plan.head
+    if head == "auto":
+        head = "sum" if fusion == "sum" and embedding == data.outputs else "linear"
+    return plan.with_changes(embedding=embedding, fusion=fusion, head=head)
+
+
+def _scale(plan: Plan, data: VerticalData) -> VerticalData:
+    """Standard scaling couples a party's records, so only mode ``strict`` may use it."""
+    how = plan.scaling
+    if how == "auto":
+        how = "standard" if plan.mode == "strict" else "public"
+    regression = data.task == "regression"
+    if data.scaling == "standard" and plan.mode != "strict":
+        raise PlanError(
+            f"the data was scaled with statistics of private rows, which mode {plan.mode!r} forbids; "
+            "give unscaled data with public bounds"
+        )
+    if data.scaling != "none":
+        return data.scaled("none", label=regression)
+    return data.scaled(how, label=regression)  # type: ignore[arg-type]
+
+
+def _with_noise(plan: Plan, data: VerticalData) -> Plan:
+    """Calibrates sigma (and the updates' noise) to the target epsilon, and makes the target the budget."""
+    if not plan.epsilon:
+        return plan
+    planned = planned_releases(plan, data)
+    budget = plan.budget_epsilon or plan.epsilon
+    if plan.mode != "dp-encoder":
+        count = planned.vectors if plan.mode == "strict" else planned.per_record
+        from securevfl.accountants import calibrate_sigma
+
+        sigma = calibrate_sigma(
+            epsilon=plan.epsilon, delta=plan.delta, releases=count, mode=plan.mode, clip=plan.clip
+        )
+        return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=budget)
+    # Half of the squared mu pays for releases, half for updates; a hair is left for rounding.
+    half = gdp_mu(plan.epsilon, plan.delta) * (1 - 1e-9) / math.sqrt(2)
+    return plan.with_changes(
+        sigma=2 * plan.clip * math.sqrt(planned.per_record) / half,
+        gradient_sigma=2 * plan.gradient_clip * math.sqrt(planned.updates) / half,
+        epsilon=0.0,
+        budget_epsilon=budget,
+    )
