@@ -395,10 +395,10 @@ def build_delay(setup: Setup, party: str) -> StepDelay:
     )
 
 
-def busiest_share(plan: Plan, parties: tuple[str, ...]) -> float:
-    """The largest share of the steps that one party takes, from the mean durations of a step."""
+def step_shares(plan: Plan, parties: tuple[str, ...]) -> dict[str, float]:
+    """Each party's expected share of all steps, from the mean duration of its steps."""
     traces = read_trace(Path(plan.delay_trace), parties) if plan.delays == "trace" else {}
-    rates = []
+    rates = {}
     for index, party in enumerate(parties):
         mean = {
             "constant": 1.0,
@@ -406,9 +406,9 @@ def busiest_share(plan: Plan, parties: tuple[str, ...]) -> float:
             "exponential": index + 1.0,
             "trace": float(np.mean(traces.get(party, (1.0,)))),
         }[plan.delays]
-        rates.append(1.0 / max(mean / float(plan.speeds.get(party, 1.0)) + 2 * plan.latency, 1e-9))
+        rates[party] = 1.0 / max(mean / float(plan.speeds.get(party, 1.0)) + 2 * plan.latency, 1e-9)
     slack = 1.25 if plan.delays in ("poisson", "exponential") else 1.0
-    return min(1.0, slack * max(rates) / sum(rates))
+    return {party: min(1.0, slack * rate / sum(rates.values())) for party, rate in rates.items()}
 
 
 class VAFL(Algorithm):
@@ -437,7 +437,9 @@ class VAFL(Algorithm):
         """The fastest party's share of all steps; random delays get a quarter on top."""
         if self.shared_schedule:
             return float(plan.epochs)
-        return plan.epochs * busiest_share(plan, data.parties) * len(data.parties)
+        sending = [p for p in data.parties if plan.label_holder == "server" or p != data.label_holder]
+        shares = step_shares(plan, data.parties)
+        return plan.epochs * max((shares[p] for p in sending), default=0.0) * len(data.parties)
 
 
 class VAFLTSync(VAFL):
