@@ -137,8 +137,8 @@ class Engine:
         mixing = couples_records(given)
         if mixing and plan.mode != "strict":
             raise PlanError(
-                f"the encoder of {party} couples records ({', '.join(mixing)}), which mode {plan.mode!r} forbids; "
-                "use LayerNorm instead"
+                f"the encoder of {party} couples records ({', '.join(mixing)}) and mode "
+                f"{plan.mode!r} forbids that; use LayerNorm instead"
             )
         return given.to(self.device)
 

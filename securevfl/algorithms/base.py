@@ -85,9 +85,8 @@ class Role(ABC):
 
     address: str
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Runs once before the first epoch."""
-        return None
 
     @abstractmethod
     async def epoch(self) -> None:
@@ -134,7 +133,7 @@ class Algorithm(ABC):
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
         """The server role and all others."""
 
-    def check(self, plan: Plan, data: VerticalData) -> None:
+    def check(self, plan: Plan, data: VerticalData) -> None:  # noqa: B027 - most have nothing to check
         """Raises `PlanError` before anything starts, if the plan does not fit the algorithm."""
 
     def passes(self, plan: Plan, data: VerticalData) -> float:

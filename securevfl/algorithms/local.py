@@ -10,6 +10,7 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
+from securevfl.algorithms.base import SERVER, Setup
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.gate import Gate, Released, stay_inside
 from securevfl.models import clipped_gradient_sum, drawn_noise
@@ -175,3 +176,21 @@ def load_module_state(
         full = optimiser.state_dict()
         full["state"] = {int(index): slots for index, slots in state.get("optimiser", {}).items()}
         optimiser.load_state_dict(full)
+
+
+def build_local_model(setup: Setup, party: str) -> LocalModel:
+    """A party's model. Encoders whose embeddings never leave are trained raw in every mode."""
+    plan, data = setup.plan, setup.data
+    index = data.parties.index(party)
+    encoder = setup.encoders[party]
+    leaves = bool(setup.observers(SERVER, party))
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    frozen = (leaves and plan.encoder_training == "none") or not parameters
+    return LocalModel(
+        name=party,
+        records=Records(data.train[index], data.test[index], setup.device),
+        encoder=encoder,
+        optimiser=None if frozen else build_optimiser(parameters, plan, setup.rate(party)),
+        gate=setup.gates[setup.hosts[party]],
+        private=leaves and plan.encoder_training == "dp",
+    )

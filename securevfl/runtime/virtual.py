@@ -188,7 +188,7 @@ class VirtualLink:
             receiver, answer = self._calls.get(message.reply_to, ("", None))
             if answer is None or receiver != message.sender:
                 raise ProtocolError(
-                    f"{message.sender} answers call {message.reply_to}, which {self.address} did not make to it"
+                    f"{message.sender} answers call {message.reply_to}, which {self.address} did not make"
                 )
             if not answer.done():
                 answer.set_result(message)

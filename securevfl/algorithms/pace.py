@@ -1,0 +1,43 @@
+"""How fast parties are: the duration of their steps, and the share of the work that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from securevfl.algorithms.base import Setup
+from securevfl.plan import Plan
+from securevfl.runtime.delays import StepDelay, read_trace
+from securevfl.seeds import numpy_generator
+
+
+def build_delay(setup: Setup, party: str) -> StepDelay:
+    """How long a party's steps take."""
+    plan, parties = setup.plan, setup.data.parties
+    index = parties.index(party)
+    trace = read_trace(Path(plan.delay_trace), parties)[party] if plan.delays == "trace" else ()
+    return StepDelay(
+        plan.delays,
+        party=index,
+        parties=len(parties),
+        speed=float(plan.speeds.get(party, 1.0)),
+        generator=numpy_generator(plan.seed, "delays", index),
+        trace=trace,
+    )
+
+
+def step_shares(plan: Plan, parties: tuple[str, ...]) -> dict[str, float]:
+    """Each party's expected share of all steps, from the mean duration of its steps."""
+    traces = read_trace(Path(plan.delay_trace), parties) if plan.delays == "trace" else {}
+    rates = {}
+    for index, party in enumerate(parties):
+        mean = {
+            "constant": 1.0,
+            "poisson": (index + 1) / len(parties),
+            "exponential": index + 1.0,
+            "trace": float(np.mean(traces.get(party, (1.0,)))),
+        }[plan.delays]
+        rates[party] = 1.0 / max(mean / float(plan.speeds.get(party, 1.0)) + 2 * plan.latency, 1e-9)
+    slack = 1.25 if plan.delays in ("poisson", "exponential") else 1.0
+    return {party: min(1.0, slack * rate / sum(rates.values())) for party, rate in rates.items()}

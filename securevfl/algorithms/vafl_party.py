@@ -1,0 +1,108 @@
+"""VAFL's party role: uploads embeddings of its batches and answers requests for fresh ones."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from securevfl.algorithms.base import SERVER, Role, Setup
+from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.local import build_local_model
+from securevfl.algorithms.pace import build_delay
+from securevfl.errors import ProtocolError
+from securevfl.messages import Message
+from securevfl.seeds import numpy_generator
+
+
+class VAFLParty(Role):
+    """A party: works through its batches, and answers the server's requests for fresh embeddings."""
+
+    def __init__(self, setup: Setup, party: str, *, shared_schedule: bool) -> None:
+        self.address = party
+        self.setup = setup
+        self.link = setup.links[party]
+        self.observers = setup.observers(SERVER, party)
+        index = setup.data.parties.index(party)
+        self.model = build_local_model(setup, party)
+        self.batches = Batches(
+            setup.data.n_train,
+            setup.plan.batch,
+            numpy_generator(setup.plan.seed, "batches", 0 if shared_schedule else index),
+        )
+        self.delay = build_delay(setup, party)
+        self.ready_at: float | None = None
+        self._ended = asyncio.Event()
+
+    async def prepare(self) -> None:
+        await self._serve()
+
+    async def evaluate(self) -> None:
+        await self._serve()
+
+    async def epoch(self) -> None:
+        self._ended = asyncio.Event()
+        listener = asyncio.create_task(self._listen())
+        try:
+            await self._work()
+            await listener
+        finally:
+            listener.cancel()
+        await self.link.send(SERVER, "ended", {})
+
+    async def _serve(self) -> None:
+        """Only answers requests, until the server ends the phase."""
+        self._ended = asyncio.Event()
+        await self._listen()
+        await self.link.send(SERVER, "ended", {})
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self.link.receive()
+            if message.kind == "end":
+                self._ended.set()
+                return
+            if message.kind != "embed":
+                raise ProtocolError(
+                    f"{self.address} received {message.kind!r} from {message.sender}, not a request"
+                )
+            await self._answer(message)
+
+    async def _answer(self, message: Message) -> None:
+        rows = self.model.check_rows(message["rows"])
+        released = self.model.release(
+            rows, kind=str(message["purpose"]), observers=self.observers, learning=False
+        )
+        await self.link.reply(message, "embedding", {"values": released.values}, released.head)
+
+    async def _work(self) -> None:
+        """Algorithm 1, lines 3 to 7, until the server ends the epoch."""
+        clock = self.setup.clock
+        while not self._ended.is_set():
+            if self.ready_at is None:
+                self.ready_at = clock.now() + self.delay.draw()
+            if not await clock.sleep_until(self.ready_at, self._ended):
+                return
+            self.ready_at = None
+            rows = self.batches.next()
+            released = self.model.release(rows, kind="embedding", observers=self.observers, learning=True)
+            fields = {"rows": rows.astype(np.int32), "values": released.values}
+            answer = await self.link.call(SERVER, "embedding", fields, released.head)
+            if answer.kind == "gradient":
+                self.model.learn(released, answer["values"], rows)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state(),
+            "batches": self.batches.state(),
+            "delay": {"steps": self.delay.steps, "generator": self.delay.generator.bit_generator.state},
+            "ready_at": self.ready_at,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load(state["model"])
+        self.batches.load(state["batches"])
+        self.delay.steps = int(state["delay"]["steps"])
+        self.delay.generator.bit_generator.state = state["delay"]["generator"]
+        self.ready_at = state["ready_at"]

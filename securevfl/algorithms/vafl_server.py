@@ -1,0 +1,249 @@
+"""VAFL's server role: the latest embedding of each record and party, the top model, the staleness rule."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import SERVER, ServerRole, Setup
+from securevfl.algorithms.local import build_optimiser, check_finite, load_module_state, module_state
+from securevfl.errors import ProtocolError
+from securevfl.messages import Message
+from securevfl.models import Fusion, metrics, task_loss
+from securevfl.rows import Rows
+
+CHUNK = 1024
+
+
+class VAFLServer(ServerRole):
+    """The server: latest embeddings, its model, the staleness rule.
+
+    Args:
+        setup: What the run is built from.
+        wait_for: How many parties' uploads one iteration takes (1 is Algorithm 1).
+        shared_schedule: True where all parties upload the same records at once.
+    """
+
+    def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
+        self.setup = setup
+        self.link = setup.links[SERVER]
+        data, plan = setup.data, setup.plan
+        self.parties = data.parties
+        self.wait_for = wait_for
+        self.shared_schedule = shared_schedule
+        self.gate = setup.gates[setup.label_holder]
+        self.head = setup.head
+        self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(self.parties))
+        parameters = [p for p in setup.head.parameters() if p.requires_grad]
+        self.optimiser = build_optimiser(parameters, plan, setup.server_rate) if parameters else None
+        self.labels = torch.from_numpy(np.concatenate([data.y_train, data.y_test])).to(setup.device)
+        self.embeddings: Tensor | None = None
+        self.updated_at: npt.NDArray[np.int64] = np.zeros((data.n_train, len(self.parties)), np.int64)
+        self.iteration = 0
+        self.processed = 0
+        self.epochs_done = 0
+        self.loss: float | None = None
+        self.test: dict[str, float | None] = {}
+        self.oldest_used = 0
+        self._losses: list[float] = []
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        rows = np.arange(self.setup.data.n_train, dtype=np.int64)
+        self.embeddings = await self._collect(rows, "initial")
+        await self._end_phase()
+
+    async def epoch(self) -> None:
+        self._losses = []
+        target = (self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train
+        while self.processed < target:
+            await self._iterate(await self._gather_uploads())
+        self.epochs_done += 1
+        self.loss = float(np.mean(self._losses))
+        check_finite(SERVER, self.head)
+        await self._end_phase()
+
+    async def evaluate(self) -> None:
+        data = self.setup.data
+        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+        embeddings = await self._collect(rows, "evaluation")
+        with torch.no_grad():
+            self.predictions = self._outputs(embeddings)
+        self.test = metrics(data.task, self.predictions, self.labels[data.n_train :])
+        await self._end_phase()
+
+    async def _end_phase(self) -> None:
+        """Tells all parties that the phase is over and answers what is still under way."""
+        for party in self.parties:
+            await self.link.send(party, "end", {})
+        running = set(self.parties)
+        while running:
+            message = await self.link.receive()
+            if message.kind == "ended":
+                running.discard(message.sender)
+            else:
+                self._store(*self._upload(message))
+                await self.link.reply(message, "late", {})
+
+    async def _collect(self, rows: Rows, purpose: str) -> Tensor:
+        """Fresh embeddings of rows from all parties: (rows, parties, embedding)."""
+        pieces = []
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
+            pieces.append(torch.stack(await self._ask_all(chunk, purpose), dim=1))
+        return torch.cat(pieces)
+
+    async def _ask_all(self, rows: Rows, purpose: str) -> list[Tensor]:
+        return list(await asyncio.gather(*(self._ask(party, rows, purpose) for party in self.parties)))
+
+    async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
+        fields = {"rows": rows.astype(np.int32), "purpose": purpose}
+        answer = await self.link.call(party, "embed", fields)
+        return self._tensor(party, answer["values"], len(rows))
+
+    def _tensor(self, party: str, values: Any, rows: int) -> Tensor:
+        width = self.setup.plan.embedding
+        if not isinstance(values, np.ndarray) or values.shape != (rows, width):
+            raise ProtocolError(
+                f"{party} sent embeddings of shape {np.shape(values)}; expected {(rows, width)}"
+            )
+        return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
+
+    # -- iterations -----------------------------------------------------------------------------------------
+
+    async def _gather_uploads(self) -> list[Message]:
+        """Uploads of `wait_for` distinct parties, in order of arrival."""
+        uploads: dict[str, Message] = {}
+        while len(uploads) < self.wait_for:
+            message = await self.link.receive()
+            if message.kind != "embedding" or message.sender not in self.parties or message.sender in uploads:
+                raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
+            uploads[message.sender] = message
+        return list(uploads.values())
+
+    def _upload(self, message: Message) -> tuple[int, Rows, Tensor]:
+        rows = np.asarray(message["rows"]).astype(np.int64)
+        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+            raise ProtocolError(f"{message.sender} uploads rows that are not training records")
+        return (
+            self.parties.index(message.sender),
+            rows,
+            self._tensor(message.sender, message["values"], len(rows)),
+        )
+
+    def _store(self, party: int, rows: Rows, values: Tensor) -> None:
+        if self.embeddings is None:
+            raise ProtocolError("an upload arrived before the initial embeddings")
+        self.embeddings[torch.from_numpy(rows), party] = values
+        self.updated_at[rows, party] = self.iteration
+
+    async def _iterate(self, messages: list[Message]) -> None:
+        """One iteration k: store the uploads, refresh what is too old, update, answer."""
+        self.iteration += 1
+        uploads = [self._upload(message) for message in messages]
+        for upload in uploads:
+            self._store(*upload)
+        for party, rows, _ in uploads:
+            await self._refresh(party, rows)
+        gradients, loss = self._step(uploads)
+        self._losses.append(loss)
+        for message, (_, rows, _), gradient in zip(messages, uploads, gradients, strict=True):
+            await self._answer(message, rows, gradient)
+        self.processed += sum(len(rows) for _, rows, _ in uploads)
+        self.setup.report(self.processed, loss)
+
+    def _outputs(self, embeddings: Tensor) -> Tensor:
+        """The model's outputs for (rows, parties, width) embeddings."""
+        outputs: Tensor = self.head(self.fusion(embeddings.transpose(0, 1)))
+        return outputs
+
+    async def _refresh(self, uploading: int, rows: Rows) -> None:
+        """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
+        ages = self.iteration - self.updated_at[rows]
+        bound = self.setup.plan.delay_bound
+        if bound:
+            for party, name in enumerate(self.parties):
+                stale = rows[ages[:, party] > bound]
+                if party != uploading and stale.size:
+                    self._store(party, stale, await self._ask(name, stale, "refresh"))
+            ages = self.iteration - self.updated_at[rows]
+        self.oldest_used = max(self.oldest_used, int(ages.max()))
+
+    def _step(self, uploads: list[tuple[int, Rows, Tensor]]) -> tuple[list[Tensor], float]:
+        """Updates the server's model; returns each upload's gradient and the mean loss."""
+        if self.embeddings is None:
+            raise ProtocolError("a step was asked for before the initial embeddings")
+        if self.shared_schedule:
+            batches = [uploads[0][1]]
+        else:
+            batches = [rows for _, rows, _ in uploads]
+        index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
+        inputs = self.embeddings[index].requires_grad_()
+        task = self.setup.data.task
+        each = task_loss(task, self._outputs(inputs), self.labels[index], reduction="none")
+        means = [piece.mean() for piece in torch.split(each, [len(rows) for rows in batches])]
+        total = torch.stack(means).sum()
+        if self.optimiser is not None:
+            self.optimiser.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        if self.optimiser is not None:
+            for parameter in self.optimiser.param_groups[0]["params"]:
+                parameter.grad /= len(batches)
+            self.optimiser.step()
+        return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
+
+    def _split_gradient(
+        self, gradient: Tensor | None, uploads: list[tuple[int, Rows, Tensor]]
+    ) -> list[Tensor]:
+        if gradient is None:
+            raise ProtocolError("the server's model does not depend on the embeddings")
+        if self.shared_schedule:
+            return [gradient[:, party] for party, _, _ in uploads]
+        pieces = torch.split(gradient, [len(rows) for _, rows, _ in uploads])
+        return [piece[:, party] for piece, (party, _, _) in zip(pieces, uploads, strict=True)]
+
+    async def _answer(self, message: Message, rows: Rows, gradient: Tensor) -> None:
+        """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
+        observers = self.setup.observers(message.sender, self.setup.label_holder)
+        if observers and self.setup.plan.encoder_training == "none":
+            await self.link.reply(message, "received", {})
+            return
+        head = None
+        if observers:
+            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="gradient", observers=observers)
+        await self.link.reply(message, "gradient", {"values": gradient.cpu().numpy()}, head)
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far, and the age of the oldest embedding that was used."""
+        return {"iterations": self.iteration, "oldest": self.oldest_used}
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "head": module_state(self.head, self.optimiser),
+            "embeddings": self.embeddings,
+            "updated_at": self.updated_at,
+            "iteration": self.iteration,
+            "processed": self.processed,
+            "epochs_done": self.epochs_done,
+            "loss": self.loss,
+            "test": self.test,
+            "oldest_used": self.oldest_used,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        load_module_state(self.head, self.optimiser, state["head"])
+        self.embeddings = state["embeddings"].to(self.setup.device)
+        self.updated_at = np.array(state["updated_at"], np.int64)
+        self.iteration = int(state["iteration"])
+        self.processed = int(state["processed"])
+        self.epochs_done = int(state["epochs_done"])
+        self.loss, self.test = state["loss"], state["test"]
+        self.oldest_used = int(state["oldest_used"])
