@@ -62,7 +62,7 @@ class Released:
 
 def clip_rows(vectors: Tensor, clip: float) -> Tensor:
     """Scales each row to L2 norm at most `clip`; differentiable."""
-    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
     return vectors * (clip / norms).clamp(max=1.0)
 
 

@@ -114,7 +114,7 @@ class Ledger:
         return self._write(content)
 
     def _write(self, content: Mapping[str, Any]) -> Head:
-        index = self.head.index + 1
+        index = self.head.position + 1
         body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
         digest = _digest(body)
         signature = self._key.sign(bytes.fromhex(digest)).hex()
@@ -204,13 +204,13 @@ def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
     for head in heads:
         if head.owner != path.stem:
             continue
-        if not 0 <= head.index < len(entries):
+        if not 0 <= head.position < len(entries):
             raise LedgerError(
-                f"ledger of {head.owner}: cut; an observer holds entry {head.index}, the file ends before"
+                f"ledger of {head.owner}: cut; an observer holds entry {head.position}, the file ends before"
             )
-        if entries[head.index].digest != head.digest:
+        if entries[head.position].digest != head.digest:
             raise LedgerError(
-                f"ledger of {head.owner}: rewritten; entry {head.index} is not what an observer received"
+                f"ledger of {head.owner}: rewritten; entry {head.position} is not what an observer received"
             )
     return entries
 
@@ -251,7 +251,7 @@ def read_records(run_folder: Path) -> list[ReleaseRecord]:
     for head in heads:
         if head.owner not in known:
             raise LedgerError(
-                f"ledger of {head.owner} is missing, but observers received its entry {head.index}"
+                f"ledger of {head.owner} is missing, but observers received its entry {head.position}"
             )
     return [
         to_record(path.stem, entry.content)

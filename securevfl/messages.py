@@ -12,10 +12,10 @@ from securevfl.protocols.wire import Value, pack, packed_size, unpack
 
 
 class Head(NamedTuple):
-    """The newest entry of an owner's ledger: its index and its hash."""
+    """The newest entry of an owner's ledger: its position and its hash."""
 
     owner: str
-    index: int
+    position: int
     digest: str
 
 
@@ -55,7 +55,7 @@ class Message:
     def _envelope(self) -> dict[str, Value]:
         head: dict[str, Value] = {}
         if self.head is not None:
-            head = {"~owner": self.head.owner, "~index": self.head.index, "~digest": self.head.digest}
+            head = {"~owner": self.head.owner, "~position": self.head.position, "~digest": self.head.digest}
         return {
             "~sender": self.sender,
             "~receiver": self.receiver,
@@ -91,12 +91,12 @@ class Message:
 
 
 def _take_head(kind: str, fields: dict[str, Value]) -> Head | None:
-    owner, index, digest = fields.pop("~owner", None), fields.pop("~index", None), fields.pop("~digest", None)
-    if owner is None and index is None and digest is None:
+    owner, position, digest = (fields.pop(name, None) for name in ("~owner", "~position", "~digest"))
+    if owner is None and position is None and digest is None:
         return None
-    if not (isinstance(owner, str) and isinstance(index, int) and isinstance(digest, str)):
+    if not (isinstance(owner, str) and isinstance(position, int) and isinstance(digest, str)):
         raise WireError(f"message {kind!r} carries a broken ledger head")
-    return Head(owner, index, digest)
+    return Head(owner, position, digest)
 
 
 class Link(Protocol):

@@ -50,7 +50,7 @@ class Noise:
     def _unit(self, count: int) -> Floats:
         """Uniform values in (0, 1], on a grid of 2^-53, never zero."""
         words = self._stream.words(count, np.uint64)
-        return ((words >> np.uint64(11)) + np.uint64(1)) * _UNIT
+        return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * _UNIT
 
     def uniform(self, shape: tuple[int, ...], half_width: float) -> Floats:
         """Uniform values on [-half_width, half_width]."""

@@ -186,7 +186,7 @@ class Receipts:
     def note(self, head: Head) -> None:
         """Keeps the head if it is newer than the one kept."""
         known = self.heads.get(head.owner)
-        if known is None or head.index > known.index:
+        if known is None or head.position > known.position:
             self.heads[head.owner] = head
 
     def save(self, run_folder: Path) -> None:

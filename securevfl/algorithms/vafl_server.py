@@ -15,6 +15,7 @@ from securevfl.algorithms.local import build_optimiser, check_finite, load_modul
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
 from securevfl.models import Fusion, metrics, task_loss
+from securevfl.protocols.wire import Value
 from securevfl.rows import Rows
 
 CHUNK = 1024
@@ -103,7 +104,7 @@ class VAFLServer(ServerRole):
         return list(await asyncio.gather(*(self._ask(party, rows, purpose) for party in self.parties)))
 
     async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
-        fields = {"rows": rows.astype(np.int32), "purpose": purpose}
+        fields: dict[str, Value] = {"rows": rows.astype(np.int32), "purpose": purpose}
         answer = await self.link.call(party, "embed", fields)
         return self._tensor(party, answer["values"], len(rows))
 
