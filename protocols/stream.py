@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -89,20 +90,30 @@ class KeyStream:
             np.add(piece, self.fill(words[start : start + size]), out=piece)
         return mask
 
-    def add_to(self, out: npt.NDArray[Any], *, subtract: bool = False) -> None:
-        """Adds fresh words to a C-contiguous array of unsigned integers, or subtracts them, in place."""
-        if out.dtype.kind != "u" or not out.flags.c_contiguous:
-            raise ValueError(f"masks go on C-contiguous unsigned integers, not on {out.dtype}")
-        flat = out.reshape(-1)
-        size = CHUNK_BYTES // out.itemsize
-        scratch = np.empty(min(size, flat.size), dtype=out.dtype)
-        operation = np.subtract if subtract else np.add
-        for start in range(0, flat.size, size):
-            piece = flat[start : start + size]
-            operation(piece, self.fill(scratch[: piece.size]), out=piece)
-
     def _rewind(self, nonce: bytes) -> None:
         self._encryptor.reset_nonce(nonce)
+
+
+def apply_masks(
+    out: npt.NDArray[Any], plus: Sequence[KeyStream], minus: Sequence[KeyStream]
+) -> npt.NDArray[Any]:
+    """Adds the words of some streams to unsigned integers and subtracts those of others, in place."""
+    flat = out.reshape(-1)
+    size = CHUNK_BYTES // out.itemsize
+    scratch = np.empty(min(size, flat.size), dtype=out.dtype)
+    for start in range(0, flat.size, size):
+        piece = flat[start : start + size]  # all masks go on while it is in the cache
+        words = scratch[: piece.size]
+        for stream in plus:
+            np.add(piece, stream.fill(words), out=piece)
+        for stream in minus:
+            np.subtract(piece, stream.fill(words), out=piece)
+    return out
+
+
+def round_nonce(round: int, attempt: int) -> bytes:  # noqa: A002
+    """The 16-byte nonce of a round and attempt; its last 8 bytes are zero and left to count."""
+    return _ROUND_NONCE.pack(round, attempt)
 
 
 class MaskStream:
@@ -120,5 +131,5 @@ class MaskStream:
 
     def at(self, round: int, attempt: int) -> KeyStream:  # noqa: A002
         """The stream of one round and attempt, from its beginning; ends the one given out before."""
-        self._stream._rewind(_ROUND_NONCE.pack(round, attempt))
+        self._stream._rewind(round_nonce(round, attempt))
         return self._stream

@@ -42,6 +42,11 @@ class _Lane:
         self.parent = parent
         self.sent = False
 
+    def add(self, sender: Address, array: Ring) -> None:
+        if self.total is not None:
+            np.add(self.total, array, out=self.total)
+        self.waiting.discard(sender)
+
 
 class TreeMachine(Machine):
     """One participant of a tree sum: adds what its children send and passes the sum to its parent."""
@@ -95,8 +100,7 @@ class TreeMachine(Machine):
         if fresh:
             self._shape = array.shape
             self.contribute(self._node.own(np.zeros(array.shape, dtype=array.dtype)))
-        np.add(lane.total, array, out=lane.total)
-        lane.waiting.discard(sender)
+        lane.add(sender, array)
         return self._start() if fresh else self._advance(message.tree - 1)
 
     def _receive_masks(self, sender: Address, message: MaskTotal) -> list[Envelope]:

@@ -42,7 +42,7 @@ def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
     """
     if len(fields) > MAX_FIELDS:
         raise WireError(f"message {kind!r} has {len(fields)} fields; at most {MAX_FIELDS} are allowed")
-    parts = [_pack_name(kind)]
+    parts: list[bytes | memoryview] = [_pack_name(kind)]
     for name, value in fields.items():
         parts += [_pack_name(name), *_pack_value(name, value)]
     size = _HEADER.size + sum(len(part) for part in parts)
@@ -53,7 +53,8 @@ def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
 
 def packed_size(kind: str, fields: Mapping[str, Value]) -> int:
     """The number of bytes that `pack` would give, without packing."""
-    return _HEADER.size + 1 + len(kind) + sum(1 + len(name) + _value_size(value) for name, value in fields.items())
+    sizes = (1 + len(name) + _value_size(value) for name, value in fields.items())
+    return _HEADER.size + 1 + len(kind) + sum(sizes)
 
 
 def _value_size(value: Value) -> int:
@@ -85,7 +86,7 @@ def unpack(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> tuple[str
     if magic != MAGIC:
         raise WireError("not a securevfl message")
     if version != VERSION:
-        raise WireError(f"message has wire version {version}, this side speaks version {VERSION}: upgrade the older side")
+        raise WireError(f"message has wire version {version}, this side has {VERSION}: upgrade the older")
     if size != len(view):
         raise WireError(f"message announces {size} bytes but has {len(view)}")
     if count > MAX_FIELDS:
@@ -148,7 +149,7 @@ def pack_strings(values: list[str]) -> bytes:
 def _pack_array(name: str, array: Array) -> list[bytes | memoryview]:
     dtype = array.dtype.newbyteorder("<").str
     if dtype not in DTYPES:
-        raise WireError(f"field {name!r}: arrays of {array.dtype} are not carried; use one of {', '.join(DTYPES)}")
+        raise WireError(f"field {name!r}: arrays of {array.dtype} are not carried; use {', '.join(DTYPES)}")
     if array.ndim > MAX_DIMENSIONS:
         raise WireError(f"field {name!r} has {array.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
     raw = np.ascontiguousarray(array, dtype=dtype)

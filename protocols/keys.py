@@ -1,0 +1,104 @@
+"""Key agreement between two workers: X25519, optionally together with ML-KEM-768, then HKDF."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from securevfl.errors import MissingExtra, ProtocolError
+from securevfl.protocols.stream import MaskStream, derive_key, round_nonce
+
+X25519_BYTES = 32
+KEM_PUBLIC_BYTES = 1184
+KEM_CIPHERTEXT_BYTES = 1088
+
+
+class PartyKeys:
+    """One worker's fresh private keys.
+
+    Args:
+        hybrid: Also make an ML-KEM-768 key, so that recorded traffic stays closed to a quantum computer.
+    """
+
+    def __init__(self, *, hybrid: bool) -> None:
+        self._x25519 = X25519PrivateKey.generate()
+        self.public = self._x25519.public_key().public_bytes_raw()
+        self._kem: Any = None
+        if hybrid:
+            self._kem = _generate_kem()
+            self.public += self._kem.public_key().public_bytes_raw()
+
+    def exchange(self, peer: bytes) -> bytes:
+        """The X25519 secret shared with the owner of a public key."""
+        try:
+            return self._x25519.exchange(X25519PublicKey.from_public_bytes(peer[:X25519_BYTES]))
+        except ValueError as error:
+            raise ProtocolError("a worker's public key is not a usable X25519 key") from error
+
+    def encapsulate(self, peer: bytes) -> tuple[bytes, bytes]:
+        """A fresh secret for the owner of a hybrid public key, and the ciphertext that brings it there."""
+        from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+
+        try:
+            secret, ciphertext = MLKEM768PublicKey.from_public_bytes(peer[X25519_BYTES:]).encapsulate()
+        except ValueError as error:
+            raise ProtocolError("a worker's public key is not a usable ML-KEM-768 key") from error
+        return secret, ciphertext
+
+    def decapsulate(self, ciphertext: bytes) -> bytes:
+        """The secret inside a ciphertext; a forged ciphertext gives a secret that nobody shares."""
+        if self._kem is None:
+            raise ProtocolError("this key agreement is not hybrid")
+        try:
+            return bytes(self._kem.decapsulate(ciphertext))
+        except ValueError as error:
+            raise ProtocolError("an ML-KEM-768 ciphertext is malformed") from error
+
+
+def _generate_kem() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+
+        return MLKEM768PrivateKey.generate()
+    except (ImportError, UnsupportedAlgorithm) as error:
+        raise MissingExtra("hybrid keys need ML-KEM-768: install cryptography>=47") from error
+
+
+class PairKeys:
+    """What two workers share: streams for masks and round seeds, and a sealed channel in each direction.
+
+    Args:
+        secret: The X25519 secret, followed by the ML-KEM secret in hybrid mode.
+        context: Both addresses and everything public that the agreement exchanged.
+        own: This worker's address.
+        peer: The other worker's address.
+    """
+
+    def __init__(self, secret: bytes, context: bytes, *, own: int, peer: int) -> None:
+        bound = hashlib.sha256(context).digest()
+        purposes = ("pairwise/channel/up", "pairwise/channel/down")
+        channels = [AESGCM(derive_key(secret, purpose=purpose, context=bound)) for purpose in purposes]
+        self._send, self._receive = channels if own < peer else channels[::-1]
+        self.masks = MaskStream(derive_key(secret, purpose="pairwise/mask", context=bound))
+        self.seeds = MaskStream(derive_key(secret, purpose="pairwise/round-seed", context=bound))
+        self.adds = own < peer  # of a pair, the lower worker adds the mask and the higher one subtracts it
+        self.fingerprint = bound.hex()
+
+    def seal(self, plain: bytes, *, round: int, attempt: int) -> bytes:  # noqa: A002
+        """Encrypts for the peer; once per (round, attempt), as the nonce is made of these."""
+        return self._send.encrypt(round_nonce(round, attempt)[:12], plain, None)
+
+    def open(self, sealed: bytes, *, round: int, attempt: int) -> bytes:  # noqa: A002
+        """Decrypts what the peer sealed in this round and attempt.
+
+        Raises:
+            ProtocolError: It was changed on the way, or belongs elsewhere.
+        """
+        try:
+            return self._receive.decrypt(round_nonce(round, attempt)[:12], sealed, None)
+        except (InvalidTag, ValueError) as error:
+            raise ProtocolError("a sealed share was changed on its way or is of another round") from error

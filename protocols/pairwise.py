@@ -1,0 +1,244 @@
+"""Sums under pairwise masks: the configuration, its messages and the participants' secret state."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from securevfl.errors import DropoutError, ProtocolError, TopologyError
+from securevfl.protocols.contract import AGGREGATOR, Address, Machine, Message, Node, SecureSum, name_of
+from securevfl.protocols.keys import PairKeys
+from securevfl.protocols.neighbours import NeighbourGraph
+from securevfl.protocols.ring import FixedPoint, Ring
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PublicKeys(Message):
+    """A worker's public keys, to the aggregator."""
+
+    kind = "pairwise.public-keys"
+    public: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class KeyDirectory(Message):
+    """The public keys of a worker's neighbours, one row each, in ascending order of address."""
+
+    kind = "pairwise.key-directory"
+    public: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Encapsulations(Message):
+    """ML-KEM ciphertexts: to the aggregator, for the higher neighbours; from it, of the lower ones."""
+
+    kind = "pairwise.encapsulations"
+    ciphertexts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SealedShares(Message):
+    """A worker's seeds, shared among its neighbours.
+
+    `sealed` has one row per neighbour, readable by that neighbour alone; `covered` the seeds of the masks
+    shared with each neighbour, hidden under the pair seed; `checks` tells whether an opened seed is right.
+    """
+
+    kind = "pairwise.sealed-shares"
+    sealed: np.ndarray
+    covered: np.ndarray
+    checks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RelayedShares(Message):
+    """Who takes part, and the rows that participating neighbours sealed for the receiver."""
+
+    kind = "pairwise.relayed-shares"
+    participants: list[int]
+    sealed: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MaskedInput(Message):
+    """A worker's input under all its masks."""
+
+    kind = "pairwise.masked-input"
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Survivors(Message):
+    """The participants whose masked input has arrived."""
+
+    kind = "pairwise.survivors"
+    survivors: list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedShares(Message):
+    """One share per participant known to the sender: of its self seed if it survived, else its pair seed."""
+
+    kind = "pairwise.opened-shares"
+    shares: np.ndarray
+
+
+class PairwiseMaskSum(SecureSum):
+    """A sum at an aggregator under masks that cancel in pairs; it survives workers that drop out.
+
+    Each pair of neighbours agrees on a key (X25519, with `hybrid` also ML-KEM-768) and so on a mask, which
+    one adds and the other subtracts. When workers may drop out, each one adds a self mask as well and shares,
+    anew in every round, the seeds of its self mask and of its pair masks among its neighbours. After the
+    masked inputs are in, the neighbours open the self seed of those that survived or the pair seed of those
+    that did not; a worker never reveals both of anyone, and pair seeds are good for one round only.
+
+    Threat model: the aggregator and up to `collusion` workers follow the protocol and pool all they see; they
+    learn their own inputs and the sum over the survivors, nothing else, as the graph of the survivors is
+    checked by every worker to be (collusion + 1)-connected. With the complete graph an aggregator that lies
+    about who dropped cannot open both seeds of anybody: that takes `threshold` shares of each, and threshold
+    > (holders + collusion) / 2 is enforced. Everything runs through the aggregator; shares are sealed end to
+    end. An aggregator that swaps public keys during the setup is noticed only if workers compare
+    `PairwiseNode.fingerprints` or the keys travel over channels it does not control.
+
+    Who learns what: the aggregator learns the sum and who contributed; the workers learn who contributed. Not
+    promised: a correct sum if somebody lies. A retry over another set of workers reveals the difference.
+
+    Dropout: recovered as long as `threshold` of each worker's holders remain and the survivors stay
+    connected; otherwise `DropoutError`. With `threshold` equal to the number of holders nobody may drop out,
+    and one message per worker and round is enough.
+
+    Args:
+        workers: Number of workers, at least `collusion` + 2.
+        collusion: How many workers may pool their views with the aggregator.
+        threshold: Shares that open a seed, out of the holders: a worker and its neighbours. With all workers
+            as neighbours it is the number of workers that must stay to the end. By default the smallest
+            allowed.
+        neighbours: Even number of neighbours of each worker; None for all other workers.
+        hybrid: Combine X25519 with ML-KEM-768.
+        fixed_point: How floats become ring elements.
+
+    Raises:
+        TopologyError: The graph does not withstand that many colluders, or the threshold is unsafe.
+    """
+
+    messages = (
+        PublicKeys,
+        KeyDirectory,
+        Encapsulations,
+        SealedShares,
+        RelayedShares,
+        MaskedInput,
+        Survivors,
+        OpenedShares,
+    )
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        collusion: int = 1,
+        threshold: int | None = None,
+        neighbours: int | None = None,
+        hybrid: bool = False,
+        fixed_point: FixedPoint | None = None,
+    ) -> None:
+        super().__init__(workers=workers, fixed_point=fixed_point)
+        self.graph = NeighbourGraph(workers, neighbours)
+        self.collusion = collusion
+        self.hybrid = hybrid
+        connectivity = self.graph.connectivity(frozenset(range(workers)))
+        if not 0 <= collusion < connectivity:
+            raise TopologyError(
+                f"{workers} workers with {neighbours or workers - 1} neighbours each withstand at most"
+                f" {connectivity - 1} colluders, not {collusion}"
+            )
+        holders = (workers - 1 if neighbours is None else neighbours) + 1
+        smallest = (holders + collusion) // 2 + 1
+        self.threshold = min(smallest, holders) if threshold is None else threshold
+        if not min(smallest, holders) <= self.threshold <= holders:
+            raise TopologyError(
+                f"a threshold of {self.threshold} among {holders} holders is not safe against {collusion}"
+                f" colluders and a lying aggregator; use {smallest} to {holders}"
+            )
+        self.recovers = self.threshold < holders
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The workers and the aggregator."""
+        return (*range(self.workers), AGGREGATOR)
+
+    @property
+    def receivers(self) -> tuple[Address, ...]:
+        """The aggregator."""
+        return (AGGREGATOR,)
+
+    def node(self, address: Address) -> PairwiseNode:
+        """Fresh secret state for one participant."""
+        return PairwiseNode(self, address)
+
+    def holders(self, worker: Address) -> tuple[Address, ...]:
+        """Who holds shares of a worker's seeds: its neighbours and itself, in ascending order."""
+        return tuple(sorted((*self.graph.neighbours(worker), worker)))
+
+    def check_survivors(self, alive: frozenset[Address]) -> None:
+        """Raises `DropoutError` unless these workers are still enough to hide each other."""
+        if len(alive) < self.collusion + 2 or self.graph.connectivity(alive) <= self.collusion:
+            raise DropoutError(
+                f"the {len(alive)} workers left do not hide from {self.collusion} colluders; retry with more"
+            )
+
+    def check_openers(self, owners: frozenset[Address], openers: frozenset[Address]) -> None:
+        """Raises `DropoutError` unless these openers hold enough shares of every owner's seeds."""
+        for owner in owners:
+            left = len(openers.intersection(self.holders(owner)))
+            if left < self.threshold:
+                raise DropoutError(
+                    f"{left} holders of the seeds of {name_of(owner)} are left; {self.threshold} are needed"
+                )
+
+
+class PairwiseNode(Node):
+    """One participant's keys with each neighbour; the aggregator has none."""
+
+    protocol: PairwiseMaskSum
+
+    def __init__(self, protocol: PairwiseMaskSum, address: Address) -> None:
+        super().__init__(protocol, address)
+        self.pairs: dict[Address, PairKeys] | None = None
+        self._setup_begun = False
+
+    def setup(self) -> Machine:
+        """The key agreement, once per run."""
+        from securevfl.protocols.pairwise_setup import AggregatorSetup, WorkerSetup
+
+        if self._setup_begun:
+            raise ProtocolError(f"{name_of(self.address)} has begun its key agreement; make a new node")
+        self._setup_begun = True
+        return AggregatorSetup(self) if self.address == AGGREGATOR else WorkerSetup(self)
+
+    def fingerprints(self) -> dict[Address, str]:
+        """What to compare with each neighbour over another channel: equal unless somebody swapped keys."""
+        return {peer: pair.fingerprint for peer, pair in self._agreed().items()}
+
+    def _agreed(self) -> dict[Address, PairKeys]:
+        if self.pairs is None:
+            raise ProtocolError(f"{name_of(self.address)} has no keys yet; run its setup first")
+        return self.pairs
+
+    def _round(
+        self,
+        encoded: Ring | None,
+        shape: tuple[int, ...] | None,
+        round: int,  # noqa: A002
+        attempt: int,
+    ) -> Machine:
+        from securevfl.protocols.pairwise_aggregator import CollectingAggregator, RecoveringAggregator
+        from securevfl.protocols.pairwise_worker import MaskingWorker, SharingWorker
+
+        pairs = self._agreed()
+        if encoded is None:
+            aggregator = RecoveringAggregator if self.protocol.recovers else CollectingAggregator
+            return aggregator(self.protocol, shape, round=round, attempt=attempt)
+        worker = SharingWorker if self.protocol.recovers else MaskingWorker
+        return worker(self.protocol, self.address, pairs, encoded, round=round, attempt=attempt)
