@@ -1,1 +1,37 @@
 """Secure sums, trees, masks and private ID alignment. Loads no torch."""
+
+from securevfl.protocols.contract import (
+    AGGREGATOR,
+    COORDINATOR,
+    KEY_HOLDER,
+    Envelope,
+    Machine,
+    Message,
+    Node,
+    SecureSum,
+)
+from securevfl.protocols.driver import Driver, run_round, run_setup
+from securevfl.protocols.pairwise import PairwiseMaskSum
+from securevfl.protocols.ring import FixedPoint
+from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.trees import TreePair, build_trees
+
+__all__ = [
+    "AGGREGATOR",
+    "COORDINATOR",
+    "KEY_HOLDER",
+    "Driver",
+    "Envelope",
+    "FixedPoint",
+    "Machine",
+    "Message",
+    "Node",
+    "PairwiseMaskSum",
+    "PlainTreeSum",
+    "SecureSum",
+    "TreePair",
+    "TwoTreeSum",
+    "build_trees",
+    "run_round",
+    "run_setup",
+]

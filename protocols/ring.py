@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 from typing import Any
@@ -55,20 +56,9 @@ class FixedPoint:
         """The step between neighbouring numbers."""
         return 2.0**-self.fraction_bits
 
-    def bound(self, terms: int = 1, *, stochastic: bool = False) -> Fraction:
-        """Integer magnitudes strictly below this can be summed `terms` times without wrapping."""
-        if terms < 1:
-            raise InputError(f"a sum of {terms} terms has no range; at least 1 term is needed")
-        error = Fraction(1) if stochastic else Fraction(1, 2)
-        return Fraction(1 << (self.bits - 1), terms) - error
-
     def max_abs(self, terms: int = 1) -> float:
-        """The largest magnitude that `encode` accepts for a sum of `terms` values, as a float."""
-        bound = self.bound(terms)
-        largest = float(bound)
-        while largest >= bound:
-            largest = math.nextafter(largest, 0.0)
-        return largest * self.resolution
+        """The largest magnitude that `encode` accepts for a sum of `terms` values."""
+        return _largest(self.bits, terms, False) * self.resolution
 
     def encode(self, array: npt.ArrayLike, terms: int = 1, *, stochastic: KeyStream | None = None) -> Ring:
         """Rounds floats to ring elements.
@@ -87,20 +77,20 @@ class FixedPoint:
             raise EncodingError(f"values of type {values.dtype} cannot be encoded; pass floats or integers")
         values = np.ascontiguousarray(values, dtype=np.float64).reshape(values.shape)
         out = np.empty(values.shape, dtype=self.dtype)
-        self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
+        with np.errstate(over="ignore", invalid="ignore"):  # what these would warn about is refused
+            self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
         return out
 
     def _encode_into(
         self, values: npt.NDArray[np.float64], out: Ring, terms: int, stochastic: KeyStream | None
     ) -> None:
-        bound = self.bound(terms, stochastic=stochastic is not None)
+        largest = _largest(self.bits, terms, stochastic is not None)
         scratch = np.empty(min(CHUNK, values.size), dtype=np.float64)
         signed = out.view(np.int32 if self.bits == 32 else np.int64)
         for start in range(0, values.size, CHUNK):
             piece = values[start : start + CHUNK]
-            with np.errstate(over="ignore"):  # an infinite product is refused below
-                scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
-            self._check(piece, scaled, bound, terms)
+            scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
+            self._check(piece, scaled, largest, terms)
             if stochastic is None:
                 np.rint(scaled, out=scaled)
             else:
@@ -108,12 +98,13 @@ class FixedPoint:
             np.copyto(signed[start : start + CHUNK], scaled, casting="unsafe")
 
     def _check(
-        self, piece: npt.NDArray[np.float64], scaled: npt.NDArray[np.float64], bound: Fraction, terms: int
+        self, piece: npt.NDArray[np.float64], scaled: npt.NDArray[np.float64], largest: float, terms: int
     ) -> None:
-        # Scaling by a power of two is exact, so this compares the true value; min and max pass NaN on.
-        if _within(float(scaled.min()), bound) and _within(float(scaled.max()), bound):
+        # Scaling by a power of two is exact, so this compares the true value; min and max pass NaN on, and
+        # NaN fails both comparisons.
+        if scaled.min() >= -largest and scaled.max() <= largest:
             return
-        index = next(i for i, number in enumerate(scaled.tolist()) if not _within(number, bound))
+        index = int(np.argmin(np.abs(scaled) <= largest))
         raise EncodingError(
             f"value {float(piece[index])!r} cannot be encoded: a sum of {terms} terms in {self.bits} bits,"
             f" {self.fraction_bits} of them fraction, needs finite |value| <= {self.max_abs(terms):.6g};"
@@ -142,9 +133,16 @@ class FixedPoint:
         return out.reshape(ring.shape)
 
 
-def _within(number: float, bound: Fraction) -> bool:
-    # A float against a fraction is compared exactly; float(bound) could round up and let an overflow through.
-    return math.isfinite(number) and -bound < number < bound
+@functools.lru_cache(maxsize=1024)
+def _largest(bits: int, terms: int, stochastic: bool) -> float:
+    """The largest float m with terms * (m + 1/2) < 2^(bits - 1), or m + 1 for stochastic rounding."""
+    if terms < 1:
+        raise InputError(f"a sum of {terms} terms has no range; at least 1 term is needed")
+    bound = Fraction(1 << (bits - 1), terms) - (Fraction(1) if stochastic else Fraction(1, 2))
+    largest = float(bound)
+    while largest >= bound:  # a float against a fraction is compared exactly
+        largest = math.nextafter(largest, -math.inf)
+    return largest
 
 
 def _round_stochastically(scaled: npt.NDArray[np.float64], stream: KeyStream) -> None:
