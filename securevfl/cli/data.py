@@ -14,6 +14,9 @@ from rich.table import Table
 from securevfl.data import DATASETS, DatasetInfo, VerticalData
 from securevfl.data.registry import find_info
 
+# A narrow terminal leaves out the descriptions, never the name that one has to type.
+_LEAST_DESCRIPTION = 24
+
 
 def data(
     name: Annotated[
@@ -42,7 +45,7 @@ def data(
         return
     console = Console()
     if name is None:
-        console.print(_listing(facts["datasets"]))
+        console.print(_listing(facts["datasets"], console.width))
         console.print(
             "Describe one with: securevfl data NAME [--data-folder DIR] [--parties M]", markup=False
         )
@@ -64,7 +67,7 @@ def _facts(name: str, info: DatasetInfo) -> dict[str, Any]:
     }
 
 
-def _listing(entries: list[dict[str, Any]]) -> Table:
+def _listing(entries: list[dict[str, Any]], width: int) -> Table:
     table = Table(title="Data sets", box=SIMPLE_HEAD)
     columns = {
         "name": [entry["name"] for entry in entries],
@@ -74,9 +77,14 @@ def _listing(entries: list[dict[str, Any]]) -> Table:
         "folder": ["needed" if entry["needs_folder"] else "" for entry in entries],
     }
     for heading, cells in columns.items():
-        table.add_column(heading, min_width=max(len(cell) for cell in cells))
-    # A narrow terminal cuts the description, not the name that one has to type.
-    table.add_column("what", no_wrap=True, overflow="ellipsis")
+        least = max(len(cell) for cell in (heading, *cells))
+        table.add_column(heading, min_width=least)
+        width -= least + 3
+    if width < _LEAST_DESCRIPTION:
+        for cells in zip(*columns.values(), strict=True):
+            table.add_row(*cells)
+        return table
+    table.add_column("what", no_wrap=True, overflow="ellipsis", max_width=width - 4)
     for *cells, entry in zip(*columns.values(), entries, strict=True):
         table.add_row(*cells, entry["description"])
     return table

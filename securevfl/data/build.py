@@ -142,7 +142,7 @@ def from_arrays(
     holder = names[0] if label_holder is None else label_holder
     if holder not in (*names, "server"):
         raise DataError(f"label holder {holder!r} is no party{nearest(str(holder), [*names, 'server'])}")
-    train, lost, notes = _align(blocks, labels, ids, names, holder, first_id=0)
+    train, lost, notes = _align(blocks, labels, ids, names, holder)
     settings = Settings(
         parties=names,
         columns=_column_names(columns, names, train.blocks),
@@ -171,9 +171,9 @@ def _align_test(
         blocks = [blocks[name] for name in names]
     if len(blocks) != len(names):
         raise DataError(f"{len(blocks)} test blocks for {len(names)} parties")
-    numbered = train.ids.dtype.kind == "i"
-    first = int(train.ids.max()) + 1 if numbered and len(train.ids) else 0
-    rows, _, notes = _align(blocks, labels, ids, names, holder, first_id=first)
+    if ids is None:
+        ids = _fresh_ids(train.ids, len(labels))
+    rows, _, notes = _align(blocks, labels, ids, names, holder)
     for name, mine, theirs in zip(names, rows.blocks, train.blocks, strict=True):
         if mine.shape[1:] != theirs.shape[1:]:
             raise DataError(
@@ -182,8 +182,15 @@ def _align_test(
     return rows, tuple(f"test part: {note}" for note in notes)
 
 
+def _fresh_ids(taken: NDArray[Any], count: int) -> NDArray[Any]:
+    """IDs for a test part that has none, of the training IDs' kind."""
+    if taken.dtype.kind == "U" or not len(taken):
+        return np.array([f"test{i}" for i in range(count)], dtype=np.str_)
+    return np.arange(count) + int(taken.max()) + 1
+
+
 def _align(
-    blocks: Sequence[Any], labels: Any, ids: Any, names: tuple[str, ...], holder: str, *, first_id: int
+    blocks: Sequence[Any], labels: Any, ids: Any, names: tuple[str, ...], holder: str
 ) -> tuple[Rows, tuple[int, ...], tuple[str, ...]]:
     """Aligned rows, rows lost per party and notes."""
     ready = [as_block(block, name) for block, name in zip(blocks, names, strict=True)]
@@ -192,7 +199,7 @@ def _align(
         _check_lengths(
             {name: block.shape[0] for name, block in zip(names, ready, strict=True)} | {"labels": len(y)}
         )
-        common = np.arange(first_id, first_id + len(y)) if ids is None else clean_ids(ids, "IDs")
+        common = np.arange(len(y)) if ids is None else clean_ids(ids, "IDs")
         _check_lengths({"labels": len(y), "IDs": len(common)})
         return Rows(blocks=tuple(ready), labels=y, ids=common), (0,) * len(names), ()
     if holder not in names:

@@ -83,24 +83,27 @@ def read_libsvm(path: Path | str) -> tuple[NDArray[Any], Any, int]:
         if not _is_float(head):
             raise DataError(f"{path}, line {number}: expected a numeric label first, found {head!r}")
     try:
-        flat = np.array(":".join(tokens).split(":") if tokens else [], dtype=np.float64).reshape(-1, 2)
-        matrix = _matrix(flat, tokens, lengths)
+        matrix = _matrix(_pairs(tokens), lengths)
     except ValueError:
         raise DataError(_first_bad_line(path, tokens, lengths, lines)) from None
     return raw_labels(np.array(heads, dtype=np.float64)), matrix, matrix.shape[1]
 
 
-def _matrix(pairs: NDArray[np.float64], tokens: list[str], lengths: list[int]) -> Any:
+def _pairs(tokens: list[str]) -> NDArray[np.float64]:
+    # Joined and split again in one go, which is only right if every token has exactly one colon.
+    if any(token.count(":") != 1 for token in tokens):
+        raise ValueError("not index:value")
+    cells = ":".join(tokens).split(":") if tokens else []
+    return np.array(cells, dtype=np.float64).reshape(-1, 2)
+
+
+def _matrix(pairs: NDArray[np.float64], lengths: list[int]) -> Any:
     index = pairs[:, 0]
     row = np.repeat(np.arange(len(lengths)), lengths)
     ascending = (np.diff(index) > 0) | (np.diff(row) > 0)
-    if (
-        len(pairs) != len(tokens)
-        or np.any(index < 1)
-        or np.any(index != np.floor(index))
-        or not ascending.all()
-    ):
-        raise ValueError("bad feature")
+    whole = (index >= 1) & (index == np.floor(index))
+    if not whole.all() or not ascending.all():
+        raise ValueError("bad index")
     columns = int(index.max()) if len(index) else 0
     if columns > np.iinfo(np.int32).max:
         raise ValueError("index too large")

@@ -41,7 +41,8 @@ def make_synthetic(
         classes: Number of classes; ignored for regression.
         informative: Columns that the label depends on; half of them by default.
         task: `regression`, or None to follow from `classes`.
-        noise: Scale of the noise on the scores, whose own deviation is 3 (the Bayes AUC at 1 is near 0.95).
+        noise: Scale of the noise on the scores, whose own deviation is 3; at 1 the best binary AUC is about
+            0.92.
         positive: Share of class 1 in a binary set.
         seed: Seed of the features, the labels and the train/test split.
         parties: How to split the columns.
