@@ -78,13 +78,18 @@ class BFVSum(HomomorphicSum):
             raise InputError(f"BFV sums use 64-bit fixed point, not {self.fixed_point.bits} bits")
 
     @property
+    def max_total(self) -> int:
+        """Half the plain modulus: a total beyond it would wrap."""
+        return (PLAIN_MODULUS - 1) // 2
+
+    @property
     def max_integer(self) -> int:
         """The largest magnitude of one worker's encoded integers."""
-        return (PLAIN_MODULUS - 1) // 2 // self.workers
+        return self.max_total // self.workers
 
     def encode(self, value: npt.ArrayLike) -> Ring:
         """One worker's integers; refuses what could wrap the total at the plain modulus."""
-        ring = np.ascontiguousarray(super().encode(value)).reshape(np.shape(value))
+        ring = super().encode(value)
         signed = ring.view(np.int64)
         if signed.size and (signed.max() > self.max_integer or signed.min() < -self.max_integer):
             largest = max(abs(int(signed.max())), abs(int(signed.min())))
@@ -94,7 +99,7 @@ class BFVSum(HomomorphicSum):
                 f" |value| <= {self.max_integer * self.fixed_point.resolution:.6g};"
                 " clip it or use fewer fraction bits"
             )
-        return signed
+        return ring
 
     def open_total(self, numbers: npt.NDArray[Any], node: HomomorphicNode) -> npt.NDArray[np.int64]:
         """The exact total; it says nothing that the sum does not."""

@@ -278,6 +278,11 @@ class SecureSum(ABC):
     def receivers(self) -> tuple[Address, ...]:
         """The participants that obtain the sum."""
 
+    @property
+    def max_total(self) -> int | None:
+        """The largest magnitude of a total in ring integers; None where the sum is not exact on a ring."""
+        return (1 << (self.fixed_point.bits - 1)) - 1
+
     @abstractmethod
     def node(self, address: Address) -> Node:
         """Fresh secret state for one participant, to be kept for a whole run."""

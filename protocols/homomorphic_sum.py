@@ -272,7 +272,8 @@ class HomomorphicMachine(Machine):
     def _start(self) -> list[Envelope]:
         if self._encoded is None:
             return []
-        ciphertexts = self._node.encryption.encrypt(self._encoded.reshape(-1))
+        numbers = self._encoded.reshape(-1).view(self._protocol.parameters.dtype)
+        ciphertexts = self._node.encryption.encrypt(numbers)
         message = EncryptedValue(**self._packed(self._encoded.shape, ciphertexts))
         self._encoded = None
         if self._aggregates:
