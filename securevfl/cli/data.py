@@ -80,13 +80,13 @@ def _listing(entries: list[dict[str, Any]], width: int) -> Table:
         least = max(len(cell) for cell in (heading, *cells))
         table.add_column(heading, min_width=least)
         width -= least + 3
-    if width < _LEAST_DESCRIPTION:
-        for cells in zip(*columns.values(), strict=True):
-            table.add_row(*cells)
-        return table
-    table.add_column("what", no_wrap=True, overflow="ellipsis", max_width=width - 4)
-    for *cells, entry in zip(*columns.values(), entries, strict=True):
-        table.add_row(*cells, entry["description"])
+    lines = [list(cells) for cells in zip(*columns.values(), strict=True)]
+    if width >= _LEAST_DESCRIPTION:
+        table.add_column("what", no_wrap=True, overflow="ellipsis", max_width=width - 4)
+        for line, entry in zip(lines, entries, strict=True):
+            line.append(entry["description"])
+    for line in lines:
+        table.add_row(*line)
     return table
 
 

@@ -126,6 +126,7 @@ def _encode(table: Table, party: str, id_column: str, form: _Form) -> _Source:
     apart = {id_column, form.label_column, *form.leave_out}
     columns: list[str] = []
     parts: list[NDArray[Any]] = []
+    listed = ids.tolist()
     for column in (name for name in table.header if name not in apart):
         cells = table.column(column)
         if column in form.one_hot:
@@ -134,7 +135,7 @@ def _encode(table: Table, party: str, id_column: str, form: _Form) -> _Source:
             parts.append(one_hot(cells, values, where=where, column=column))
         else:
             columns.append(column)
-            parts.append(numbers(cells, where=where, column=column, ids=ids.tolist())[:, None])
+            parts.append(numbers(cells, where=where, column=column, ids=listed)[:, None])
     with np.errstate(over="ignore"):
         stacked = np.concatenate(parts, axis=1) if parts else np.zeros((len(ids), 0))
         block = stacked.astype(np.float32)

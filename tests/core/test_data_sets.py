@@ -319,7 +319,10 @@ def test_parkinson_groups(tmp_path):
     }
 
 
-ADULT_ROW = "39, State-gov, 77516, Bachelors, 13, Never-married, {job}, Not-in-family, White, Male, 2174, 0, 40, Cuba, {y}"
+ADULT_ROW = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, {job}, Not-in-family, White, Male, "
+    "2174, 0, 40, Cuba, {y}"
+)
 
 
 def test_adult(tmp_path):
