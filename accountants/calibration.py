@@ -1,0 +1,188 @@
+"""Calibration: from a promise to the noise, or to the number of releases. Never under-protects."""
+
+import math
+
+from securevfl.accountants import checks
+from securevfl.accountants.best import best_upper_bound
+from securevfl.accountants.events import ADJACENCIES, Adjacency, GaussianRelease
+from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
+from securevfl.accountants.records import MODES
+
+from securevfl.errors import AccountingError
+
+# Added to every calibrated noise, so that a filter that adds the planned releases one by one in floating
+# point does not refuse the last of ten million.
+_MARGIN = 1e-9
+
+
+def calibrate_sigma(
+    *,
+    epsilon: float,
+    delta: float,
+    releases: int,
+    mode: str = "strict",
+    clip: float | None = None,
+    sensitivity: float | None = None,
+    updates: int = 0,
+    gradient_clip: float | None = None,
+    gradient_sigma: float | None = None,
+    sampling_rate: float = 1.0,
+    ids_visible: bool = True,
+    adjacency: Adjacency = "replace-one",
+) -> float:
+    """Return the smallest noise that keeps `releases` within (epsilon, delta), rounded up.
+
+    Args:
+        epsilon: The promise.
+        delta: The promise; below 1 / (number of records).
+        releases: What the worst record pays for. In mode `strict` that is every vector that the party
+            releases; in `frozen` and `dp-encoder` the releases of one record; in `sealed` the openings
+            that contain it.
+        mode: The accounting mode.
+        clip: Clip norm C; the sensitivity is 2C under replace-one and C otherwise.
+        sensitivity: Instead of `clip`; mode `sealed` needs it (`sealed_sensitivity`).
+        updates: Mode `dp-encoder`: noisy updates that one record takes part in.
+        gradient_clip: Clip norm of per-record gradients in those updates.
+        gradient_sigma: Noise of those updates.
+        sampling_rate: Below 1 only if the observer cannot tell who was sampled.
+        ids_visible: Whether the observers know the record IDs.
+        adjacency: Which inputs count as neighbours.
+
+    Raises:
+        AccountingError: A value is out of range, or the updates alone exceed the promise.
+        AmplificationRefused: The sampling rate is below 1 although the IDs are visible.
+    """
+    epsilon, delta = _promise(epsilon, delta)
+    releases = checks.count("releases", releases, least=1)
+    reach = _sensitivity(mode, clip, sensitivity, adjacency)
+    spent = _updates_mu(mode, updates, gradient_clip, gradient_sigma, adjacency)
+    if checks.probability("sampling_rate", sampling_rate, zero=False) < 1:
+        if spent:
+            raise AccountingError("updates cannot be combined with sampling_rate; account for them apart")
+        probe = GaussianRelease(
+            sigma=1.0,
+            sensitivity=reach,
+            count=releases,
+            sampling_rate=sampling_rate,
+            ids_visible=ids_visible,
+            adjacency=adjacency,
+        )
+        return _sampled_sigma(probe, epsilon, delta)
+    budget = _left(gdp_mu(epsilon, delta), spent)
+    sigma = reach * math.sqrt(releases) / budget * (1 + _MARGIN)
+    # Checked after solving: rounding anywhere above must not cost privacy.
+    while gdp_epsilon(math.hypot(spent, reach * math.sqrt(releases) / sigma), delta) > epsilon:
+        sigma *= 1 + _MARGIN
+    return sigma
+
+
+def max_releases(
+    *,
+    epsilon: float,
+    delta: float,
+    sigma: float,
+    mode: str = "strict",
+    clip: float | None = None,
+    sensitivity: float | None = None,
+    updates: int = 0,
+    gradient_clip: float | None = None,
+    gradient_sigma: float | None = None,
+    adjacency: Adjacency = "replace-one",
+) -> int:
+    """Return how many releases, counted as in `calibrate_sigma`, fit (epsilon, delta); 0 if none does."""
+    epsilon, delta = _promise(epsilon, delta)
+    ratio = _sensitivity(mode, clip, sensitivity, adjacency) / checks.positive("sigma", sigma)
+    spent = _updates_mu(mode, updates, gradient_clip, gradient_sigma, adjacency)
+    budget = gdp_mu(epsilon, delta)
+    if spent >= budget:
+        return 0
+    found = math.floor((budget - spent) / ratio * ((budget + spent) / ratio) * (1 + _MARGIN)) + 1
+    while found and gdp_epsilon(math.hypot(spent, ratio * math.sqrt(found)), delta) > epsilon:
+        found -= 1
+    return found
+
+
+def party_sigma(*, sigma: float, parties: int, colluders: int = 1) -> float:
+    """Return each party's share of the noise of a secure sum so that honest parties alone reach `sigma`.
+
+    Every party that sees the sum can subtract its own share, hence `colluders` is at least 1 unless the
+    sum goes to an outsider. Independent Gaussians add in variance: sigma / sqrt(parties - colluders).
+    """
+    parties = checks.count("parties", parties, least=1)
+    colluders = checks.count("colluders", colluders)
+    if colluders >= parties:
+        raise AccountingError(f"colluders is {colluders}; expected fewer than the {parties} parties")
+    return checks.positive("sigma", sigma) / math.sqrt(parties - colluders)
+
+
+def rounded_sensitivity(*, clip: float, fraction_bits: int, dimension: int) -> float:
+    """Return the replace-one sensitivity, in ring units, of a clipped vector rounded to a grid.
+
+    Rounding moves each of two neighbours by at most half a unit per coordinate: 2C 2^f + sqrt(d).
+    """
+    scale = 2.0 ** checks.count("fraction_bits", fraction_bits)
+    return 2 * checks.positive("clip", clip) * scale + math.sqrt(
+        checks.count("dimension", dimension, least=1)
+    )
+
+
+def _promise(epsilon: float, delta: float) -> tuple[float, float]:
+    epsilon = checks.positive("epsilon", epsilon)
+    delta = checks.probability("delta", delta, zero=False)
+    if delta == 1:
+        raise AccountingError("delta is 1, which promises nothing; expected a number below 1")
+    return epsilon, delta
+
+
+def _sensitivity(mode: str, clip: float | None, sensitivity: float | None, adjacency: str) -> float:
+    checks.choice("adjacency", adjacency, ADJACENCIES)
+    if checks.choice("mode", mode, MODES) == "none":
+        raise AccountingError("mode is 'none', which promises nothing at any noise")
+    if (clip is None) == (sensitivity is None):
+        raise AccountingError("give exactly one of clip and sensitivity")
+    if sensitivity is not None:
+        return checks.positive("sensitivity", sensitivity)
+    if mode == "sealed":
+        raise AccountingError("mode 'sealed' needs sensitivity, from sealed_sensitivity(clips, protects=...)")
+    return checks.positive("clip", clip) * (2 if adjacency == "replace-one" else 1)
+
+
+def _updates_mu(mode: str, updates: int, clip: float | None, sigma: float | None, adjacency: str) -> float:
+    if checks.count("updates", updates) == 0:
+        return 0.0
+    if mode != "dp-encoder":
+        raise AccountingError(f"updates is {updates} in mode {mode!r}; only dp-encoder counts updates")
+    reach = checks.positive("gradient_clip", clip) * (2 if adjacency == "replace-one" else 1)
+    return reach / checks.positive("gradient_sigma", sigma) * math.sqrt(updates)
+
+
+def _left(budget: float, spent: float) -> float:
+    if spent >= budget:
+        raise AccountingError(
+            f"the updates alone spend mu {spent:.6g} of {budget:.6g}; raise gradient_sigma or epsilon"
+        )
+    return math.sqrt((budget - spent) * (budget + spent))
+
+
+def _sampled_sigma(probe: GaussianRelease, epsilon: float, delta: float) -> float:
+    """Bisect the noise of a sampled release; the result is checked by `best_upper_bound` itself."""
+
+    def meets(sigma: float) -> bool:
+        event = GaussianRelease(
+            sigma=sigma,
+            sensitivity=probe.sensitivity,
+            count=probe.count,
+            sampling_rate=probe.sampling_rate,
+            ids_visible=probe.ids_visible,
+            adjacency=probe.adjacency,
+        )
+        return best_upper_bound(event, delta).epsilon <= epsilon
+
+    high = probe.sensitivity * math.sqrt(probe.count) / gdp_mu(epsilon, delta) * (1 + _MARGIN)
+    low = high / 2
+    while meets(low):
+        low, high = low / 2, low
+    while high / low > 1 + 1e-4:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
