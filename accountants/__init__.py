@@ -7,7 +7,7 @@ what each owner has promised to each observer; filters refuse what a budget does
 from securevfl.accountants.base import Accountant, Figure
 from securevfl.accountants.best import ACCOUNTANTS, best_upper_bound, compare
 from securevfl.accountants.calibration import calibrate_sigma, max_releases, party_sigma, rounded_sensitivity
-from securevfl.accountants.claims import CLAIMS, Claim, fdml_claim, flex_claim, vafl_claim
+from securevfl.accountants.claims import Claim, claim_for, fdml_claim, flex_claim, vafl_claim
 from securevfl.accountants.events import (
     DPUpdate,
     EncryptedRelease,
@@ -19,6 +19,7 @@ from securevfl.accountants.events import (
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.gaussian import CLTApproximation, GDPAccountant
 from securevfl.accountants.gdp import compose_mu, gdp_delta, gdp_epsilon, gdp_mu
+from securevfl.accountants.interop import from_dp_event, from_opacus_history, to_dp_event
 from securevfl.accountants.modes import COALITION, Spend, coalition_spend, mu_of, privacy_matrix
 from securevfl.accountants.moments import MomentsAccountant
 from securevfl.accountants.numerical import PLDAccountant, PRVAccountant
@@ -27,7 +28,6 @@ from securevfl.accountants.sealed import sealed_mu, sealed_sensitivity, sealed_s
 
 __all__ = [
     "ACCOUNTANTS",
-    "CLAIMS",
     "COALITION",
     "MODES",
     "Accountant",
@@ -49,11 +49,14 @@ __all__ = [
     "Spend",
     "best_upper_bound",
     "calibrate_sigma",
+    "claim_for",
     "coalition_spend",
     "compare",
     "compose_mu",
     "fdml_claim",
     "flex_claim",
+    "from_dp_event",
+    "from_opacus_history",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
@@ -65,5 +68,6 @@ __all__ = [
     "sealed_mu",
     "sealed_sensitivity",
     "sealed_sigma",
+    "to_dp_event",
     "vafl_claim",
 ]
