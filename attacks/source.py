@@ -1,0 +1,231 @@
+"""A finished run as the audit sees it, with its data.
+
+From a `Source` come the public facts (`Source.info`), the truth that only scorers see (`Source.truth`) and
+the auxiliary data that an attack declares (`Source.auxiliary`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from securevfl.accountants.modes import mu_of, weakest_mode
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.attacks.contract import Arrays, Info, Need, Truth
+from securevfl.attacks.deployed import Deployed
+from securevfl.attacks.truth import AUXILIARY, TRUTHS
+
+from securevfl.data import VerticalData
+from securevfl.errors import AttackError, RunError
+from securevfl.folder import RunFolder
+from securevfl.ledger import read_records
+from securevfl.resolve import resolve
+from securevfl.views import View
+
+Floats = NDArray[np.float32]
+_GRANT, _CANDIDATES = 1, 2  # spawn keys: what is granted does not depend on the attack's own seed
+
+
+class Tally(NamedTuple):
+    """Messages of one kind between two roles, as one observer saw them."""
+
+    sender: str
+    receiver: str
+    kind: str
+    sent: bool
+
+
+class Source:
+    """A finished run with its data.
+
+    Args:
+        folder: The run folder.
+        data: The data the run was trained on, as it was given to `train`; None where it is not at hand.
+    """
+
+    def __init__(self, folder: Path | str, data: VerticalData | None = None) -> None:
+        self.files = RunFolder(Path(folder))
+        self.plan = self.files.read_plan()
+        self.data = None if data is None else resolve(self.plan, data)[1]
+        self._tallies: dict[str, dict[Tally, tuple[int, int]]] = {}
+
+    # -- public facts ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def records(self) -> list[ReleaseRecord]:
+        """Every release of the run, from verified ledgers."""
+        return read_records(self.files.path) if (self.files.path / "ledger").is_dir() else []
+
+    @property
+    def observers(self) -> list[str]:
+        """Organisations whose views were recorded."""
+        return sorted(path.name for path in (self.files.path / "views").glob("*") if path.is_dir())
+
+    def view_folder(self, observer: str) -> Path:
+        """Where the observer's view is."""
+        return self.files.view(observer)
+
+    def tally(self, observer: str) -> dict[Tally, tuple[int, int]]:
+        """Who sent what to whom in the observer's view: number of messages and bytes."""
+        if observer not in self._tallies:
+            found: dict[Tally, tuple[int, int]] = {}
+            for seen in View(self.files.view(observer)):
+                key = Tally(seen.sender, seen.receiver, seen.kind, seen.sent)
+                count, size = found.get(key, (0, 0))
+                found[key] = (count + 1, size + seen.size)
+            self._tallies[observer] = found
+        return self._tallies[observer]
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Parties with features; without the data, every organisation that has a ledger."""
+        if self.data is not None:
+            return self.data.parties
+        names = sorted(path.stem for path in (self.files.path / "ledger").glob("*.jsonl"))
+        return tuple(name for name in names if name != "server")
+
+    @property
+    def label_holder(self) -> str:
+        """The organisation that hosts the server role."""
+        if self.plan.label_holder == "server":
+            return "server"
+        if self.data is not None:
+            return self.data.label_holder
+        for observer in self.observers:
+            if any(key.receiver == "server" and not key.sent for key in self.tally(observer)):
+                return observer
+        return next(iter(self.parties), "server")
+
+    def mu(self, owner: str, observers: Iterable[str]) -> float:
+        """What the owner's ledger promises for a record of its features towards these observers."""
+        group = set(observers)
+        ledger = [r for r in self.records if r.owner == owner]
+        seen = [r for r in ledger if r.mechanism == "dp-update" or group & set(r.observers)]
+        return mu_of(seen, weakest_mode(seen))
+
+    def info(self, owner: str, observers: tuple[str, ...]) -> Info:
+        """The public facts for an attack of `observers` on `owner`."""
+        received: Counter[str] = Counter()
+        seen: Counter[str] = Counter()
+        hosts = {**{party: party for party in self.parties}, "server": self.label_holder}
+        for observer in set(observers) & set(self.observers):
+            for key, (count, _) in self.tally(observer).items():
+                seen[key.kind] += count
+                if not key.sent and hosts.get(key.sender, key.sender) == owner:
+                    received[key.kind] += count
+        data = self.data
+        info = Info(
+            plan=self.plan,
+            parties=self.parties,
+            widths=() if data is None else data.widths,
+            label_holder=self.label_holder,
+            task="" if data is None else data.task,
+            classes=0 if data is None else len(data.classes),
+            n_train=0 if data is None else data.n_train,
+            n_test=0 if data is None else data.n_test,
+            owner=owner,
+            observers=tuple(observers),
+            received=dict(received),
+            seen=dict(seen) if set(observers) <= set(self.observers) else {},
+            mu=self.mu(owner, observers),
+        )
+        return self._with_knowledge(info)
+
+    def _with_knowledge(self, info: Info) -> Info:
+        wants = {name: wants for name, (_, wants) in [*AUXILIARY.items(), *TRUTHS.items()]}
+        lacks = {name: self._lack(name, wanted, info) for name, wanted in wants.items()}
+        missing = {name: reason for name, reason in lacks.items() if reason}
+        return replace(
+            info,
+            missing=missing,
+            auxiliary=frozenset(set(AUXILIARY) - set(missing)),
+            truths=frozenset(set(TRUTHS) - set(missing)),
+        )
+
+    def _lack(self, name: str, wants: frozenset[str], info: Info) -> str:
+        if self.data is None:
+            return f"{name} needs the data of the run; give it with --data"
+        if "owner" in wants and info.owner not in self.data.parties:
+            return f"{name}: {info.owner} holds no features"
+        if "own" in wants and not set(info.observers) & set(self.data.parties):
+            return f"{name}: {info.observer} holds no features"
+        if "labels held" in wants and not info.has_labels:
+            return f"{name}: {info.observer} does not hold the labels"
+        if "models" in wants and self.deployed is None:
+            return f"{name}: the models of the run are not at hand ({self._no_models})"
+        return ""
+
+    # -- private: for scorers and declared knowledge --------------------------------------------------------
+
+    @cached_property
+    def deployed(self) -> Deployed | None:
+        """The trained models; None where they cannot be rebuilt."""
+        self._no_models = "no data"
+        if self.data is None:
+            return None
+        try:
+            return Deployed(self.files, self.plan, self.data)
+        except RunError as error:
+            self._no_models = str(error)
+            return None
+
+    def features(self, party: str) -> Floats:
+        """A party's features as its encoder sees them, one flat row per record."""
+        data = self.known
+        if party not in data.parties:
+            raise AttackError(f"{party} holds no features")
+        index = data.parties.index(party)
+        parts = [_dense(data.train[index]), _dense(data.test[index])]
+        return np.concatenate(parts)
+
+    @property
+    def known(self) -> VerticalData:
+        """The scaled data."""
+        if self.data is None:
+            raise AttackError("the data of the run is not at hand; give it with --data")
+        return self.data
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """All labels, training part first."""
+        return np.concatenate([self.known.y_train, self.known.y_test])
+
+    def candidates(self, count: int = 2000) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Records for membership attacks, half of them members, and the records left for shadow models."""
+        data, generator = self.known, self._generator(_CANDIDATES)
+        members = generator.permutation(data.n_train)
+        others = data.n_train + generator.permutation(data.n_test)
+        each = min(len(members) // 2, len(others) // 2, count // 2)
+        chosen = generator.permutation(np.concatenate([members[:each], others[:each]]))
+        return chosen, np.concatenate([members[each:], others[each:]])
+
+    def _generator(self, key: int) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence(self.plan.seed, spawn_key=(97, key)))
+
+    def truth(self, names: Iterable[str], info: Info) -> Truth:
+        """The truth under each name. Only scorers may have it."""
+        return {name: TRUTHS[name][0](self, info) for name in names}
+
+    def auxiliary(self, needs: Iterable[Need], info: Info) -> Arrays:
+        """The arrays of declared auxiliary data, and nothing else."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for need in needs:
+            reason = info.missing.get(need.name)
+            if reason or need.name not in AUXILIARY:
+                raise AttackError(reason or f"there is no auxiliary data called {need.name!r}")
+            prefix = need.name.replace(" ", "_")
+            found = AUXILIARY[need.name][0](self, info, need.records, self._generator(_GRANT))
+            arrays |= {f"{prefix}/{name}": values for name, values in found.items()}
+        return arrays
+
+
+def _dense(block: Any) -> Floats:
+    dense = block.toarray() if sparse.issparse(block) else np.asarray(block)
+    return np.ascontiguousarray(dense.reshape(len(dense), -1), np.float32)
