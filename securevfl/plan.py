@@ -17,7 +17,8 @@ from securevfl.errors import PlanError
 
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
-OPTIMISERS = ("sgd", "momentum", "adam")
+OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying")
+DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
 
 
@@ -49,10 +50,17 @@ class Plan:
         learning_rate: Rate of the parties.
         server_learning_rate: Rate of the server's model; 0 takes `learning_rate`.
         learning_rates: Rates of single parties, by name.
-        optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server.
+        optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server; the Flex family resets
+            momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``.
+        optimisers: Optimisers of single parties (or of ``server``), by name.
+        decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
+        proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
         l2: Coefficient of the regulariser l2/2 * ||theta||^2.
         wait_for: t of the t-synchronous algorithm.
         delay_bound: D of VAFL: no embedding older than D iterations is used; 0 sets no bound.
+        staleness: tau of FDML: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
+        timeout: Time units of local training per round, Flex family.
+        private_labels: Flex family: the server keeps the labels and answers with gradients.
         delays: Duration of a party's step: ``constant``, ``poisson``, ``exponential`` or ``trace``.
         speeds: How many times faster than 1 a party is, by name.
         latency: Time units that a message takes.
@@ -93,9 +101,15 @@ class Plan:
     server_learning_rate: float = 0.0
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     optimiser: str = "sgd"
+    optimisers: Mapping[str, str] = field(default_factory=dict)
+    decay: str = "none"
+    proximal: float = 0.1
     l2: float = 1e-4
     wait_for: int = 0
     delay_bound: int = 0
+    staleness: int = 0
+    timeout: float = 10.0
+    private_labels: bool = False
     delays: str = "constant"
     speeds: Mapping[str, float] = field(default_factory=dict)
     latency: float = 0.0
@@ -215,7 +229,9 @@ def _choice(name: str, value: str, known: Any) -> None:
 def _check_choices(plan: Plan) -> None:
     _choice("protocol", plan.protocol, PROTOCOLS)
     _choice("encoder_training", plan.encoder_training, ENCODER_TRAINING)
-    _choice("optimiser", plan.optimiser, OPTIMISERS)
+    for name in (plan.optimiser, *plan.optimisers.values()):
+        _choice("optimiser", name, OPTIMISERS)
+    _choice("decay", plan.decay, DECAYS)
     _choice("scaling", plan.scaling, SCALINGS)
     _choice("label_holder", plan.label_holder, ("party", "server"))
     _choice("fusion", plan.fusion, ("auto", "concat", "sum"))
@@ -228,7 +244,16 @@ def _check_numbers(plan: Plan) -> None:
     for name in ("epochs", "batch"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}; at least 1 is needed")
-    for name in ("embedding", "wait_for", "delay_bound", "patience", "evaluate_every", "seed", "parties"):
+    for name in (
+        "embedding",
+        "wait_for",
+        "delay_bound",
+        "staleness",
+        "patience",
+        "evaluate_every",
+        "seed",
+        "parties",
+    ):
         if getattr(plan, name) < 0:
             raise PlanError(f"{name} is {getattr(plan, name)}; it cannot be negative")
     for name in (
@@ -238,11 +263,12 @@ def _check_numbers(plan: Plan) -> None:
         "gradient_sigma",
         "l2",
         "latency",
+        "proximal",
         "server_learning_rate",
     ):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) >= 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number of 0 or more")
-    for name in ("clip", "gradient_clip", "learning_rate"):
+    for name in ("clip", "gradient_clip", "learning_rate", "timeout"):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) > 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number above 0")
     for name in ("speeds", "learning_rates"):

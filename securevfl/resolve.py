@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.algorithms import find_algorithm
+from securevfl.algorithms import SERVER, Algorithm, find_algorithm
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.plan import Plan
@@ -29,14 +29,17 @@ class Releases:
 
 def planned_releases(plan: Plan, data: VerticalData) -> Releases:
     """Counts the releases of a run in advance: initial upload, training, refreshes, evaluation."""
-    passes = find_algorithm(plan.algorithm).passes(plan, data)
+    algorithm = find_algorithm(plan.algorithm)
+    passes, initial = algorithm.passes(plan, data), int(algorithm.initial_upload)
     evaluations = evaluation_count(plan)
     refreshes = plan.epochs * len(data.parties) if plan.delay_bound else 0
     training = math.ceil(passes * data.n_train) + 2 * plan.batch
     return Releases(
-        vectors=data.n_train * (1 + refreshes) + training + evaluations * data.n_test,
-        per_record=1 if plan.mode == "frozen" else max(1 + math.ceil(passes) + 1 + refreshes, evaluations),
-        updates=math.ceil(passes) + 1,
+        vectors=data.n_train * (initial + refreshes) + training + evaluations * data.n_test,
+        per_record=1
+        if plan.mode == "frozen"
+        else max(initial + math.ceil(passes) + 1 + refreshes, evaluations),
+        updates=math.ceil(algorithm.updates(plan, data)) + 1,
     )
 
 
@@ -59,18 +62,32 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"algorithm {plan.algorithm!r} cannot run on protocol {plan.protocol!r}; "
             f"it runs on {', '.join(algorithm.protocols)}"
         )
+    _check_optimisers(plan, algorithm)
     algorithm.check(plan, data)
-    plan = _with_models(plan, data)
+    plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
     plan = plan.with_changes(scaling=scaled.scaling)
     return (_with_noise(plan, data) if algorithm.federated else plan), scaled
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:
-    for field in ("speeds", "learning_rates"):
+    for field, known in (
+        ("speeds", (*data.parties, SERVER)),
+        ("learning_rates", data.parties),
+        ("optimisers", (*data.parties, SERVER)),
+    ):
         for name in getattr(plan, field):
-            if name not in data.parties:
+            if name not in known:
                 raise PlanError(f"{field} names {name!r}, but the parties are {', '.join(data.parties)}")
+
+
+def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
+    for name in (plan.optimiser, *plan.optimisers.values()):
+        if name not in algorithm.optimisers:
+            raise PlanError(
+                f"algorithm {plan.algorithm!r} has no optimiser {name!r}; "
+                f"it has {', '.join(algorithm.optimisers)}"
+            )
 
 
 def _with_models(plan: Plan, data: VerticalData) -> Plan:

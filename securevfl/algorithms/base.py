@@ -70,6 +70,10 @@ class Setup:
         host = self.hosts[address]
         return () if host == self.hosts[party] else (host,)
 
+    def everyone_but(self, party: str) -> tuple[str, ...]:
+        """All organisations but the party's own: who sees what is handed on to everybody."""
+        return tuple(sorted(set(self.hosts.values()) - {self.hosts[party]}))
+
     def rate(self, party: str) -> float:
         """The party's learning rate."""
         return float(self.plan.learning_rates.get(party, self.plan.learning_rate))
@@ -128,6 +132,8 @@ class Algorithm(ABC):
     summary: ClassVar[str]
     federated: ClassVar[bool] = True
     protocols: ClassVar[tuple[str, ...]] = ("plain",)
+    optimisers: ClassVar[tuple[str, ...]] = ("sgd", "momentum", "adam")
+    initial_upload: ClassVar[bool] = False
 
     @abstractmethod
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
@@ -136,6 +142,14 @@ class Algorithm(ABC):
     def check(self, plan: Plan, data: VerticalData) -> None:  # noqa: B027 - most have nothing to check
         """Raises `PlanError` before anything starts, if the plan does not fit the algorithm."""
 
+    def complete(self, plan: Plan, data: VerticalData) -> Plan:
+        """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
+        return plan
+
     def passes(self, plan: Plan, data: VerticalData) -> float:
         """How often the busiest party is expected to visit each of its records, rounded up generously."""
         return float(plan.epochs)
+
+    def updates(self, plan: Plan, data: VerticalData) -> float:
+        """How many updates of the busiest party's encoder a record is expected to take part in."""
+        return self.passes(plan, data)

@@ -12,9 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
 from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.local import Records, build_optimiser, check_finite
+from securevfl.algorithms.local import (
+    Records,
+    build_optimiser,
+    check_finite,
+    load_optimiser_state,
+    optimiser_state,
+)
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models import Fusion, metrics, task_loss
@@ -45,10 +51,16 @@ class PooledTrainer(ServerRole):
 
     def _optimisers(self) -> list[torch.optim.Optimizer]:
         setup = self.setup
-        pairs = [(setup.encoders[party], setup.rate(party)) for party in self.parties]
-        pairs.append((self.head, setup.server_rate))
-        chosen = [([p for p in module.parameters() if p.requires_grad], rate) for module, rate in pairs]
-        return [build_optimiser(parameters, setup.plan, rate) for parameters, rate in chosen if parameters]
+        owners = [(party, setup.encoders[party], setup.rate(party)) for party in self.parties]
+        owners.append((SERVER, self.head, setup.server_rate))
+        chosen = [
+            ([p for p in module.parameters() if p.requires_grad], rate, name) for name, module, rate in owners
+        ]
+        return [
+            build_optimiser(parameters, setup.plan, rate, name)
+            for parameters, rate, name in chosen
+            if parameters
+        ]
 
     def _outputs(self, rows: Rows) -> Tensor:
         embeddings = [
@@ -94,12 +106,7 @@ class PooledTrainer(ServerRole):
         return {
             "encoders": dict(self.encoders.state_dict()),
             "head": dict(self.head.state_dict()),
-            "optimisers": {
-                str(number): {
-                    str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()
-                }
-                for number, optimiser in enumerate(self.optimisers)
-            },
+            "optimisers": {str(i): optimiser_state(each) for i, each in enumerate(self.optimisers)},
             "batches": self.batches.state(),
             "processed": self.processed,
             "epochs_done": self.epochs_done,
@@ -111,10 +118,7 @@ class PooledTrainer(ServerRole):
         self.encoders.load_state_dict(state["encoders"])
         self.head.load_state_dict(state["head"])
         for number, optimiser in enumerate(self.optimisers):
-            full = optimiser.state_dict()
-            slots = state["optimisers"].get(str(number), {})
-            full["state"] = {int(index): slot for index, slot in slots.items()}
-            optimiser.load_state_dict(full)
+            load_optimiser_state(optimiser, state["optimisers"][str(number)])
         self.batches.load(state["batches"])
         self.processed, self.epochs_done = int(state["processed"]), int(state["epochs_done"])
         self.loss, self.test = state["loss"], state["test"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,9 @@ from securevfl.gate import Gate, Released, stay_inside
 from securevfl.models import clipped_gradient_sum, drawn_noise
 from securevfl.plan import Plan
 from securevfl.rows import Rows
+
+
+MOMENTUM = 0.9
 
 
 class Records:
@@ -39,13 +43,30 @@ class Records:
         return self._dense[torch.from_numpy(rows).to(self.device)]
 
 
-def build_optimiser(parameters: Iterable[Tensor], plan: Plan, rate: float) -> torch.optim.Optimizer:
-    """The plan's optimiser; weight decay is the gradient of l2/2 * ||theta||^2."""
+def build_optimiser(
+    parameters: Iterable[Tensor], plan: Plan, rate: float, name: str = SERVER
+) -> torch.optim.Optimizer:
+    """The optimiser that the plan gives to `name`; weight decay is the gradient of l2/2 * ||theta||^2."""
     chosen = list(parameters)
-    if plan.optimiser == "adam":
-        return torch.optim.Adam(chosen, lr=rate, weight_decay=plan.l2)
-    momentum = 0.9 if plan.optimiser == "momentum" else 0.0
-    return torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
+    kind = plan.optimisers.get(name, plan.optimiser)
+    optimiser: torch.optim.Optimizer
+    if kind == "adam":
+        optimiser = torch.optim.Adam(chosen, lr=rate, weight_decay=plan.l2)
+    else:
+        momentum = MOMENTUM if kind == "momentum" else 0.0
+        optimiser = torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
+    if plan.decay == "sqrt":
+        for group in optimiser.param_groups:
+            group["steps"], group["first_rate"] = 0, rate
+        optimiser.register_step_pre_hook(_decay)
+    return optimiser
+
+
+def _decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    """Gives step t the rate eta / sqrt(t)."""
+    for group in optimiser.param_groups:
+        group["steps"] += 1
+        group["lr"] = group["first_rate"] / math.sqrt(group["steps"])
 
 
 class LocalModel:
@@ -161,10 +182,24 @@ def module_state(module: nn.Module, optimiser: torch.optim.Optimizer | None) -> 
     """Parameters, buffers and optimiser state of a module."""
     state: dict[str, Any] = {"module": dict(module.state_dict())}
     if optimiser is not None:
-        state["optimiser"] = {
-            str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()
-        }
+        state["optimiser"] = optimiser_state(optimiser)
     return state
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimiser remembers: its slots, and how many steps have decayed its rate."""
+    slots = {str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()}
+    return {"slots": slots, "steps": optimiser.param_groups[0].get("steps", 0)}
+
+
+def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Reverses `optimiser_state`."""
+    full = optimiser.state_dict()
+    full["state"] = {int(index): slots for index, slots in state["slots"].items()}
+    optimiser.load_state_dict(full)
+    for group in optimiser.param_groups:
+        if "steps" in group:
+            group["steps"] = int(state["steps"])
 
 
 def load_module_state(
@@ -173,24 +208,31 @@ def load_module_state(
     """Reverses `module_state`."""
     module.load_state_dict(state["module"])
     if optimiser is not None:
-        full = optimiser.state_dict()
-        full["state"] = {int(index): slots for index, slots in state.get("optimiser", {}).items()}
-        optimiser.load_state_dict(full)
+        load_optimiser_state(optimiser, state["optimiser"])
 
 
-def build_local_model(setup: Setup, party: str) -> LocalModel:
-    """A party's model. Encoders whose embeddings never leave are trained raw in every mode."""
+def build_local_model(
+    setup: Setup, party: str, *, observers: tuple[str, ...] | None = None, encoder: nn.Module | None = None
+) -> LocalModel:
+    """A party's model. Encoders whose embeddings never leave are trained raw in every mode.
+
+    Args:
+        setup: What the run is built from.
+        party: Whose model.
+        observers: Who sees its embeddings in training; those who see the server's mail by default.
+        encoder: Computes what is released, where that is not the party's encoder alone.
+    """
     plan, data = setup.plan, setup.data
     index = data.parties.index(party)
-    encoder = setup.encoders[party]
-    leaves = bool(setup.observers(SERVER, party))
+    encoder = setup.encoders[party] if encoder is None else encoder
+    leaves = bool(setup.observers(SERVER, party) if observers is None else observers)
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     frozen = (leaves and plan.encoder_training == "none") or not parameters
     return LocalModel(
         name=party,
         records=Records(data.train[index], data.test[index], setup.device),
         encoder=encoder,
-        optimiser=None if frozen else build_optimiser(parameters, plan, setup.rate(party)),
+        optimiser=None if frozen else build_optimiser(parameters, plan, setup.rate(party), party),
         gate=setup.gates[setup.hosts[party]],
         private=leaves and plan.encoder_training == "dp",
     )

@@ -25,6 +25,7 @@ class VAFL(Algorithm):
     name = "vafl"
     summary = "asynchronous: the server steps on every upload, with the latest embeddings of the others"
     shared_schedule = False
+    initial_upload = True
 
     def wait_for(self, plan: Plan, parties: int) -> int:
         """How many uploads one iteration takes."""
