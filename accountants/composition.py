@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.optimize import minimize_scalar
-from scipy.signal import lfilter
 from securevfl.accountants.pairs import Array, GridLoss, ResponsePair, SampledGaussianPair
 
 Pair: TypeAlias = SampledGaussianPair | ResponsePair
@@ -24,6 +22,7 @@ _CELLS = 1 << 22  # most cells of a transform: about 0.3 GB and 2 s; beyond, the
 _COARSER = 16
 _NEGLIGIBLE = 1e-9  # truncated mass, relative to delta
 _ROUNDING = 2.0**-53
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +136,8 @@ class _Tail:
 
     def _sums(self) -> tuple[Array, Array]:
         """Return, from each loss l upward, the sums of mass and of mass * exp(l - loss)."""
+        from scipy.signal import lfilter  # slow to import, needed by few
+
         mass = (self.mass * self._weight(self.losses))[::-1]
         decay = math.exp(self.losses[0] - self.losses[1]) if self.losses.size > 1 else 0.0
         upper, lower = np.cumsum(mass)[::-1], lfilter([1.0], [1.0, -decay], mass)[::-1]
@@ -195,14 +196,23 @@ def _tilted(loss: GridLoss, order: float, size: int) -> Array:
 
 
 def _minimise(objective: Callable[[float], float]) -> float:
-    """Return a positive argument near the minimum of a function with one valley; any is sound."""
-    found = minimize_scalar(
-        lambda exponent: objective(math.exp(exponent)),
-        bounds=(-14, 14),
-        method="bounded",
-        options={"xatol": 0.1},
-    )
-    return math.exp(float(found.x))
+    """Return a positive argument near the minimum of a function with one valley; any is sound.
+
+    Golden-section search over the exponent: 1e-6 to 1e6, to within a tenth of the factor e.
+    """
+    low, high = -14.0, 14.0
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = objective(math.exp(left)), objective(math.exp(right))
+    while high - low > 0.2:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = objective(math.exp(left))
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = objective(math.exp(right))
+    return math.exp((low + high) / 2)
 
 
 def _least(objective: Callable[[float], float]) -> float:
