@@ -296,7 +296,10 @@ class SecureSum(ABC):
 
     def decode(self, data: bytes | memoryview) -> Message:
         """Decodes any message of this protocol from its binary form."""
-        kind, fields = unpack(data)
+        return self.read(*unpack(data))
+
+    def read(self, kind: str, fields: dict[str, Value]) -> Message:
+        """Checks the fields of a message whose binary form a transport has decoded."""
         for candidate in self.messages:
             if candidate.kind == kind:
                 return candidate._from_fields(kind, fields)
