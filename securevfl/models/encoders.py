@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Integral
 
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from securevfl.models.layers import HiddenLayer, LSTMLayer, build_activation
 def check_positive(**sizes: int) -> None:
     """Raises `PlanError` unless every named size is a whole number of at least 1."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise PlanError(f"{name.replace('_', ' ')} is {size!r}; expected a whole number of at least 1")
 
 

@@ -22,7 +22,7 @@ class SumHead(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(outputs, device="cpu"))
+        self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, fused: Tensor) -> Tensor:
         """Adds the bias to (rows, outputs)."""

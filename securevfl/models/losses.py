@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def metrics(task: str, outputs: Tensor, labels: Tensor) -> dict[str, float | Non
 
     `auc` of a multiclass task is the plain mean of the one-against-rest areas over the classes that have both
     members and others among the labels. What cannot be known is None: every figure if there are no rows or an
-    output is not finite, `auc` with labels of one class, `r2` with constant labels.
+    output is not finite, a figure that overflows, `auc` with labels of one class, `r2` with constant labels.
 
     Raises:
         PlanError: The task is unknown.
@@ -104,14 +105,18 @@ def metrics(task: str, outputs: Tensor, labels: Tensor) -> dict[str, float | Non
         return dict.fromkeys(names)
     if task == "regression":
         loss = float(task_loss(task, outputs, labels.double()))
-        return {"loss": loss, "r2": _r2(loss, labels.double().numpy())}
+        return {"loss": _known(loss), "r2": _known(_r2(loss, labels.double().numpy()))}
     _check_classes(labels, 2 if task == "binary" else outputs.shape[1])
     truth = labels.long()
     return {
         "auc": _mean_auc(task, predictions(task, outputs), outputs, truth.numpy()),
         "accuracy": float((decisions(task, outputs) == truth).double().mean()),
-        "loss": float(task_loss(task, outputs, truth)),
+        "loss": _known(float(task_loss(task, outputs, truth))),
     }
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _check_classes(labels: Tensor, classes: int) -> None:

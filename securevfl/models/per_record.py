@@ -156,7 +156,7 @@ def _gradients(
     def score(values: dict[str, Tensor], row: Tensor, direction: Tensor, hidden: dict[str, Tensor]) -> Tensor:
         state = {**values, **{name: one.unsqueeze(0) for name, one in hidden.items()}}
         out: Tensor = functional_call(encoder, state, (row.unsqueeze(0),))
-        return (out.squeeze(0) * direction).sum()
+        return torch.dot(out.squeeze(0), direction)
 
     one = grad(score)
     if not any(isinstance(part, nn.RNNBase) for part in encoder.modules()):

@@ -148,11 +148,11 @@ def smoothness_as_printed(
 ) -> Smoothness:
     """Theorem 5 as printed, eq. (13). **Not a valid bound**; `bias` and `weight` are those of the embedding.
 
-    What is wrong: L_w multiplies by E|u| where the second derivative carries |u|^2; passing through W_{l+1}
-    costs |W_{l+1}|^2 and not |W_{l+1}|; the constants of single blocks are added, which ignores mixed
-    derivatives (a product of two weights has none within a block); E loss(h) is treated like loss(E h). What
-    is merely loose: the uniform constant 2 sqrt(d) / c is that of a cube of side c, not 2 sqrt(3) c; the
-    Gaussian one carries a needless d.
+    What is wrong: L_w multiplies by E|u| where the second derivative carries |u|^2, and the constants of
+    single blocks are added, which ignores mixed derivatives (a product of two weights has none within a
+    block). L_b is valid but loose: its second term alone suffices, the first belongs to an argument that
+    would need |W|^2; the uniform constant 2 sqrt(d) / c is that of a cube of side c, not 2 sqrt(3) c; the
+    Gaussian one carries a needless d. The proof also treats E loss(h) like loss(E h).
 
     Args:
         layers: The layers, first to last.

@@ -1,4 +1,5 @@
-"""What the tests of the models share: seeded encoders of every kind, and a noise source that can be repeated."""
+"""What the tests of the models share: seeded encoders of every kind, and a noise source that can be
+repeated."""
 
 from __future__ import annotations
 

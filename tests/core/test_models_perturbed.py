@@ -25,7 +25,8 @@ def test_noise_enters_before_the_activation():
 def test_level_is_the_standard_deviation():
     source = SeededNoise()
     values = HiddenNoise(0.3, source)(torch.zeros(400, 500))
-    # 200,000 uniform values of standard deviation s: that of s^2's estimate is s^2 sqrt(0.8/n) (kurtosis 1.8).
+    # 200,000 uniform values of standard deviation s: that of s^2's estimate is s^2 sqrt(0.8/n) (kurtosis
+    # 1.8).
     assert abs(float(values.var()) / 0.09 - 1) < 6 * math.sqrt(0.8 / 200_000)
     assert float(values.abs().max()) <= math.sqrt(3) * 0.3 * (1 + 1e-6)
     assert source.calls == [("uniform", (400, 500), math.sqrt(3) * 0.3)]
