@@ -10,9 +10,9 @@ import sys
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psi_stand_in import stand_in
 
 from securevfl.errors import DataError, DropoutError, InputError, MissingExtra, ProtocolError, WireError
-from securevfl.protocols import alignment
 from securevfl.protocols.alignment import (
     AlignRequest,
     AlignResponse,
@@ -29,36 +29,10 @@ needs_psi = pytest.mark.skipif(
 )
 
 
-class StandInClient:
-    """Sends hashes: same shape of conversation as the real one, none of its secrecy."""
-
-    def __init__(self, ids):
-        self.ids = ids
-        self.request = b"".join(hashlib.sha256(text.encode()).digest() for text in ids)
-
-    def intersect(self, setup, response):
-        if len(response) != 32 * len(self.ids) or len(setup) % 32:
-            raise ProtocolError("broken response")
-        theirs = {setup[i : i + 32] for i in range(0, len(setup), 32)}
-        return [text for text in self.ids if hashlib.sha256(text.encode()).digest() in theirs]
-
-
-class StandInServer:
-    def __init__(self, ids):
-        self.ids = ids
-
-    def answer(self, request, count):
-        if len(request) != 32 * count:
-            raise ProtocolError("broken request")
-        return b"".join(sorted(hashlib.sha256(text.encode()).digest() for text in self.ids)), request
-
-
 @pytest.fixture(params=["stand-in", pytest.param("openmined", marks=needs_psi)])
 def backend(request, monkeypatch):
     if request.param == "stand-in":
-        monkeypatch.setattr(alignment, "Client", StandInClient)
-        monkeypatch.setattr(alignment, "Server", StandInServer)
-        monkeypatch.setattr(alignment, "require_library", lambda: None)
+        stand_in(monkeypatch)
     return request.param
 
 

@@ -1,0 +1,85 @@
+"""`securevfl align`: the rows that several parties' tables have in common."""
+
+from __future__ import annotations
+
+import csv
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from securevfl.errors import DataError, InputError
+from securevfl.protocols.alignment import NORMALISATIONS, Alignment, PrivateAlignment
+
+REVEALED = (
+    "every party learns the common IDs; the first also the sizes of the other sets and, with three or more"
+    " parties, which of its IDs the first 1, 2, ... others have; the others how many IDs they are asked about"
+)
+
+Rows = list[list[str]]
+
+
+def align(
+    files: Annotated[list[Path], typer.Argument(help="One CSV file with a header per party, leader first.")],
+    id_column: Annotated[str, typer.Option("--id-column", help="Name of the column with the IDs.")] = "id",
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for each party's rows of the common IDs.")
+    ] = Path("aligned"),
+    normalise: Annotated[
+        str, typer.Option("--normalise", help=f"How IDs are compared: {', '.join(NORMALISATIONS)}.")
+    ] = "exact",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find the IDs that all parties have, and keep those rows, in the same order, for each party.
+
+    All parties run in this process: it tries out and tests an alignment. Organisations that may not see each
+    other's IDs run the same roles on their own machines.
+    """
+    if len(files) < 2:
+        raise InputError(f"{len(files)} file was given; alignment needs one per party, at least 2")
+    tables = [_read(path, id_column) for path in files]
+    protocol = PrivateAlignment(parties=len(files), normalisation=normalise)
+    results = protocol.align([[row[header.index(id_column)] for row in rows] for header, rows in tables])
+    out.mkdir(parents=True, exist_ok=True)
+    parties = [
+        {"file": str(path), "rows": len(rows), "out": str(_write(out, index, path, header, rows, result))}
+        for index, (path, (header, rows), result) in enumerate(zip(files, tables, results, strict=True))
+    ]
+    _report({"common": len(results[0].ids), "parties": parties, "revealed": REVEALED}, json)
+
+
+def _read(path: Path, id_column: str) -> tuple[list[str], Rows]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *rows = list(csv.reader(file, strict=True)) or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from error
+    if header.count(id_column) != 1:
+        raise DataError(
+            f"{path} has {header.count(id_column)} columns {id_column!r}; its columns are {header}"
+        )
+    rows = [row for row in rows if row]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise DataError(f"{path}: row {number} has {len(row)} fields, the header has {len(header)}")
+    return header, rows
+
+
+def _write(out: Path, index: int, path: Path, header: list[str], rows: Rows, result: Alignment) -> Path:
+    # The number keeps two parties' files of the same name apart.
+    target = out / f"p{index}-{path.stem}.csv"
+    with target.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows[row] for row in result.rows)
+    return target
+
+
+def _report(facts: dict[str, Any], json: bool) -> None:
+    if json:
+        typer.echo(json_format.dumps(facts))
+        return
+    for party in facts["parties"]:
+        typer.echo(f"{party['file']}: {facts['common']} of {party['rows']} rows -> {party['out']}")
+    typer.echo(f"Revealed: {facts['revealed']}.")
