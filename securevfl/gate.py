@@ -23,6 +23,7 @@ from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.ledger import Ledger
 from securevfl.messages import Head
 from securevfl.noise import Noise, snap
+from securevfl.protocols.noise import NoisySum
 from securevfl.rows import Rows
 
 Vectors = npt.NDArray[np.float32]
@@ -58,6 +59,27 @@ class Released:
     values: Vectors
     source: Tensor
     head: Head | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What may enter a secure sum, and what the party needs to learn from the answer.
+
+    Attributes:
+        values: Floats, or ring elements that already carry the party's share of the noise.
+        source: The clipped vectors with their graph; the gradient that comes back goes in here.
+        head: The ledger head to send along; None inside one organisation.
+    """
+
+    values: npt.NDArray[Any]
+    source: Tensor
+    head: Head | None
+
+
+# A sum of discrete Gaussians of std s >= 2^14 is a continuous Gaussian of std sqrt(s^2 - 16^2) rounded by a
+# discrete Gaussian of std 16 (Peikert 2010, Theorem 3.1; the error is below exp(-5000)): post-processing.
+MIN_SHARE_STD = 1 << 14
+_ROUNDED = 1 - 2.0**-20
 
 
 def clip_rows(vectors: Tensor, clip: float) -> Tensor:
@@ -109,12 +131,7 @@ class Gate:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
-        if vectors.ndim != 2 or len(vectors) != len(rows):
-            raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {len(rows)} rows")
-        if not bool(torch.isfinite(vectors).all()):
-            raise TrainingDiverged(
-                f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
-            )
+        self._check_vectors(vectors, rows)
         if self._cache is None:
             return self._release_fresh(vectors, rows, kind, observers)
         cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
@@ -124,13 +141,76 @@ class Gate:
             cache.store(rows[missing], fresh.values)
         return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
 
+    def _check_vectors(self, vectors: Tensor, rows: Rows) -> None:
+        if vectors.ndim != 2 or len(vectors) != len(rows):
+            raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {len(rows)} rows")
+        if not bool(torch.isfinite(vectors).all()):
+            raise TrainingDiverged(
+                f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
+            )
+
+    def contribute(
+        self, vectors: Tensor, *, rows: Rows, kind: str, observers: tuple[str, ...], noise: NoisySum | None
+    ) -> Contribution:
+        """Lets one vector per row into a secure sum whose total the observers obtain.
+
+        What is written down is what the total reveals: with noise, that the observers together with the
+        colluders that `noise` is made for see at least its honest share of Gaussian noise on this party's
+        vectors; without noise, an exact release. That the contribution itself stays hidden is the secure
+        sum's promise, see `note_hidden`.
+
+        Args:
+            vectors: One row per record.
+            rows: The records.
+            kind: What the release is for.
+            observers: Organisations that obtain the total, or something computed from it.
+            noise: The noisy sum that the vectors enter; None for a sum without noise.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+            TrainingDiverged: A vector is not finite.
+        """
+        self._check_vectors(vectors, rows)
+        where: dict[str, Any] = {"rows": rows, "vectors": len(rows), "kind": kind, "observers": observers}
+        if noise is None:
+            head = self._account(Mechanism(), **where)
+            return Contribution(values=_floats(vectors), source=vectors, head=head)
+        if noise.noise.share_std < MIN_SHARE_STD:
+            raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
+        source = clip_rows(vectors, self.mechanism.clip)
+        values = _clip_exactly(_floats(source), self.mechanism.clip)
+        encoded = noise.encode(values)
+        protection = Mechanism(clip=self.mechanism.clip, sigma=noise.noise.honest_sigma * _ROUNDED)
+        change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
+        head = self._account(protection, sensitivity=change, **where)
+        share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
+        return Contribution(values=encoded + share, source=source, head=head)
+
+    def note_hidden(self, *, mechanism: str, observers: tuple[str, ...], assumption: str) -> Head:
+        """Writes down, once for the run, who handles this party's contributions without reading them.
+
+        Args:
+            mechanism: ``masked`` or ``encrypted``.
+            observers: Organisations that pass such values on.
+            assumption: What must hold for them to learn nothing.
+        """
+        record = ReleaseRecord(
+            owner=self.owner,
+            observers=observers,
+            kind="contributions",
+            mechanism=mechanism,
+            mode=self.mode,
+            assumption=assumption,
+        )
+        return self.ledger.append(record)
+
     def _release_fresh(self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
         return Released(values=self._protect(source), source=source, head=head)
 
     def _protect(self, source: Tensor) -> Vectors:
-        values = source.detach().to("cpu", torch.float64).numpy()
+        values = _floats(source)
         sigma = self.mechanism.sigma
         if sigma:
             values = _clip_exactly(values, self.mechanism.clip)
@@ -168,7 +248,14 @@ class Gate:
                 self._cache[tuple(saved["observers"])] = _Cache.restored(saved)
 
     def _account(
-        self, mechanism: Mechanism, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]
+        self,
+        mechanism: Mechanism,
+        *,
+        rows: Rows,
+        vectors: int,
+        kind: str,
+        observers: tuple[str, ...],
+        sensitivity: float | None = None,
     ) -> Head:
         protected = mechanism.sigma > 0 and self.noise.secure
         name = "dp-update" if kind == "update" else "gaussian"
@@ -179,7 +266,7 @@ class Gate:
             mechanism=name if protected else "exact",
             clip=mechanism.clip if mechanism.sigma else None,
             sigma=mechanism.sigma if mechanism.sigma else None,
-            sensitivity=2 * mechanism.clip if mechanism.sigma else None,
+            sensitivity=(sensitivity or 2 * mechanism.clip) if mechanism.sigma else None,
             rows=rows,
             vectors=vectors,
             ids_visible=True,
@@ -189,6 +276,10 @@ class Gate:
         head = self.ledger.append(record)
         self.budget.charge(record)
         return head
+
+
+def _floats(vectors: Tensor) -> npt.NDArray[np.float64]:
+    return vectors.detach().to("cpu", torch.float64).numpy()
 
 
 def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:

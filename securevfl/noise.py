@@ -66,6 +66,11 @@ class Noise:
         values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return values[:count].reshape(shape)
 
+    @property
+    def stream(self) -> KeyStream:
+        """The stream itself, for the discrete noise of secure sums."""
+        return self._stream
+
 
 def snap(values: Floats, std: float) -> Floats:
     """Rounds to the lattice of 2^-20 standard deviations (the next lower power of two)."""

@@ -1,1 +1,61 @@
-"""The command line."""
+"""The command line: one module per command, one line per error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from securevfl import __version__
+from securevfl.cli.data import data
+from securevfl.cli.demo import demo
+from securevfl.cli.train import train
+from securevfl.errors import SecureVFLError
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "train": train,
+    "data": data,
+    "demo": demo,
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Secure vertical federated learning: train, account for what leaves each party, attack the result.",
+)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_show_version, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line; every expected failure is one line on standard error and its own exit code."""
+    try:
+        app()
+    except SecureVFLError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
+
+
+def _fail(text: str, code: int) -> None:
+    typer.echo(f"securevfl: {' '.join(text.split())}", err=True)
+    sys.exit(code)

@@ -1,0 +1,78 @@
+"""What commands share: tables, numbers as people read them, a progress bar on standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from securevfl.algorithms import Progress as RunProgress
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """One object on standard output."""
+    typer.echo(json.dumps(content, allow_nan=False))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits; None is infinite."""
+    if value is None or math.isinf(value):
+        return "infinite"
+    if value and (abs(value) >= 10**digits or abs(value) < 1e-3):
+        return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def table(title: str, *columns: str) -> Table:
+    """A plain table that survives a pipe and a printer."""
+    shown = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+    for column in columns:
+        shown.add_column(column)
+    return shown
+
+
+@contextmanager
+def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
+    """A bar with loss, metric, virtual time and privacy spent, on standard error."""
+    if quiet:
+        yield None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(label, total=1.0, figures="")
+
+        def update(now: RunProgress) -> None:
+            bar.update(task, completed=now.done, figures=_figures(now))
+
+        yield update
+
+
+def _figures(now: RunProgress) -> str:
+    parts = [f"epoch {now.epoch}/{now.epochs}"]
+    if now.loss is not None:
+        parts.append(f"loss {now.loss:.4f}")
+    for name in ("auc", "r2"):
+        value = now.test.get(name)
+        if value is not None:
+            parts.append(f"{name} {value:.4f}")
+    parts.append(f"time {now.time:.0f}")
+    if now.spent:
+        parts.append(f"mu {number(max(now.spent.values()), 3)}")
+    return "  ".join(parts)

@@ -1,0 +1,209 @@
+"""`securevfl train`: one training run, from data to metrics, ledgers and models."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from securevfl.cli.show import number, print_json, progress_bar, table
+from securevfl.errors import DataError, PlanError
+from securevfl.plan import Plan
+
+if TYPE_CHECKING:
+    from securevfl.data import VerticalData
+    from securevfl.run import Run
+
+Text = Annotated[str | None, typer.Option()]
+
+
+def train(
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A data set by name, or one CSV file per party (repeat the option)."),
+    ] = None,
+    data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
+    parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
+    id_column: Annotated[str, typer.Option(help="ID column of CSV files.")] = "id",
+    label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",
+    algorithm: Annotated[str | None, typer.Option(help="Algorithm; see securevfl data --help.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="linear, mlp, cnn or lstm.")] = None,
+    encoder_training: Annotated[
+        str | None, typer.Option(help="raw (mode strict), dp (mode dp-encoder) or none (mode frozen).")
+    ] = None,
+    clip: Annotated[float | None, typer.Option(help="L2 bound C of a released vector.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise on each released value; 0 is exact.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target; sigma is calibrated to it.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The delta of every epsilon.")] = None,
+    budget_epsilon: Annotated[float | None, typer.Option(help="Refuse whatever would exceed this.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Records per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Initial models and batch order, never noise.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan.toml; options on the line win over it.")] = None,
+    set_field: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other plan field, as name=value (repeat).")
+    ] = None,
+    record_views: Annotated[
+        bool, typer.Option("--record-views", help="Write what each observer saw.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; it must not exist.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the unfinished run in this folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train on vertical data; every release passes a gate and is written to its owner's ledger."""
+    options = {
+        "algorithm": algorithm,
+        "protocol": protocol,
+        "model": model,
+        "encoder_training": encoder_training,
+        "clip": clip,
+        "sigma": sigma,
+        "epsilon": epsilon,
+        "delta": delta,
+        "budget_epsilon": budget_epsilon,
+        "epochs": epochs,
+        "batch": batch,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "device": device,
+        "record_views": record_views or None,
+        "parties": parties,
+        "data": ",".join(data) if data else None,
+        "data_folder": None if data_folder is None else str(data_folder),
+    }
+    chosen = _plan(plan, options, set_field or [], resume)
+    loaded = load_data(chosen, id_column=id_column, label_column=label_column)
+    if out is None and resume is None:
+        raise PlanError("give a folder for the results: --out DIR")
+    run = run_with_progress(loaded, chosen, resume or out, quiet=json, resume=resume is not None)
+    if json:
+        print_json(run.result)
+    else:
+        show_run(run, loaded.notes)
+
+
+def _plan(file: Path | None, options: dict[str, Any], extra: list[str], resume: Path | None) -> Plan:
+    """The plan file's fields, then the options of the line, then --set."""
+    if resume is not None:
+        given = sorted(name for name, value in options.items() if value is not None)
+        if given or file is not None or extra:
+            raise PlanError("--resume takes the plan of the run as it is; give no other options")
+        from securevfl.folder import RunFolder
+
+        return RunFolder(resume).read_plan()
+    base = Plan.from_toml(file) if file is not None else Plan()
+    changes = {name: value for name, value in options.items() if value is not None}
+    changes |= dict(_assignment(text) for text in extra)
+    return base.with_changes(**changes)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """Reads name=value; the value's type is that of the plan's field."""
+    import tomllib
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise PlanError(f"--set {text!r} is not of the form name=value")
+    name = name.strip().replace("-", "_")
+    kinds = {f.name: str(f.type) for f in dataclasses.fields(Plan)}
+    if kinds.get(name) == "str":
+        return name, value.strip()
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(
+            f"--set {name}: {value!r} is not a TOML value such as 3, 0.5, true, [8, 8]"
+        ) from error
+
+
+def load_data(plan: Plan, *, id_column: str = "id", label_column: str = "label") -> VerticalData:
+    """The data that a plan names: a known set, or CSV files.
+
+    Raises:
+        DataError: Nothing is named, or it cannot be read.
+    """
+    from securevfl.data import VerticalData
+
+    if not plan.data:
+        raise DataError("name the data: --data breast-cancer, or --data a.csv --data b.csv")
+    names = plan.data.split(",")
+    if (len(names) > 1 and not plan.data.startswith("synthetic")) or looks_like_file(names[0]):
+        if plan.parties not in (0, len(names)):
+            raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.parties}")
+        return VerticalData.from_csv(names, id_column=id_column, label_column=label_column, seed=plan.seed)
+    folder = plan.data_folder or None
+    return VerticalData.load(plan.data, parties=plan.parties or None, folder=folder, seed=plan.seed)
+
+
+def looks_like_file(name: str) -> bool:
+    """True for a path rather than the name of a data set."""
+    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name
+
+
+def run_with_progress(
+    data: VerticalData,
+    plan: Plan,
+    out: Path | None,
+    *,
+    quiet: bool,
+    resume: bool = False,
+    label: str = "training",
+) -> Run:
+    """Trains with a progress bar; Ctrl-C leaves a folder that can be resumed."""
+    from securevfl import run as runs
+
+    try:
+        with progress_bar(label, quiet=quiet) as progress:
+            return runs.train(data, plan, out, resume=resume, progress=progress)
+    except KeyboardInterrupt:
+        typer.echo(f"securevfl: interrupted; go on with: securevfl train --resume {out}", err=True)
+        raise typer.Exit(130) from None
+
+
+def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
+    """Prints what a run reached and what it promises."""
+    console = Console()
+    result = run.result
+    measured = ", ".join(
+        f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
+    )
+    console.print(f"{result['algorithm']} on {run.plan.data or 'data'}: test {measured or 'not evaluated'}")
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+    if result["privacy"]:
+        console.print(privacy_table(result["privacy"], run.plan.delta))
+    if run.plan.insecure_reproducible_noise:
+        console.print("noise is reproducible: every guarantee is VOID")
+    console.print(f"labels {result['labels']}")
+    if result["stopped"]:
+        console.print(f"stopped by {result['stopped']}", markup=False)
+    time = result["time"]
+    console.print(
+        f"virtual time {number(time['virtual'])}, {time['wall']:.1f} s, "
+        f"{result['messages']:,} messages, {result['bytes']:,} bytes"
+    )
+    if run.folder is not None:
+        console.print(f"files in {run.folder}", markup=False, soft_wrap=True)
+
+
+def privacy_table(privacy: dict[str, dict[str, Any]], delta: float) -> Any:
+    """What each owner promises to its worst observer."""
+    shown = table("What is promised", "owner", "to", "mode", "releases", "mu", f"epsilon at delta {delta:g}")
+    for owner, spend in privacy.items():
+        shown.add_row(
+            owner,
+            spend["observer"],
+            spend["mode"],
+            f"{spend['releases']:,}",
+            number(spend["mu"]),
+            number(spend["epsilon"]) + ("" if spend["epsilon"] is not None else " (no guarantee)"),
+        )
+    return shown

@@ -1,0 +1,29 @@
+"""Shared fixtures. Data and runs are tiny; torch uses one thread so that results do not depend on the machine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines are shared and slow at times: how long an example takes says nothing about the code.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> str:
+    """Folder with the papers' data sets, for slow tests only: set SECUREVFL_DATA to use it."""
+    folder = os.environ.get("SECUREVFL_DATA")
+    if not folder:
+        pytest.skip("set SECUREVFL_DATA to the folder with a9a/, mnist/, ... to run this test")
+    return folder

@@ -1,0 +1,212 @@
+"""The gate: nothing leaves unclipped, unaccounted, over budget, or before it is on disk."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from securevfl.accountants.filters import Filter
+
+from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
+from securevfl.gate import Gate, Mechanism, clip_rows
+from securevfl.ledger import Ledger
+from securevfl.noise import Noise, snap
+
+
+def make_gate(
+    *,
+    mode: str = "strict",
+    sigma: float = 2.0,
+    clip: float = 1.0,
+    budget: float = math.inf,
+    once: bool = False,
+) -> Gate:
+    return Gate(
+        owner="p1",
+        mode=mode,
+        ledger=Ledger("p1"),
+        mechanism=Mechanism(clip=clip, sigma=sigma),
+        update=Mechanism(clip=0.5, sigma=3.0),
+        budget=Filter(mode=mode, budget_mu=budget, records=100),
+        noise=Noise(),
+        release_once=once,
+    )
+
+
+def rows(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def release(gate: Gate, numbers: np.ndarray, value: float = 5.0, width: int = 3):
+    vectors = torch.full((len(numbers), width), value, requires_grad=True)
+    return gate.release(vectors, rows=numbers, kind="embedding", observers=("p0",))
+
+
+def test_clipped_norms_never_exceed_the_bound() -> None:
+    """In float64, after all rounding: over many scales and widths, no norm is above C."""
+    generator = torch.Generator().manual_seed(3)
+    for width in (1, 2, 7, 64, 513):
+        for scale in (1e-20, 1e-3, 1.0, 1e6, 1e18):
+            gate = make_gate(sigma=1e-9, clip=0.7)
+            gate.noise.gaussian = lambda shape, std: np.zeros(shape)  # type: ignore[method-assign]
+            vectors = torch.randn((40, width), generator=generator) * scale
+            source = clip_rows(vectors, 0.7).double().numpy()
+            from securevfl.gate import _clip_exactly
+
+            assert np.linalg.norm(_clip_exactly(source, 0.7), axis=1).max() <= 0.7
+
+
+def test_noise_is_gaussian_with_the_right_scale() -> None:
+    """Kolmogorov-Smirnov against N(0, sigma^2); at 1e-6 false alarms the statistic is below 1.36 * 2 / sqrt(n)."""
+    gate = make_gate(sigma=2.0)
+    values = np.concatenate(
+        [release(gate, np.arange(100), value=0.0, width=300).values.ravel() for _ in range(4)]
+    )
+    statistic = stats.kstest(values / 2.0, "norm").statistic
+    assert statistic < math.sqrt(-0.5 * math.log(1e-6 / 2)) / math.sqrt(values.size)
+
+
+def test_two_gates_never_share_noise() -> None:
+    first, second = release(make_gate(), rows(1, 2)).values, release(make_gate(), rows(1, 2)).values
+    assert not np.intersect1d(first, second).size
+
+
+def test_reproducible_noise_voids_the_guarantee() -> None:
+    noise = Noise.insecure(7, "p1")
+    gate = make_gate()
+    gate.noise = noise
+    release(gate, rows(1))
+    assert gate.budget.spent_mu == math.inf
+    assert '"mechanism":"exact"' in gate.ledger.lines[-1]
+
+
+def test_ledger_is_written_before_noise_is_even_drawn() -> None:
+    gate = make_gate()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("noise was drawn")
+
+    gate.noise.gaussian = refuse  # type: ignore[assignment, method-assign]
+    with pytest.raises(AssertionError):
+        release(gate, rows(1, 2))
+    assert len(gate.ledger.lines) == 2  # session and the entry: a crash here over-counts
+
+
+def test_over_budget_nothing_happens() -> None:
+    gate = make_gate(budget=3.0)  # each vector costs mu^2 = 1, so nine fit
+    for number in range(9):
+        release(gate, rows(number))
+    before = list(gate.ledger.lines)
+    with pytest.raises(BudgetExceeded, match="'p1' has spent mu 3 of 3"):
+        release(gate, rows(50))
+    assert gate.ledger.lines == before
+    assert gate.budget.spent_mu == pytest.approx(3.0, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("strict", math.sqrt(8)), ("dp-encoder", math.sqrt(3 + 2 * (1 / 3) ** 2)), ("frozen", math.sqrt(3))],
+)
+def test_spending_per_mode(mode: str, expected: float) -> None:
+    """2C/sigma = 1. Record 1 leaves three times, eight vectors in all; two updates with 2 C_g / sigma_g = 1/3."""
+    gate = make_gate(mode=mode)
+    for numbers in (rows(1, 2, 3), rows(1, 4), rows(5, 6, 1)):
+        release(gate, numbers)
+    if mode == "dp-encoder":
+        for numbers in (rows(1, 2), rows(1, 9)):
+            gate.noisy_update([torch.zeros(4)], rows=numbers)
+    assert gate.budget.spent_mu == pytest.approx(expected, rel=1e-12)
+
+
+def test_release_once_sends_the_same_bytes_at_no_cost() -> None:
+    gate = make_gate(mode="frozen", once=True)
+    first = release(gate, rows(3, 1, 2)).values
+    entries, spent = len(gate.ledger.lines), gate.budget.spent_mu
+    again = release(gate, rows(1, 2, 3)).values
+    assert (again == first[[1, 2, 0]]).all()
+    assert (len(gate.ledger.lines), gate.budget.spent_mu) == (entries, spent)
+    mixed = release(gate, rows(2, 8)).values
+    assert (mixed[0] == first[2]).all()
+    assert '"rows":"8"' in gate.ledger.lines[-1]
+
+
+def test_release_once_survives_a_restart() -> None:
+    gate = make_gate(mode="frozen", once=True)
+    first = release(gate, rows(3, 1, 2)).values
+    other = make_gate(mode="frozen", once=True)
+    other.load(gate.state())
+    assert (release(other, rows(3, 1, 2)).values == first).all()
+    assert len(other.ledger.lines) == 1
+
+
+def test_another_observer_gets_fresh_noise_and_pays() -> None:
+    gate = make_gate(mode="frozen", once=True)
+    first = release(gate, rows(1)).values
+    vectors = torch.full((1, 3), 5.0)
+    second = gate.release(vectors, rows=rows(1), kind="embedding", observers=("p2",)).values
+    assert (first != second).all()
+    assert gate.budget.spent_mu == pytest.approx(math.sqrt(2))
+
+
+def test_exact_release_is_infinite() -> None:
+    gate = make_gate(sigma=0.0)
+    out = release(gate, rows(1), value=9.0)
+    assert (out.values == 9.0).all()
+    assert gate.budget.spent_mu == math.inf
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_no_numbers_stay_inside(bad: float) -> None:
+    gate = make_gate()
+    with pytest.raises(TrainingDiverged, match="p1: embeddings are not finite"):
+        release(gate, rows(1), value=bad)
+    assert len(gate.ledger.lines) == 1
+
+
+def test_shape_must_fit() -> None:
+    with pytest.raises(PlanError, match="for 2 rows"):
+        make_gate().release(torch.zeros((3, 2)), rows=rows(1, 2), kind="x", observers=("p0",))
+
+
+@pytest.mark.parametrize(
+    ("clip", "sigma"), [(0.0, 1.0), (-1.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.nan)]
+)
+def test_bad_mechanisms(clip: float, sigma: float) -> None:
+    with pytest.raises(PlanError, match="must be"):
+        Mechanism(clip=clip, sigma=sigma)
+
+
+def test_gradient_reaches_through_the_clip() -> None:
+    vectors = torch.tensor([[3.0, 4.0], [0.3, 0.4]], requires_grad=True)
+    clip_rows(vectors, 1.0).sum().backward()
+    # d(x/|x|)/dx for x = (3, 4): (I - uu^T)/5, u = (.6, .8); the second row is inside the ball.
+    unit = np.array([0.6, 0.8])
+    expected = (np.eye(2) - np.outer(unit, unit)) / 5 @ np.ones(2)
+    assert vectors.grad is not None
+    assert np.allclose(vectors.grad[0].numpy(), expected, atol=1e-6)  # float32
+    assert np.allclose(vectors.grad[1].numpy(), 1.0)
+    zero = torch.zeros((1, 2), requires_grad=True)
+    clip_rows(zero, 1.0).sum().backward()
+    assert zero.grad is not None and torch.isfinite(zero.grad).all()
+
+
+def test_snap_hides_low_bits() -> None:
+    values = np.array([0.1234567890123, -3.3, 0.0])
+    snapped = snap(values, 1.5)
+    assert np.abs(snapped - values).max() <= 2.0**-21
+    assert (snapped * 2.0**20 == np.rint(snapped * 2.0**20)).all()
+
+
+def test_uniform_noise_covers_its_range() -> None:
+    values = Noise().uniform((200_000,), 2.0)
+    assert -2 <= values.min() < -1.999 and 1.999 < values.max() <= 2
+    statistic = stats.kstest(values, stats.uniform(-2, 4).cdf).statistic
+    assert statistic < math.sqrt(-0.5 * math.log(1e-6 / 2)) / math.sqrt(values.size)
+
+
+def test_negative_seed_is_refused() -> None:
+    with pytest.raises(PlanError, match="negative"):
+        Noise.insecure(-1, "p0")

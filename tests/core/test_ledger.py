@@ -1,0 +1,198 @@
+"""The ledger: every way to tamper with it is detected, and a crash never under-counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from securevfl.accountants.records import ReleaseRecord
+
+from securevfl.errors import LedgerError, RunError
+from securevfl.ledger import Ledger, read_ledger, to_record
+from securevfl.rows import rows_from_text, rows_to_text
+
+
+def record(rows: list[int], owner: str = "p1") -> ReleaseRecord:
+    return ReleaseRecord(
+        owner=owner,
+        observers=("p0",),
+        kind="embedding",
+        mechanism="gaussian",
+        clip=1.0,
+        sigma=2.0,
+        sensitivity=2.0,
+        rows=np.array(rows),
+        vectors=len(rows),
+        mode="strict",
+    )
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, Ledger]:
+    path = tmp_path / "p1.jsonl"
+    ledger = Ledger("p1", path)
+    for start in range(5):
+        ledger.append(record([start, start + 1, start + 7]))
+    ledger.close()
+    return path, ledger
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def rewrite(path: Path, new: list[str]) -> None:
+    path.write_text("\n".join(new) + "\n")
+
+
+def test_what_was_written_comes_back(written: tuple[Path, Ledger]) -> None:
+    path, ledger = written
+    entries = read_ledger(path, heads=[ledger.head])
+    assert [entry.is_session for entry in entries] == [True] + [False] * 5
+    back = to_record("p1", entries[3].content)
+    assert (back.kind, back.observers, back.sigma, back.vectors) == ("embedding", ("p0",), 2.0, 3)
+    assert back.rows is not None and back.rows.tolist() == [2, 3, 9]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_edited_entry(written: tuple[Path, Ledger], number: int) -> None:
+    path, _ = written
+    text = lines(path)
+    content = json.loads(text[number])
+    content["observers" if number else "guarantee"] = "changed"
+    text[number] = json.dumps(content)
+    rewrite(path, text)
+    with pytest.raises(LedgerError, match="edited"):
+        read_ledger(path)
+
+
+def test_rehashed_entry_needs_the_key(written: tuple[Path, Ledger]) -> None:
+    """An attacker who fixes the hashes of everything after an edit still cannot sign."""
+    import hashlib
+
+    path, _ = written
+    text = lines(path)
+    previous = json.loads(text[1])["hash"]
+    for number in range(2, 6):
+        content = json.loads(text[number])
+        signature = content.pop("signature")
+        content.pop("hash")
+        content["previous"] = previous
+        if number == 2:
+            content["vectors"] = 1
+        body = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        previous = hashlib.sha256(body.encode()).hexdigest()
+        text[number] = json.dumps({**content, "hash": previous, "signature": signature})
+    rewrite(path, text)
+    with pytest.raises(LedgerError, match="forged"):
+        read_ledger(path)
+
+
+def test_removed_and_reordered_entries(written: tuple[Path, Ledger]) -> None:
+    path, _ = written
+    text = lines(path)
+    rewrite(path, text[:2] + text[3:])
+    with pytest.raises(LedgerError, match="removed, moved or copied"):
+        read_ledger(path)
+    rewrite(path, [*text[:2], text[3], text[2], *text[4:]])
+    with pytest.raises(LedgerError, match="removed, moved or copied"):
+        read_ledger(path)
+
+
+def test_cut_tail_contradicts_the_observers_head(written: tuple[Path, Ledger]) -> None:
+    path, ledger = written
+    rewrite(path, lines(path)[:4])
+    read_ledger(path)  # the chain alone cannot see it
+    with pytest.raises(LedgerError, match="cut"):
+        read_ledger(path, heads=[ledger.head])
+
+
+def test_rewritten_ledger_with_fresh_keys(written: tuple[Path, Ledger]) -> None:
+    path, ledger = written
+    path.unlink()
+    forged = Ledger("p1", path)
+    for start in range(5):
+        forged.append(record([start]))
+    forged.close()
+    read_ledger(path)
+    with pytest.raises(LedgerError, match="rewritten"):
+        read_ledger(path, heads=[ledger.head])
+
+
+def test_entry_of_another_owner(written: tuple[Path, Ledger], tmp_path: Path) -> None:
+    path, _ = written
+    other = Ledger("p2", tmp_path / "p2.jsonl")
+    other.append(record([1], owner="p2"))
+    other.close()
+    text = lines(path)
+    text[1] = lines(tmp_path / "p2.jsonl")[1]
+    rewrite(path, text)
+    with pytest.raises(LedgerError, match="belongs elsewhere"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize("garbage", ["", "{}", "[]", "null", "not json", '{"hash":"00","signature":"zz"}'])
+def test_garbage_is_not_an_entry(written: tuple[Path, Ledger], garbage: str) -> None:
+    path, _ = written
+    text = lines(path)
+    text[2] = garbage
+    rewrite(path, text)
+    with pytest.raises(LedgerError, match="entry 2"):
+        read_ledger(path)
+
+
+def test_torn_line_is_dropped_and_the_chain_goes_on(written: tuple[Path, Ledger]) -> None:
+    path, _ = written
+    with path.open("a") as file:
+        file.write('{"clip":1.0,"half')
+    again = Ledger("p1", path)
+    again.append(record([40]))
+    again.close()
+    entries = read_ledger(path, heads=[again.head])
+    assert [entry.is_session for entry in entries].count(True) == 2
+    assert len(entries) == 8
+
+
+def test_tampered_ledger_is_not_continued(written: tuple[Path, Ledger]) -> None:
+    path, _ = written
+    rewrite(path, lines(path)[1:])
+    with pytest.raises(LedgerError):
+        Ledger("p1", path)
+
+
+def test_full_disk_releases_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ledger = Ledger("p1", tmp_path / "p1.jsonl")
+    before = ledger.head
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="No space left on device.*nothing was released"):
+        ledger.append(record([1]))
+    assert ledger.head == before
+    monkeypatch.undo()
+    ledger.close()
+
+
+def test_no_private_key_on_disk(written: tuple[Path, Ledger]) -> None:
+    path, ledger = written
+    secret = ledger._key.private_bytes_raw()
+    assert secret.hex() not in path.read_text() and secret not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [([], ""), ([3], "3"), ([2, 1, 0], "0-2"), ([5, 1, 2, 9, 8], "1-2,5,8-9"), ([0, 2, 4], "0,2,4")],
+)
+def test_rows_as_text(rows: list[int], text: str) -> None:
+    assert rows_to_text(np.array(rows, np.int64)) == text
+    assert rows_from_text(text).tolist() == sorted(rows)
+
+
+@pytest.mark.parametrize("rows", [[1, 1], [-1, 0]])
+def test_bad_rows(rows: list[int]) -> None:
+    with pytest.raises(LedgerError):
+        rows_to_text(np.array(rows))

@@ -1,0 +1,244 @@
+"""VAFL against its centralised counterpart, its delay rule, and the ledger that comes out of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from securevfl import Plan, VerticalData, train
+from securevfl.algorithms.vafl_server import VAFLServer
+from securevfl.engine import Engine
+from securevfl.resolve import resolve
+
+TINY = "synthetic:rows=240,features=12,informative=6"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> VerticalData:
+    return VerticalData.load(TINY, parties=3)
+
+
+@pytest.fixture(scope="module")
+def cancer() -> VerticalData:
+    return VerticalData.load("breast-cancer", parties=3)
+
+
+def weights(run: Any) -> torch.Tensor:
+    modules = [*run.encoders.values(), run.head]
+    return torch.cat([p.detach().reshape(-1) for module in modules for p in module.parameters()])
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_one_party_without_delay_is_centralised_sgd(model: str, optimiser: str) -> None:
+    data = VerticalData.load(TINY, parties=1)
+    plan = Plan(
+        label_holder="server", epochs=3, batch=16, model=model, optimiser=optimiser, learning_rate=0.02
+    )
+    federated = train(data, plan)
+    central = train(data, plan.with_changes(algorithm="central"))
+    assert federated.result["messages"] > 0
+    # The same float32 operations in the same order, but for one copy: far below 1e-6.
+    assert torch.allclose(weights(federated), weights(central), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("fusion", ["concat", "sum"])
+def test_synchronous_training_is_the_centralised_block_model(task: str, fusion: str) -> None:
+    name = {"binary": TINY, "multiclass": TINY + ",classes=4", "regression": TINY + ",task=regression"}[task]
+    data = VerticalData.load(name, parties=3)
+    plan = Plan(
+        algorithm="vafl-sync", epochs=4, batch=20, fusion=fusion, model="mlp", hidden=(8,), learning_rate=0.05
+    )
+    federated, central = train(data, plan), train(data, plan.with_changes(algorithm="central"))
+    # Sums over parties may be taken in another order: a few float32 units per step, 40 steps.
+    assert torch.allclose(weights(federated), weights(central), atol=1e-5, rtol=0)
+    key = "r2" if task == "regression" else "auc"
+    assert federated.test[key] == pytest.approx(central.test[key], abs=1e-5)
+
+
+def test_label_holder_without_features_learns_the_same(tiny: VerticalData) -> None:
+    plan = Plan(algorithm="vafl-sync", epochs=2)
+    with_features, without = train(tiny, plan), train(tiny, plan.with_changes(label_holder="server"))
+    assert torch.allclose(weights(with_features), weights(without), atol=1e-6)
+    assert set(with_features.privacy) == {"p0", "p1", "p2"}
+    assert set(without.privacy) == {"server", "p0", "p1", "p2"}
+    assert with_features.result["messages"] < without.result["messages"]
+
+
+class Watch(VAFLServer):
+    """Keeps, for every iteration, who uploaded what, to check the delays against eq. (3)."""
+
+    log: list[tuple[list[tuple[int, list[int]]], np.ndarray]]
+
+    async def _iterate(self, messages: Any) -> None:
+        await super()._iterate(messages)
+        uploads = [self._upload(message) for message in messages]
+        kept = getattr(self, "log", [])
+        kept.append(([(party, rows.tolist()) for party, rows, _ in uploads], self.updated_at.copy()))
+        self.log = kept
+
+
+def watched(data: VerticalData, **changes: Any) -> Watch:
+    import securevfl.algorithms.vafl as module
+
+    original = module.VAFLServer
+    module.VAFLServer = Watch  # type: ignore[misc]
+    try:
+        plan, scaled = resolve(Plan(**changes), data)
+        engine = Engine(plan, scaled)
+        engine.run()
+        engine.close()
+    finally:
+        module.VAFLServer = original  # type: ignore[misc]
+    return engine.server  # type: ignore[return-value]
+
+
+def test_delays_follow_equation_3(tiny: VerticalData) -> None:
+    """tau is 1 after an upload and grows by one per iteration, for every record and party."""
+    server = watched(tiny, epochs=2, batch=16, delays="exponential")
+    tau = np.zeros((tiny.n_train, 3), np.int64)  # at iteration 0 all embeddings are fresh
+    for iteration, (uploads, updated_at) in enumerate(server.log, start=1):
+        tau += 1
+        for party, rows in uploads:
+            tau[rows, party] = 1
+        # the server's clock counts the next iteration as iteration + 1
+        assert (iteration + 1 - updated_at == np.where(updated_at > 0, tau, iteration + 1)).all()
+    assert len({party for uploads, _ in server.log for party, _ in uploads}) == 3
+
+
+@pytest.mark.parametrize("bound", [1, 3, 10])
+def test_no_embedding_older_than_the_bound_is_used(tiny: VerticalData, bound: int) -> None:
+    server = watched(tiny, epochs=2, batch=16, delays="exponential", delay_bound=bound)
+    assert server.oldest_used <= bound
+    assert watched(tiny, epochs=2, batch=16, delays="exponential").oldest_used > 10
+
+
+@pytest.mark.parametrize("t", [1, 2, 3])
+def test_t_sync_waits_for_t_distinct_parties(tiny: VerticalData, t: int) -> None:
+    server = watched(tiny, algorithm="vafl-tsync", wait_for=t, epochs=2, batch=16, delays="exponential")
+    for uploads, _ in server.log:
+        assert len({party for party, _ in uploads}) == len(uploads) == t
+
+
+def test_stragglers_hold_up_only_synchronous_training(tiny: VerticalData) -> None:
+    slow = {"p2": 0.1}
+    asynchronous = train(tiny, Plan(epochs=5, speeds=slow)).result["time"]["virtual"]
+    synchronous = train(tiny, Plan(algorithm="vafl-sync", epochs=5, speeds=slow)).result["time"]["virtual"]
+    assert asynchronous * 3 < synchronous
+    assert synchronous == pytest.approx(5 * 3 * 10)  # 5 epochs of 3 steps at 10 units
+
+
+def test_a_straggler_slower_than_an_epoch_still_takes_part(tiny: VerticalData) -> None:
+    """Its step goes on across epoch boundaries instead of starting anew."""
+    run = train(tiny, Plan(epochs=12, batch=64, speeds={"p2": 0.1}))
+    assert (
+        run.privacy["p2"]["releases"] > tiny.n_train + tiny.n_test
+    )  # more than initial upload and evaluation
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_same_seed_same_metrics(tiny: VerticalData, wire: bool) -> None:
+    plan = Plan(epochs=3, delays="poisson", latency=0.3, delay_bound=20, evaluate_every=1)
+    first, second = train(tiny, plan), train(tiny, plan.with_changes(wire=wire))
+    assert first.metrics == second.metrics
+    assert torch.equal(weights(first), weights(second))
+    assert train(tiny, plan.with_changes(seed=1)).metrics != first.metrics
+
+
+def test_vafl_reaches_the_centralised_model(cancer: VerticalData) -> None:
+    plan = Plan(epochs=20, batch=32)
+    central = train(cancer, plan.with_changes(algorithm="central")).test["auc"]
+    for changes in (
+        {"algorithm": "vafl"},
+        {"algorithm": "vafl-tsync", "wait_for": 2},
+        {"algorithm": "vafl-sync"},
+    ):
+        federated = train(cancer, plan.with_changes(delays="poisson", **changes)).test["auc"]
+        assert federated is not None and central is not None and federated >= central - 0.01
+
+
+@pytest.mark.parametrize("training", ["raw", "dp", "none"])
+def test_ledger_matches_the_formula_of_its_mode(tiny: VerticalData, training: str) -> None:
+    """Synchronous, 4 epochs, evaluated after each: the schedule is known exactly."""
+    plan = Plan(
+        algorithm="vafl-sync", epochs=4, batch=25, sigma=4.0, clip=0.5, encoder_training=training, evaluate_every=1,
+        gradient_sigma=2.0 if training == "dp" else 0.0, gradient_clip=0.3, scaling="public",
+    )  # fmt: skip
+    spend = train(tiny, plan).privacy["p1"]
+    once = (2 * 0.5 / 4.0) ** 2
+    update = (2 * 0.3 / 2.0) ** 2
+    square = {
+        "raw": once * (5 * tiny.n_train + 4 * tiny.n_test),  # initial, 4 epochs, 4 evaluations
+        "dp": 5 * once
+        + 4 * update,  # a training record: 5 releases, 4 updates; a test record only 4 releases
+        "none": once,  # released once, then the same bytes again
+    }[training]
+    assert spend["mode"] == {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}[training]
+    assert spend["mu"] == pytest.approx(math.sqrt(square), rel=1e-9)
+    released = tiny.n_train + tiny.n_test if training == "none" else 5 * tiny.n_train + 4 * tiny.n_test
+    assert spend["releases"] == released
+
+
+def test_refreshes_are_counted(tiny: VerticalData) -> None:
+    plan = Plan(epochs=2, batch=16, sigma=4.0)
+    assert (
+        train(tiny, plan.with_changes(delay_bound=2)).privacy["p1"]["releases"]
+        > train(tiny, plan).privacy["p1"]["releases"]
+    )
+
+
+def test_frozen_mode_sends_no_gradients(tiny: VerticalData) -> None:
+    run = train(tiny, Plan(encoder_training="none", sigma=1.0, epochs=3))
+    assert set(run.privacy) == {"p1", "p2"}
+    assert run.result["labels"].startswith("not exposed")
+    before = Engine(*resolve(Plan(encoder_training="none", sigma=1.0), tiny)).setup.encoders
+    for party in ("p1", "p2"):
+        for old, new in zip(before[party].parameters(), run.encoders[party].parameters(), strict=True):
+            assert torch.equal(old, new)
+    assert not torch.equal(next(before["p0"].parameters()), next(run.encoders["p0"].parameters()))
+
+
+@pytest.mark.parametrize(("training", "epsilon"), [("raw", 200.0), ("dp", 4.0), ("none", 1.0)])
+@pytest.mark.parametrize("delays", ["constant", "poisson", "exponential"])
+def test_a_target_epsilon_is_kept(tiny: VerticalData, training: str, epsilon: float, delays: str) -> None:
+    plan = Plan(encoder_training=training, epsilon=epsilon, epochs=3, delays=delays, scaling="public", seed=5)
+    run = train(tiny, plan)
+    assert run.stopped is None
+    for owner in ("p1", "p2"):
+        assert run.privacy[owner]["epsilon"] <= epsilon
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_private_updates_are_ordinary_ones_but_for_clip_and_noise(tiny: VerticalData, model: str) -> None:
+    """With a wide clip and next to no noise the per-record path gives the raw path's weights."""
+    common = {"sigma": 1e-7, "clip": 1e4, "scaling": "public", "epochs": 4, "model": model, "hidden": (8,)}
+    raw = train(tiny, Plan(**common))
+    private = train(tiny, Plan(encoder_training="dp", gradient_sigma=1e-7, gradient_clip=1e4, **common))
+    # Noise of 1e-7 on embeddings and gradients, rate 0.1, 12 steps, and float32 rounding.
+    assert torch.allclose(weights(raw), weights(private), atol=1e-5)
+    clipped = train(tiny, Plan(encoder_training="dp", gradient_sigma=1e-7, gradient_clip=1e-3, **common))
+    assert not torch.allclose(weights(raw), weights(clipped), atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion-mnist", "fashion_mnist")])
+def test_images_with_seven_parties(data_folder: str, name: str, folder: str) -> None:
+    data = VerticalData.load(name, parties=7, folder=f"{data_folder}/{folder}")
+    plan = Plan(epochs=5, batch=600, optimiser="momentum", learning_rate=0.05, delays="poisson")
+    central = train(data, plan.with_changes(algorithm="central")).test["accuracy"]
+    federated = train(data, plan).test["accuracy"]
+    assert federated is not None and central is not None and federated >= central - 0.01
+
+
+@pytest.mark.slow
+def test_a9a(data_folder: str) -> None:
+    data = VerticalData.load("a9a", parties=[67, 56], folder=f"{data_folder}/a9a")
+    plan = Plan(epochs=5, batch=100, scaling="none", learning_rate=0.3)
+    central = train(data, plan.with_changes(algorithm="central")).test["auc"]
+    federated = train(data, plan).test["auc"]
+    assert federated is not None and central is not None and federated >= central - 0.005

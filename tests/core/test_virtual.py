@@ -1,0 +1,182 @@
+"""The virtual runtime: time jumps, order is fixed, deadlocks are reported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
+from securevfl.messages import Head, Message
+from securevfl.runtime import StepDelay, VirtualClock, VirtualNetwork, read_trace, run_virtual
+
+
+def test_time_jumps_and_is_exact() -> None:
+    async def main() -> list[float]:
+        clock, seen = VirtualClock(), []
+        for delay in (0.5, 1e6, 0.0):
+            await clock.sleep_until(clock.now() + delay)
+            seen.append(clock.now())
+        return seen
+
+    begun = time.monotonic()
+    seen, end = run_virtual(main(), start=10.0)
+    assert seen == [10.5, 1000010.5, 1000010.5] and end == seen[-1]
+    assert time.monotonic() - begun < 60  # a million units did not pass
+
+
+def test_sleep_ends_early_when_told() -> None:
+    async def main() -> tuple[bool, float, bool]:
+        clock, stop = VirtualClock(), asyncio.Event()
+        asyncio.get_running_loop().call_later(2.0, stop.set)
+        finished = await clock.sleep_until(5.0, stop)
+        return finished, clock.now(), await clock.sleep_until(9.0, stop)
+
+    assert run_virtual(main())[0] == (False, 2.0, False)
+
+
+def test_latency_applies_between_organisations_only() -> None:
+    network = VirtualNetwork({"a": "A", "b": "B", "a2": "A"}, latency=3.0)
+
+    async def main() -> list[tuple[str, float]]:
+        arrived = []
+        for target in ("b", "a2"):
+            await network.links["a"].send(target, "hello", {})
+        for target in ("a2", "b"):
+            await network.links[target].receive()
+            arrived.append((target, VirtualClock().now()))
+        return arrived
+
+    assert run_virtual(main())[0] == [("a2", 0.0), ("b", 3.0)]
+    assert network.messages == 1  # inside A nothing is counted
+
+
+def test_deadlock_names_who_waits() -> None:
+    network = VirtualNetwork({"a": "A", "b": "B"})
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(network.links["a"].call("b", "question", {}))
+            group.create_task(network.links["b"].receive()).add_done_callback(lambda _: None)
+            group.create_task(network.links["a"].receive())
+
+    with pytest.raises(DeadlockError, match=r"a waits for the answer of b and a message"):
+        run_virtual(main(), explain=network.explain)
+
+
+def test_foreign_and_repeated_answers_are_refused() -> None:
+    network = VirtualNetwork({"a": "A", "b": "B", "c": "C"})
+
+    async def main() -> None:
+        call = asyncio.create_task(network.links["a"].call("b", "question", {}))
+        message = await network.links["b"].receive()
+        with pytest.raises(ProtocolError, match="did not make"):
+            await network.links["c"].reply(message, "answer", {})
+        await network.links["b"].reply(message, "answer", {})
+        await call
+        with pytest.raises(ProtocolError, match="did not make"):
+            await network.links["b"].reply(message, "answer", {})
+        with pytest.raises(ProtocolError, match="unknown address"):
+            await network.links["a"].send("z", "hello", {})
+
+    run_virtual(main())
+
+
+def test_one_listener_per_address() -> None:
+    network = VirtualNetwork({"a": "A"})
+
+    async def main() -> None:
+        task = asyncio.create_task(network.links["a"].receive())
+        await asyncio.sleep(0)
+        with pytest.raises(ProtocolError, match="one listener"):
+            await network.links["a"].receive()
+        task.cancel()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("kind", "mean"), [("constant", 1.0), ("poisson", 2 / 3), ("exponential", 2.0)])
+def test_delays_of_the_second_of_three_parties(kind: str, mean: float) -> None:
+    """Means of VAFL's appendix G: Poisson(2m)/2M and exponential with mean m, here m = 2, M = 3."""
+    delay = StepDelay(kind, party=1, parties=3, generator=np.random.default_rng(0))
+    drawn = np.array([delay.draw() for _ in range(20_000)])
+    # Standard deviations are 0, sqrt(4)/6 and 2: 5 standard errors of the mean at most.
+    assert drawn.mean() == pytest.approx(mean, abs=5 * 2.0 / np.sqrt(drawn.size) if kind != "constant" else 0)
+
+
+def test_speed_divides_and_traces_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"p0": [1, 2], "p1": [3.5]}))
+    trace = read_trace(path, ("p0", "p1"))
+    delay = StepDelay(
+        "trace", party=0, parties=2, speed=2.0, generator=np.random.default_rng(0), trace=trace["p0"]
+    )
+    assert [delay.draw() for _ in range(4)] == [0.5, 1.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("{", "must be JSON"),
+        ("[1]", "must be JSON"),
+        ('{"p0": [1]}', "no durations for party 'p1'"),
+        ('{"p0": [1], "p1": []}', "'p1' must be"),
+        ('{"p0": [-1], "p1": [1]}', "'p0' must be"),
+    ],
+)
+def test_bad_traces(tmp_path: Path, content: str, match: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(PlanError, match=match):
+        read_trace(path, ("p0", "p1"))
+
+
+def test_missing_trace_and_unknown_delay(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        read_trace(tmp_path / "no.json", ("p0",))
+    with pytest.raises(PlanError, match="unknown delay"):
+        StepDelay("gamma", party=0, parties=1, generator=np.random.default_rng(0))
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+    st.lists(st.integers(-5, 5), max_size=4),
+)
+
+
+@given(
+    fields=st.dictionaries(st.text("abcdefgh_", min_size=1, max_size=8), values, max_size=5),
+    number=st.integers(0, 2**40),
+    reply=st.none() | st.integers(0, 2**40),
+    head=st.none()
+    | st.builds(Head, st.text("pqr", min_size=1), st.integers(0, 99), st.text("0f", max_size=8)),
+)
+def test_messages_survive_the_wire(fields: dict, number: int, reply: int | None, head: Head | None) -> None:
+    message = Message(
+        kind="k", sender="a", receiver="b", fields=fields, number=number, reply_to=reply, head=head
+    )
+    data = message.to_bytes()
+    assert Message.from_bytes(data) == message
+    assert message.size() == len(data)
+
+
+def test_foreign_bytes_are_no_message() -> None:
+    from securevfl.protocols.wire import pack
+
+    with pytest.raises(WireError, match="who sent it"):
+        Message.from_bytes(pack("k", {"a": 1}))
+    with pytest.raises(WireError, match="has no number"):
+        Message.from_bytes(pack("k", {"~sender": "a", "~receiver": "b", "~number": "x"}))
+    with pytest.raises(WireError, match="ledger head"):
+        Message.from_bytes(pack("k", {"~sender": "a", "~receiver": "b", "~number": 1, "~owner": "p"}))
