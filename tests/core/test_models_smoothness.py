@@ -6,6 +6,7 @@ estimate's error is.
 
 import dataclasses
 import math
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -166,7 +167,7 @@ def test_two_layers_exactly():
     for _ in range(300):
         theta = torch.from_numpy(rng.normal(size=4) * rng.choice([0.3, 1, 3], size=4))
         x, c1, c2 = rng.normal() * 3, *np.exp(rng.normal(-1, 1, size=2))
-        hessian = torch.func.hessian(two_layers)(theta, x, c1, c2, 1)
+        hessian = torch.autograd.functional.hessian(partial(two_layers, x=x, c1=c1, c2=c2, power=1), theta)
         norms = [abs(x), math.sqrt(float(two_layers(theta, x, c1, c2, 2)))]
         layers = [
             LayerBound(width=1, weight_norm=abs(float(theta[0])), level=c1),
