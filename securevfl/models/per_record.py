@@ -60,9 +60,9 @@ def clipped_gradient_sum(
     for name, values in hidden.items():
         if len(values) != len(inputs):
             raise PlanError(f"hidden noise {name} is for {len(values)} records, the batch has {len(inputs)}")
-    with replaying(encoder):
+    with replaying(encoder, hidden):
         if _is_closed_form(encoder):
-            return _closed_form(encoder, inputs, upstream, hidden, clip)
+            return _closed_form(encoder, inputs, upstream, clip)
         return _explicit(encoder, inputs, upstream, hidden, clip)
 
 
@@ -98,9 +98,7 @@ def _is_closed_form(encoder: nn.Module) -> bool:
     return known and all(p.requires_grad for p in encoder.parameters())
 
 
-def _closed_form(
-    encoder: nn.Module, inputs: Tensor, upstream: Tensor, noise: dict[str, Tensor], clip: float
-) -> list[Tensor]:
+def _closed_form(encoder: nn.Module, inputs: Tensor, upstream: Tensor, clip: float) -> list[Tensor]:
     """A linear layer's gradient for one record is the outer product of its output gradient and its input.
 
     Its squared norm is |delta|^2 (|u|^2 + 1), the 1 for the bias, so no per-record gradient is ever formed.
@@ -112,7 +110,7 @@ def _closed_form(
     ]
     try:
         with torch.enable_grad():
-            embedding = functional_call(encoder, noise, (inputs.detach(),))
+            embedding = encoder(inputs.detach())
     finally:
         for hook in hooks:
             hook.remove()

@@ -13,7 +13,7 @@ dropout: `module.eval()` gives the unperturbed encoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -75,9 +75,9 @@ class HiddenNoise(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Adds noise to a batch and remembers it in `drawn`, or replays what is there."""
-        if not self.active:
-            return inputs
         if not self.replaying:
+            if not self.active:
+                return inputs
             self.drawn = self.draw(inputs)
         return inputs + self.drawn
 
@@ -137,22 +137,36 @@ def perturb(encoder: nn.Module, levels: float | Sequence[float], noise: NoiseSou
 
 def drawn_noise(encoder: nn.Module) -> dict[str, Tensor]:
     """The noise of the last forward pass by buffer name, for `replaying`; empty without active noise."""
-    return {f"{name}.drawn" if name else "drawn": part.drawn for name, part in _active(encoder)}
+    return {name: part.drawn for name, part in _slots(encoder) if part.active}
 
 
 @contextmanager
-def replaying(encoder: nn.Module) -> Iterator[None]:
-    """While open, active noise layers add what their `drawn` buffer holds instead of drawing anew."""
-    layers = [part for _, part in _active(encoder)]
-    for layer in layers:
-        layer.replaying = True
+def replaying(encoder: nn.Module, noise: Mapping[str, Tensor]) -> Iterator[None]:
+    """While open, the encoder adds this noise instead of drawing any, in training and in evaluation mode.
+
+    Args:
+        encoder: A perturbed encoder.
+        noise: What `drawn_noise` gave after an earlier forward pass.
+
+    Raises:
+        PlanError: An active noise layer has no noise in it.
+    """
+    slots = _slots(encoder)
+    missing = [name for name, part in slots if part.active and name not in noise]
+    if missing:
+        raise PlanError(f"no noise was kept for {', '.join(missing)}; take drawn_noise after a training pass")
+    kept = [(part, part.drawn) for name, part in slots if name in noise]
+    for name, part in slots:
+        if name in noise:
+            part.replaying, part.drawn = True, noise[name]
     try:
         yield
     finally:
-        for layer in layers:
-            layer.replaying = False
+        for part, drawn in kept:
+            part.replaying, part.drawn = False, drawn
 
 
-def _active(encoder: nn.Module) -> list[tuple[str, HiddenNoise]]:
+def _slots(encoder: nn.Module) -> list[tuple[str, HiddenNoise]]:
+    """Every noise layer with the name of its buffer."""
     parts = encoder.named_modules()
-    return [(name, part) for name, part in parts if isinstance(part, HiddenNoise) and part.active]
+    return [(f"{name}.drawn".lstrip("."), part) for name, part in parts if isinstance(part, HiddenNoise)]

@@ -16,10 +16,7 @@ def by_hand(module, rows, upstream, clip, noise=None):
     weights = [p for p in module.parameters() if p.requires_grad]
     total = [torch.zeros_like(p, dtype=torch.float64) for p in weights]
     for n in range(len(rows)):
-        if noise:
-            for name, values in noise.items():
-                module.get_submodule(name.rpartition(".")[0]).drawn = values[n : n + 1]
-        with replaying(module):
+        with replaying(module, {name: values[n : n + 1] for name, values in (noise or {}).items()}):
             out = module(rows[n : n + 1])
         found = torch.autograd.grad(out, weights, upstream[n : n + 1])
         norm = torch.cat([g.double().flatten() for g in found]).norm()
@@ -64,6 +61,12 @@ def test_the_noise_of_the_forward_pass_is_replayed(kind):
     module(batch(kind, 3))  # another batch in between must not matter
     found = clipped_gradient_sum(module, rows, upstream, 0.5, noise=noise)
     assert_same(found, by_hand(module, rows, upstream, 0.5, noise), 7, 0.5)
+    module.eval()  # an evaluation may come between the forward pass and the gradient
+    for value, other in zip(
+        clipped_gradient_sum(module, rows, upstream, 0.5, noise=noise), found, strict=True
+    ):
+        assert torch.equal(value, other)
+    module.train()
     fresh = clipped_gradient_sum(module, rows, upstream, 0.5)
     assert not torch.allclose(fresh[0], found[0])
     with pytest.raises(PlanError, match="for 7 records, the batch has 3"):

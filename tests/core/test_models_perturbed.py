@@ -72,9 +72,16 @@ def test_replay_repeats_the_last_noise():
     rows = batch("mlp", 4)
     first = module(rows)
     assert [tuple(value.shape) for value in drawn_noise(module).values()] == [(4, 5), (4, 4)]
-    with replaying(module):
+    kept = drawn_noise(module)
+    module(batch("mlp", 9))
+    last = drawn_noise(module)
+    with replaying(module, kept):
         assert torch.equal(module(rows), first)
+        assert torch.equal(module.eval()(rows), first)
+    assert all(torch.equal(last[name], value) for name, value in drawn_noise(module.train()).items())
     assert not torch.equal(module(rows), first)
+    with pytest.raises(PlanError, match=r"no noise was kept for hidden.0.noise.drawn"), replaying(module, {}):
+        pass
 
 
 def test_copies_share_the_source_and_so_never_repeat_its_values():
