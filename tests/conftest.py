@@ -1,4 +1,4 @@
-"""Shared fixtures. Data and runs are tiny; torch uses one thread so that results do not depend on the machine."""
+"""Shared fixtures. Torch uses one thread, so that results do not depend on the machine."""
 
 from __future__ import annotations
 

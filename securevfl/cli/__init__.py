@@ -9,6 +9,8 @@ from typing import Any
 import typer
 
 from securevfl import __version__
+from securevfl.cli.account import account
+from securevfl.cli.align import align
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
 from securevfl.cli.train import train
@@ -16,6 +18,8 @@ from securevfl.errors import SecureVFLError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
+    "account": account,
+    "align": align,
     "data": data,
     "demo": demo,
 }

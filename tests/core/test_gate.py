@@ -60,7 +60,7 @@ def test_clipped_norms_never_exceed_the_bound() -> None:
 
 
 def test_noise_is_gaussian_with_the_right_scale() -> None:
-    """Kolmogorov-Smirnov against N(0, sigma^2); at 1e-6 false alarms the statistic is below 1.36 * 2 / sqrt(n)."""
+    """Kolmogorov-Smirnov; the threshold sqrt(-ln(p/2)/2n) alarms falsely with p = 1e-6 (DKW)."""
     gate = make_gate(sigma=2.0)
     values = np.concatenate(
         [release(gate, np.arange(100), value=0.0, width=300).values.ravel() for _ in range(4)]
@@ -111,7 +111,7 @@ def test_over_budget_nothing_happens() -> None:
     [("strict", math.sqrt(8)), ("dp-encoder", math.sqrt(3 + 2 * (1 / 3) ** 2)), ("frozen", math.sqrt(3))],
 )
 def test_spending_per_mode(mode: str, expected: float) -> None:
-    """2C/sigma = 1. Record 1 leaves three times, eight vectors in all; two updates with 2 C_g / sigma_g = 1/3."""
+    """2C/sigma = 1; record 1 leaves three times of eight; two updates with 2 C_g / sigma_g = 1/3."""
     gate = make_gate(mode=mode)
     for numbers in (rows(1, 2, 3), rows(1, 4), rows(5, 6, 1)):
         release(gate, numbers)

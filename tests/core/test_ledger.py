@@ -170,7 +170,7 @@ def test_full_disk_releases_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RunError, match="No space left on device.*nothing was released"):
+    with pytest.raises(RunError, match=r"No space left on device.*nothing was released"):
         ledger.append(record([1]))
     assert ledger.head == before
     monkeypatch.undo()

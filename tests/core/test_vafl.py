@@ -166,8 +166,8 @@ def test_vafl_reaches_the_centralised_model(cancer: VerticalData) -> None:
 def test_ledger_matches_the_formula_of_its_mode(tiny: VerticalData, training: str) -> None:
     """Synchronous, 4 epochs, evaluated after each: the schedule is known exactly."""
     plan = Plan(
-        algorithm="vafl-sync", epochs=4, batch=25, sigma=4.0, clip=0.5, encoder_training=training, evaluate_every=1,
-        gradient_sigma=2.0 if training == "dp" else 0.0, gradient_clip=0.3, scaling="public",
+        algorithm="vafl-sync", epochs=4, batch=25, sigma=4.0, clip=0.5, encoder_training=training,
+        evaluate_every=1, gradient_sigma=2.0 if training == "dp" else 0.0, gradient_clip=0.3, scaling="public",
     )  # fmt: skip
     spend = train(tiny, plan).privacy["p1"]
     once = (2 * 0.5 / 4.0) ** 2

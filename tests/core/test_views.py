@@ -46,7 +46,7 @@ def test_messages_come_back_in_order(tmp_path: Path) -> None:
 
 def test_files_are_private(tmp_path: Path) -> None:
     ViewWriter(tmp_path / "p0", "p0").close()
-    assert stat.S_IMODE(os.stat(tmp_path / "p0").st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "p0").stat().st_mode) == 0o700
     for path in (tmp_path / "p0").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
