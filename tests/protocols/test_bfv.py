@@ -27,11 +27,6 @@ class TestWorkerRoles(HomomorphicConformance):
         return BFVSum(workers=workers, key_holder=0, aggregator=1)
 
 
-class TestSilentKeyHolder(HomomorphicConformance):
-    def make(self, workers):
-        return BFVSum(workers=workers, announce=False)
-
-
 def play(protocol, values):
     nodes, transcript = ready(protocol)
     machines = {a: node.round(values[a] if a >= 0 else None, round=0) for a, node in nodes.items()}
@@ -46,6 +41,15 @@ def test_plain_modulus():
     assert n.bit_length() == 40
     assert n % (2 * PARAMETERS.degree) == 1
     assert all(pow(a, n - 1, n) == 1 for a in (2, 3, 5, 7, 11, 13))  # wrong only for Carmichael numbers
+
+
+def test_a_silent_key_holder_keeps_the_total():
+    protocol = BFVSum(workers=3, announce=False)
+    assert protocol.receivers == (KEY_HOLDER,)
+    _, machines, transcript = play(protocol, [np.full(2, i + 1.0) for i in range(3)])
+    np.testing.assert_array_equal(machines[KEY_HOLDER].result(), [6, 6])
+    assert not any(isinstance(envelope.message, OpenedTotal) for envelope in transcript)
+    assert all(machine.done for machine in machines.values())
 
 
 def test_more_values_than_slots():
