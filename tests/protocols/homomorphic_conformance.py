@@ -12,7 +12,8 @@ from securevfl.protocols.homomorphic_sum import EncryptedValue
 
 class HomomorphicConformance(SumConformance):
     more_workers = 5
-    random_orders = 4
+    random_orders = 3
+    shapes = ((), (7,), (3, 5), (0,))
     exhaustive_workers = (3,)
 
     def may_send(self, protocol, other, envelope):

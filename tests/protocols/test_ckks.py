@@ -26,16 +26,10 @@ class TestOutsideRoles(Approximate):
         return CKKSSum(workers=workers)
 
 
-class TestWorkerRoles(Approximate):
+class TestFloodedWorkerRoles(Approximate):
     def make(self, workers):
-        return CKKSSum(workers=workers, key_holder=0, aggregator=1)
-
-
-class TestFlooded(Approximate):
-    def make(self, workers):
-        return CKKSSum(
-            workers=workers, announce=True, flooding=Flooding(bits=10, decryptions=1000, values=20)
-        )
+        flooding = Flooding(bits=10, decryptions=1000, values=20)
+        return CKKSSum(workers=workers, key_holder=0, aggregator=1, announce=True, flooding=flooding)
 
 
 @pytest.mark.parametrize(("workers", "scale_bits"), [(2, 40), (16, 40), (3, 30), (3, 50)])
