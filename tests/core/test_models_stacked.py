@@ -59,8 +59,10 @@ def test_values_gradients_and_steps_agree(case):
 def test_encoders_and_stack_hold_the_same_numbers(case, tmp_path):
     modules, inputs = CASES[case]()
     before = [one(x) for one, x in zip(modules, inputs, strict=True)]
+    numbers = [p.detach().clone() for one in modules for p in one.parameters()]
     stack = StackedEncoders(modules)
-    assert all(torch.equal(one(x), b) for one, x, b in zip(modules, inputs, before, strict=True))
+    now = [p for one in modules for p in one.parameters()]
+    assert all(torch.equal(p, q) for p, q in zip(now, numbers, strict=True))
     with torch.no_grad():
         for p in modules[1].parameters():
             p.mul_(1.5)
@@ -85,7 +87,7 @@ def test_padding_stays_zero():
     for _ in range(5):
         stack(inputs).square().sum().backward()
         optimiser.step()
-    assert (next(stack.parameters())[1, :, 4:] == 0).all()
+    assert (next(stack.parameters())[1, 4:] == 0).all()
 
 
 def test_joined_data_can_be_cut_into_batches():
