@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ class RunFolder:
         if not os.access(self.path, os.W_OK):
             raise RunError(f"folder {self.path} cannot be written")
         write_text(self.plan_file, plan.to_toml())
+
+    def remove(self) -> None:
+        """Removes a folder in which no run has begun."""
+        shutil.rmtree(self.path)
 
     def read_plan(self) -> Plan:
         """The plan of an existing run.

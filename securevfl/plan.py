@@ -29,6 +29,7 @@ class Plan:
     Attributes:
         algorithm: Name of the algorithm.
         protocol: How embeddings reach the server: ``plain`` or a secure sum.
+        collusion: How many parties may pool what they see of a secure sum; noise in sums withstands them too.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
@@ -79,6 +80,7 @@ class Plan:
 
     algorithm: str = "vafl"
     protocol: str = "plain"
+    collusion: int = 1
     model: str = "linear"
     embedding: int = 0
     hidden: tuple[int, ...] = (32,)
@@ -241,7 +243,7 @@ def _check_choices(plan: Plan) -> None:
 
 
 def _check_numbers(plan: Plan) -> None:
-    for name in ("epochs", "batch"):
+    for name in ("epochs", "batch", "collusion"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}; at least 1 is needed")
     for name in (

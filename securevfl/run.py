@@ -16,7 +16,7 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import Progress
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
-from securevfl.errors import PlanError, RunError
+from securevfl.errors import PlanError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
 from securevfl.plan import Plan
@@ -98,7 +98,14 @@ def train(
         _check_same_plan(folder, resolved)
     elif folder is not None:
         folder.create(resolved)
-    engine = Engine(resolved, scaled, folder=folder, encoders=encoders or {}, head=head, progress=progress)
+    try:
+        engine = Engine(
+            resolved, scaled, folder=folder, encoders=encoders or {}, head=head, progress=progress
+        )
+    except SecureVFLError:
+        if folder is not None and not resume:
+            folder.remove()  # made a moment ago; nothing has been released
+        raise
     try:
         engine.run()
     finally:
@@ -197,7 +204,11 @@ def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
 
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
     """How the labels are exposed, in words."""
-    seen = sorted({name for r in records if r.owner == label_holder for name in r.observers})
+    mine = [record for record in records if record.owner == label_holder]
+    sharers = sorted({name for record in mine if record.kind == "labels" for name in record.observers})
+    if sharers:
+        return f"shared: all training labels were sent to {', '.join(sharers)}; no guarantee"
+    seen = sorted({name for record in mine for name in record.observers})
     if not seen:
         return f"not exposed: {label_holder} sends nothing that depends on labels"
     return f"exposed: exact gradients of the loss go to {', '.join(seen)}; no guarantee"

@@ -49,7 +49,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; by default runs/demo-TIME.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train VAFL on breast-cancer with three parties with and without protection, and say what each way promises."""
+    """Train VAFL with three parties, with and without protection, and say what each way promises."""
     from securevfl.data import VerticalData
 
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"

@@ -43,7 +43,8 @@ def table(title: str, *columns: str) -> Table:
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
     """A bar with loss, metric, virtual time and privacy spent, on standard error."""
-    if quiet:
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
         yield None
         return
     bar = Progress(
@@ -52,7 +53,7 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[RunProgress],
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
     with bar:

@@ -79,6 +79,8 @@ def train(
         "data": ",".join(data) if data else None,
         "data_folder": None if data_folder is None else str(data_folder),
     }
+    if parties is not None and parties < 1:
+        raise PlanError(f"--parties is {parties}; at least 1 is needed")
     chosen = _plan(plan, options, set_field or [], resume)
     loaded = load_data(chosen, id_column=id_column, label_column=label_column)
     if out is None and resume is None:

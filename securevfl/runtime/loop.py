@@ -59,6 +59,9 @@ def run_virtual(
     loop = VirtualLoop(start, explain)
     try:
         return loop.run_until_complete(main), loop.time()
+    except KeyboardInterrupt:
+        loop.set_exception_handler(lambda *_: None)  # the interrupted task is no news to anybody
+        raise
     finally:
         _cancel_rest(loop)
         loop.close()

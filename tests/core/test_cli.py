@@ -1,0 +1,234 @@
+"""The command line: one JSON object or one table, one line per error, an exit code that tells."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from securevfl.cli import COMMANDS, main
+
+TINY = "synthetic:rows=200,features=9,informative=6"
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["securevfl", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    return call
+
+
+def test_train_prints_one_json_object(cli, tmp_path: Path) -> None:
+    result = cli(
+        "train",
+        "--data",
+        TINY,
+        "--parties",
+        3,
+        "--epochs",
+        2,
+        "--sigma",
+        1,
+        "--out",
+        tmp_path / "r",
+        "--json",
+    )
+    assert result.code == 0 and result.err == ""
+    content = json.loads(result.out)
+    assert {"algorithm", "test", "privacy", "time", "messages", "bytes", "labels"} <= set(content)
+    assert set(content["privacy"]["p1"]) >= {"mode", "mu", "epsilon", "delta", "releases"}
+    assert content["privacy"]["p1"]["mode"] == "strict"
+    assert json.loads((tmp_path / "r" / "result.json").read_text()) == content
+
+
+def test_train_prints_what_is_promised(cli, tmp_path: Path) -> None:
+    result = cli("train", "--data", TINY, "--parties", 3, "--epochs", 1, "--out", tmp_path / "r")
+    assert result.code == 0
+    assert "no guarantee" in result.out and "labels exposed" in result.out and str(tmp_path) in result.out
+
+
+def test_plan_file_options_and_set(cli, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('epochs = 1\nbatch = 8\nmodel = "mlp"\n[speeds]\np1 = 2.0\n')
+    result = cli(
+        "train", "--data", TINY, "--parties", 3, "--plan", tmp_path / "plan.toml", "--batch", 16,
+        "--set", "hidden=[4, 4]", "--set", "delays=poisson", "--out", tmp_path / "r", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    plan = (tmp_path / "r" / "plan.toml").read_text()
+    for line in (
+        "batch = 16",
+        "epochs = 1",
+        "hidden = [4, 4]",
+        'delays = "poisson"',
+        '"p1" = 2.0',
+        'model = "mlp"',
+    ):
+        assert line in plan
+
+
+def write_csv(path: Path, header: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def banks(tmp_path: Path) -> tuple[Path, Path]:
+    ids = list(range(60))
+    first = write_csv(tmp_path / "a.csv", "id,x1,x2,label", [f"{i},{i % 7},{i % 3},{i % 2}" for i in ids])
+    second = write_csv(tmp_path / "b.csv", "id,z1,z2", [f"{i},{i % 2},{i % 5}" for i in reversed(ids[10:])])
+    return first, second
+
+
+def test_train_on_files_with_partial_overlap(cli, banks: tuple[Path, Path], tmp_path: Path) -> None:
+    result = cli("train", "--data", banks[0], "--data", banks[1], "--epochs", 2, "--out", tmp_path / "r")
+    assert result.code == 0, result.err
+    assert "10" in result.out and "note:" in result.out  # rows lost by the join
+
+
+def bad(name: str, *arguments: object, says: str, code: int = 2):
+    return pytest.param(arguments, says, code, id=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "code"),
+    [
+        bad("algorithm", "--algorithm", "vafle", says="unknown algorithm 'vafle'; did you mean 'vafl'"),
+        bad("data", "--data", "brest-cancer", says="breast-cancer"),
+        bad("no data", says="name the data"),
+        bad("folder needed", "--data", "a9a", says="a9a"),
+        bad("zero parties", "--parties", 0, "--data", TINY, says="--parties"),
+        bad("too many parties", "--parties", 99, "--data", TINY, says="99"),
+        bad("sigma", "--sigma", -1, says="sigma is -1.0"),
+        bad("clip", "--clip", 0, says="clip is 0.0"),
+        bad("delta", "--delta", 2, says="delta is 2.0"),
+        bad("field", "--set", "sigm=1", says="did you mean 'sigma'"),
+        bad("assignment", "--set", "sigma", says="name=value"),
+        bad("value", "--set", "epochs=many", says="not a TOML value"),
+        bad("plan file", "--plan", "nowhere.toml", says="nowhere.toml"),
+        bad("protocol", "--protocol", "tree", says="unknown protocol 'tree'"),
+        bad("file", "--data", "nowhere.csv", says="nowhere.csv"),
+        bad("cuda", "--data", TINY, "--parties", 2, "--device", "cuda", says="cuda"),
+    ],
+)
+def test_bad_input_is_one_line(cli, tmp_path: Path, arguments: tuple, says: str, code: int) -> None:
+    given = list(arguments)
+    if "--data" not in given and says != "name the data":
+        given += ["--data", TINY]
+    result = cli("train", *given, "--out", tmp_path / "r")
+    assert result.code == code, result.err
+    assert says in result.err and result.err.startswith("securevfl: ") and result.err.count("\n") == 1
+    assert result.out == "" and "Traceback" not in result.err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("id,x,label\n1,2,0\n2,3,1\n", "id,z,label\n1,1,0\n2,2,1\n", "label"),
+        ("id,x\n1,2\n2,3\n", "id,z\n1,1\n2,2\n", "label"),
+        ("id,x,label\n1,2,0\n1,3,1\n", "id,z\n1,1\n2,2\n", "1"),
+        ("id,x,label\n1,2,0\n2,3,1\n", "id,z\n8,1\n9,2\n", "common"),
+        ("id,x,label\n1,nan,0\n2,3,1\n3,1,0\n", "id,z\n1,1\n2,2\n3,1\n", "x"),
+        ("id,x,label\n1,red,0\n2,3,1\n", "id,z\n1,1\n2,2\n", "x"),
+        ("", "id,z\n1,1\n", "empty"),
+    ],
+)
+def test_bad_files_are_one_line(cli, tmp_path: Path, first: str, second: str, says: str) -> None:
+    (tmp_path / "a.csv").write_text(first)
+    (tmp_path / "b.csv").write_text(second)
+    result = cli("train", "--data", tmp_path / "a.csv", "--data", tmp_path / "b.csv", "--out", tmp_path / "r")
+    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_existing_and_unwritable_folders(cli, tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "file").write_text("")
+    for out, says in ((tmp_path / "r", "exists already"), (tmp_path / "file" / "r", "cannot be made")):
+        result = cli("train", "--data", TINY, "--parties", 2, "--epochs", 1, "--out", out)
+        assert result.code == 2 and says in result.err and result.err.count("\n") == 1
+
+
+def test_resume_takes_no_other_options(cli, tmp_path: Path) -> None:
+    assert "give no other options" in cli("train", "--resume", tmp_path, "--epochs", 3).err
+    assert "holds no run" in cli("train", "--resume", tmp_path).err
+
+
+def test_budget_that_allows_nothing(cli, tmp_path: Path) -> None:
+    result = cli(
+        "train",
+        "--data",
+        TINY,
+        "--parties",
+        2,
+        "--sigma",
+        1,
+        "--budget-epsilon",
+        0.1,
+        "--out",
+        tmp_path / "r",
+    )
+    assert result.code == 4 and "has spent mu" in result.err
+
+
+def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "securevfl.cli", "train"]
+    plan = ["--data", TINY, "--parties", "3", "--epochs", "200", "--batch", "8", "--set", "patience=3"]
+    process = subprocess.Popen(
+        [*command, *plan, "--out", str(tmp_path / "r")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "r" / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("the run finished before the interrupt arrived")
+    assert (
+        process.returncode == 130 and "go on with: securevfl train --resume" in err and "Traceback" not in err
+    )
+    done = subprocess.run(
+        [*command, "--resume", str(tmp_path / "r"), "--json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["test"]["auc"] is not None
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_and_loads_no_torch(name: str) -> None:
+    code = (
+        "import sys; sys.argv = ['securevfl', sys.argv[1], '--help']\n"
+        "from securevfl.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    sys.exit(stop.code or ('torch' in sys.modules) * 77)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: securevfl" in done.stdout
+
+
+def test_version_and_usage(cli) -> None:
+    from securevfl import __version__
+
+    assert cli("--version").out.strip() == __version__
+    assert cli("no-such-command").code == 2
