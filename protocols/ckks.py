@@ -94,7 +94,7 @@ class CKKSSum(HomomorphicSum):
             announce=announce,
         )
         self.flooding = flooding
-        if announce and self._flooding_integer_std > MAX_STD // 64:
+        if announce and self._flooding_integer_std > MAX_STD:
             raise InputError(
                 f"flooding needs noise of std {self.flooding_std:.3g}, more than announced integers hold;"
                 " ask for fewer bits or decryptions, or use BFVSum, which is exact"
