@@ -2,12 +2,27 @@
 
 from securevfl.algorithms.base import SERVER, Algorithm, Progress, Role, ServerRole, Setup
 from securevfl.algorithms.baselines import Central, Local
+from securevfl.algorithms.fdml import FDML
+from securevfl.algorithms.flex import PBCD, Flex, FlexAdaptive, SyncMax, SyncMin
 from securevfl.algorithms.vafl import VAFL, VAFLSync, VAFLTSync
 from securevfl.errors import PlanError
 from securevfl.plan import nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    algorithm.name: algorithm for algorithm in (VAFL, VAFLTSync, VAFLSync, Central, Local)
+    algorithm.name: algorithm
+    for algorithm in (
+        VAFL,
+        VAFLTSync,
+        VAFLSync,
+        FDML,
+        Flex,
+        FlexAdaptive,
+        SyncMin,
+        SyncMax,
+        PBCD,
+        Central,
+        Local,
+    )
 }
 
 __all__ = ["ALGORITHMS", "SERVER", "Algorithm", "Progress", "Role", "ServerRole", "Setup", "find_algorithm"]

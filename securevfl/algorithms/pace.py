@@ -41,3 +41,18 @@ def step_shares(plan: Plan, parties: tuple[str, ...]) -> dict[str, float]:
         rates[party] = 1.0 / max(mean / float(plan.speeds.get(party, 1.0)) + 2 * plan.latency, 1e-9)
     slack = 1.25 if plan.delays in ("poisson", "exponential") else 1.0
     return {party: min(1.0, slack * rate / sum(rates.values())) for party, rate in rates.items()}
+
+
+def fastest_step(plan: Plan, parties: tuple[str, ...]) -> float:
+    """The shortest duration that a step is expected to have; random ones count with half their mean."""
+    traces = read_trace(Path(plan.delay_trace), parties) if plan.delays == "trace" else {}
+    durations = []
+    for index, party in enumerate(parties):
+        shortest = {
+            "constant": 1.0,
+            "poisson": (index + 1) / len(parties) / 2,
+            "exponential": (index + 1.0) / 2,
+            "trace": min((step for step in traces.get(party, ()) if step > 0), default=1.0),
+        }[plan.delays]
+        durations.append(shortest / float(plan.speeds.get(party, 1.0)))
+    return min(durations)

@@ -1,0 +1,113 @@
+"""FDML's server role: the matrix of local predictions, their sums, and the staleness bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import Setup
+from securevfl.algorithms.sharing import SharingServer, rounds_per_pass
+from securevfl.errors import ProtocolError
+from securevfl.messages import Message
+from securevfl.models import task_loss
+from securevfl.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """A worker's request for the sum of one iteration's predictions."""
+
+    message: Message
+    iteration: int
+    rows: Rows
+
+
+class FDMLServer(SharingServer):
+    """Keeps the latest local predictions and lets nobody run more than `staleness` iterations ahead.
+
+    The sums that it hands out depend on all workers' predictions. Those have passed their owners' gates, with
+    everybody else as observers; the sums are computed from the released values alone.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, share_labels=True)
+        shape = (setup.data.n_train, len(self.parties), setup.plan.embedding)
+        self.local_predictions = torch.zeros(shape, device=setup.device)
+        self.pushed: dict[str, int] = dict.fromkeys(self.parties, 0)
+        self.largest_lead = 0
+        self._schedule: dict[int, Rows] = {}
+        self._waiting: list[Pull] = []
+
+    async def epoch(self) -> None:
+        """One pass of every worker; all pulls are answered when it ends."""
+        left = rounds_per_pass(self.setup) * len(self.parties)
+        while left:
+            self._waiting.append(self._push(await self.link.receive()))
+            left -= await self._answer_ready()
+        self._finish_epoch()
+
+    def _push(self, message: Message) -> Pull:
+        """Stores a worker's predictions; the pull that comes with them waits its turn."""
+        iteration = self.pushed.get(message.sender, 0) + 1
+        rows = self._rows(iteration)
+        self._check_upload(message, rows)
+        if message["iteration"] != iteration:
+            raise ProtocolError(
+                f"{message.sender} pushes iteration {message['iteration']}; {iteration} is its next"
+            )
+        party = self.parties.index(message.sender)
+        self.local_predictions[torch.from_numpy(rows), party] = self._vectors(message, len(rows))
+        self.pushed[message.sender] = iteration
+        return Pull(message=message, iteration=iteration, rows=rows)
+
+    def _rows(self, iteration: int) -> Rows:
+        """The records of an iteration; those that all workers have passed are forgotten."""
+        slowest = min(self.pushed.values())
+        self._schedule = {number: rows for number, rows in self._schedule.items() if number > slowest}
+        if iteration not in self._schedule:
+            self._schedule[iteration] = self.batches.next()
+        return self._schedule[iteration]
+
+    async def _answer_ready(self) -> int:
+        """Answers every pull within the staleness bound; returns how many there were."""
+        slowest = min(self.pushed.values())
+        bound = slowest + self.setup.plan.staleness
+        ready = [pull for pull in self._waiting if pull.iteration <= bound]
+        self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
+        for pull in ready:
+            self.largest_lead = max(self.largest_lead, pull.iteration - slowest)
+            await self._answer(pull)
+        return len(ready)
+
+    async def _answer(self, pull: Pull) -> None:
+        total = self._outputs(self.local_predictions[torch.from_numpy(pull.rows)])
+        labels = self.labels[torch.from_numpy(pull.rows)]
+        loss = float(task_loss(self.setup.data.task, total, labels))
+        self._losses.append(loss)
+        self.processed += len(pull.rows)
+        self.setup.report(self.processed, loss)
+        await self.link.reply(pull.message, "sum", {"values": total.cpu().numpy()}, self.gate.ledger.head)
+
+    def _outputs(self, embeddings: Tensor) -> Tensor:
+        return embeddings.sum(dim=1)
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations of the slowest worker, and how far ahead of it an answered pull was at most."""
+        return {"iterations": min(self.pushed.values()), "lead": self.largest_lead}
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {
+            "predictions": self.local_predictions,
+            "pushed": np.array([self.pushed[party] for party in self.parties], np.int64),
+            "largest_lead": self.largest_lead,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.local_predictions = state["predictions"].to(self.setup.device)
+        self.pushed = {party: int(n) for party, n in zip(self.parties, state["pushed"], strict=True)}
+        self.largest_lead = int(state["largest_lead"])

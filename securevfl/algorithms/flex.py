@@ -1,0 +1,102 @@
+"""Flex-VFL: rounds with a timeout, in which each party takes as many local steps as it can (Alg. 1 and 2).
+
+Castiglia, Wang, Patterson: Flexible Vertical Federated Learning with Heterogeneous Parties, 2023.
+
+At the start of a round every party uploads its embeddings of the round's batch, and the server hands all of
+them, with its own model, to everybody (with sum fusion: their sum). Server and parties then train on that
+snapshot until the timeout. A round takes twice the latency (the paper's t_comm) plus the timeout.
+
+Each party releases its embeddings of a batch once per round, however many steps follow, but to **all** other
+organisations. With private labels only the server sees them: it answers with the gradient, and the party's
+local steps reuse that gradient (Liu et al., FedBCD).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.flex_party import FlexParty
+from securevfl.algorithms.flex_server import FlexServer
+from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS
+from securevfl.algorithms.pace import fastest_step
+from securevfl.data import VerticalData
+from securevfl.plan import Plan
+
+
+class Flex(Algorithm):
+    """As many local steps as fit the timeout."""
+
+    name = "flex"
+    summary = "each round as many local steps as fit the timeout at each party's speed; shares labels"
+    optimisers = LOCAL_OPTIMISERS
+    adaptive = False
+    waits_for_timeout = True
+
+    def steps(self, capacities: Mapping[str, int]) -> int | None:
+        """How many steps everybody takes, given how many would fit; None leaves it to each of them."""
+        return None
+
+    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
+        """The server role and one role per party."""
+        parties: list[Role] = [
+            FlexParty(setup, party, waits_for_timeout=self.waits_for_timeout) for party in setup.data.parties
+        ]
+        server = FlexServer(
+            setup, steps=self.steps, adaptive=self.adaptive, waits_for_timeout=self.waits_for_timeout
+        )
+        return server, parties
+
+    def updates(self, plan: Plan, data: VerticalData) -> float:
+        """Every local step is an update of all records of the batch."""
+        most = max(1, math.floor(plan.timeout / fastest_step(plan, data.parties) + 1e-9))
+        return plan.epochs * most
+
+
+class FlexAdaptive(Flex):
+    """Learning rates follow each party's number of steps and optimiser."""
+
+    name = "flex-adaptive"
+    summary = "flex with rates A / (steps * largest weight) from the round before; shares labels"
+    adaptive = True
+
+
+class SyncMin(Flex):
+    """Everybody takes as many steps as the slowest can."""
+
+    name = "sync-min"
+    summary = "baseline of flex: all take the number of steps that the slowest manages; shares labels"
+    waits_for_timeout = False
+
+    def steps(self, capacities: Mapping[str, int]) -> int | None:
+        """The slowest one's number."""
+        return min(capacities.values())
+
+
+class SyncMax(Flex):
+    """Everybody takes as many steps as the fastest can, however long that lasts."""
+
+    name = "sync-max"
+    summary = "baseline of flex: all take the number of steps that the fastest manages; shares labels"
+    waits_for_timeout = False
+
+    def steps(self, capacities: Mapping[str, int]) -> int | None:
+        """The fastest one's number."""
+        return max(capacities.values())
+
+
+class PBCD(Flex):
+    """Parallel block coordinate descent: one step per round."""
+
+    name = "p-bcd"
+    summary = "baseline of flex: one local step per round; shares labels"
+    waits_for_timeout = False
+
+    def steps(self, capacities: Mapping[str, int]) -> int | None:
+        """One."""
+        return 1
+
+    def updates(self, plan: Plan, data: VerticalData) -> float:
+        """One per round."""
+        return float(plan.epochs)

@@ -1,0 +1,181 @@
+"""The Flex family's server role: hands out each round's snapshot and trains its own model on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.flex_clock import capacity, round_end
+from securevfl.algorithms.local import check_finite, load_module_state, module_state
+from securevfl.algorithms.local_steps import build_local_optimiser
+from securevfl.algorithms.sharing import SharingServer, rounds_per_pass
+from securevfl.errors import ProtocolError
+from securevfl.messages import Message
+from securevfl.models import Fusion, task_loss
+from securevfl.protocols.wire import Value
+from securevfl.rows import Rows
+
+HEAD = "head:"  # prefix of the server model's parameters in a message
+
+
+class FlexServer(SharingServer):
+    """The server: collects embeddings, shares them, takes local steps of its own.
+
+    Args:
+        setup: What the run is built from.
+        steps: From how many steps fit at each party and at the server, how many all take; None for each its
+            own.
+        adaptive: True to set everybody's rate from the steps and weights of the round before.
+        waits_for_timeout: True where a round lasts at least until the timeout.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        steps: Callable[[Mapping[str, int]], int | None],
+        adaptive: bool,
+        waits_for_timeout: bool,
+    ) -> None:
+        super().__init__(setup, share_labels=not setup.plan.private_labels)
+        self.choose_steps = steps
+        self.adaptive = adaptive
+        self.waits_for_timeout = waits_for_timeout
+        self.head = setup.head
+        self.fusion = Fusion(setup.plan.fusion, (setup.plan.embedding,) * len(self.parties))
+        parameters = [p for p in setup.head.parameters() if p.requires_grad]
+        self.optimiser = build_local_optimiser(parameters, setup.plan, SERVER) if parameters else None
+        self.pace = 1.0 / float(setup.plan.speeds.get(SERVER, 1.0))
+        self.round = 0
+        self.last_steps: dict[str, int] = {}
+        self.last_rates: dict[str, float] = {}
+        self._reported = (0, 0.0)
+
+    async def epoch(self) -> None:
+        for _ in range(rounds_per_pass(self.setup)):
+            await self._round(self.batches.next())
+        self._finish_epoch()
+        check_finite(SERVER, self.head)
+
+    async def _round(self, rows: Rows) -> None:
+        """Algorithm 1, lines 3 to 16."""
+        uploads = await self._gather_uploads(rows)
+        embeddings = torch.stack([self._vectors(uploads[party], len(rows)) for party in self.parties], dim=1)
+        steps = self._steps(uploads)
+        rates = self._rates(uploads)
+        gradients = self._gradients(embeddings, rows)
+        for party, message in uploads.items():
+            fields: dict[str, Value] = {"steps": steps[party], "rate": rates[party]}
+            await self._answer(message, rows, fields, embeddings, gradients[:, self.parties.index(party)])
+        await self._local_steps(embeddings, rows, steps[SERVER], rates[SERVER])
+        self.round += 1
+        self.last_steps, self.last_rates = steps, rates
+        self.processed += len(rows) * len(self.parties)
+        self.setup.report(self.processed, self._losses[-1])
+
+    async def _gather_uploads(self, rows: Rows) -> dict[str, Message]:
+        """One upload of each party, in the parties' order."""
+        uploads: dict[str, Message] = {}
+        while len(uploads) < len(self.parties):
+            message = await self.link.receive()
+            self._check_upload(message, rows)
+            if message.sender in uploads:
+                raise ProtocolError(f"{message.sender} uploads twice in round {self.round}")
+            uploads[message.sender] = message
+        return {party: uploads[party] for party in self.parties}
+
+    def _steps(self, uploads: Mapping[str, Message]) -> dict[str, int]:
+        capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
+        capacities[SERVER] = capacity(self.setup.plan.timeout, self.pace)
+        common = self.choose_steps(capacities)
+        return capacities if common is None else dict.fromkeys(capacities, common)
+
+    def _rates(self, uploads: Mapping[str, Message]) -> dict[str, float]:
+        """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
+        setup = self.setup
+        rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
+        if setup.plan.decay == "sqrt":
+            rates = {name: rate / math.sqrt(self.round + 1) for name, rate in rates.items()}
+        if not self.adaptive:
+            return rates
+        reports = {party: (int(m["steps"]), float(m["weight"])) for party, m in uploads.items()}
+        reports[SERVER] = self._own_report(rates[SERVER])
+        return {name: rate / (reports[name][0] * reports[name][1]) for name, rate in rates.items()}
+
+    def _own_report(self, rate: float) -> tuple[int, float]:
+        if self.round == 0 and self.optimiser is not None:
+            steps = capacity(self.setup.plan.timeout, self.pace)
+            self.optimiser.rate = rate
+            return steps, self.optimiser.largest_weight(steps)
+        return self._reported if self.round else (1, 1.0)
+
+    def _gradients(self, embeddings: Tensor, rows: Rows) -> Tensor:
+        """Gradients of the snapshot's mean loss by (rows, parties, width); its loss is noted."""
+        inputs = embeddings.clone().requires_grad_()
+        loss = self._loss(inputs, rows)
+        (gradients,) = torch.autograd.grad(loss, inputs)
+        self._losses.append(float(loss.detach()))
+        return gradients
+
+    def _loss(self, embeddings: Tensor, rows: Rows) -> Tensor:
+        return task_loss(self.setup.data.task, self._outputs(embeddings), self.labels[torch.from_numpy(rows)])
+
+    def _outputs(self, embeddings: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.fusion(embeddings.transpose(0, 1)))
+        return outputs
+
+    async def _answer(
+        self, message: Message, rows: Rows, fields: dict[str, Value], embeddings: Tensor, gradient: Tensor
+    ) -> None:
+        """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
+        kind = "gradient" if self.setup.plan.private_labels else "snapshot"
+        if kind == "gradient":
+            fields["values"] = gradient.cpu().numpy()
+        else:
+            shared = embeddings.sum(dim=1) if self.fusion.kind == "sum" else embeddings
+            fields["values"] = shared.cpu().numpy()
+            for name, tensor in self.head.state_dict().items():
+                fields[HEAD + name] = tensor.detach().cpu().numpy().copy()
+        observers = self.setup.observers(message.sender, self.setup.label_holder)
+        head = None
+        if observers:
+            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        await self.link.reply(message, kind, fields, head)
+
+    async def _local_steps(self, embeddings: Tensor, rows: Rows, steps: int, rate: float) -> None:
+        begun = self.setup.clock.now()
+        if self.optimiser is not None:
+            self.optimiser.begin(rate)
+            for _ in range(steps):
+                self.optimiser.zero_grad(set_to_none=True)
+                self._loss(embeddings, rows).backward()  # type: ignore[no-untyped-call]
+                self.optimiser.step()
+            self._reported = (steps, self.optimiser.largest_weight(steps))
+            end = round_end(begun, self.setup.plan.timeout, steps, self.pace, wait=self.waits_for_timeout)
+            await self.setup.clock.sleep_until(end)
+
+    def figures(self) -> dict[str, Any]:
+        """Rounds so far, and steps and rates of the last one."""
+        return {"rounds": self.round, "steps": self.last_steps, "rates": self.last_rates}
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {
+            "head": module_state(self.head, None),
+            "round": self.round,
+            "reported": np.array(self._reported, np.float64),
+            "last_steps": self.last_steps,
+            "last_rates": self.last_rates,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        load_module_state(self.head, None, state["head"])
+        self.round = int(state["round"])
+        self._reported = (int(state["reported"][0]), float(state["reported"][1]))
+        self.last_steps, self.last_rates = dict(state["last_steps"]), dict(state["last_rates"])

@@ -1,0 +1,199 @@
+"""What FDML and the Flex family have in common: labels given to all parties, one schedule, one evaluation.
+
+The server shares the training labels before the first epoch, as both papers do; the label holder's gate
+writes down that they left without protection. All roles walk through the records in the same order, drawn
+from the run's seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
+from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.local import LocalModel
+from securevfl.algorithms.pace import build_delay
+from securevfl.errors import ProtocolError
+from securevfl.messages import Message
+from securevfl.models import metrics
+from securevfl.protocols.wire import Value
+from securevfl.rows import Rows
+from securevfl.seeds import numpy_generator
+
+CHUNK = 1024
+
+
+def shared_batches(setup: Setup) -> Batches:
+    """The one order of all roles."""
+    return Batches(setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", 0))
+
+
+def rounds_per_pass(setup: Setup) -> int:
+    """Batches in one pass through the training records."""
+    return -(-setup.data.n_train // min(setup.plan.batch, setup.data.n_train))
+
+
+class SharingServer(ServerRole):
+    """A label holder that hands out labels and knows the schedule.
+
+    Args:
+        setup: What the run is built from.
+        share_labels: False where the labels stay with the server.
+    """
+
+    def __init__(self, setup: Setup, *, share_labels: bool) -> None:
+        self.setup = setup
+        self.link = setup.links[SERVER]
+        self.parties = setup.data.parties
+        self.gate = setup.gates[setup.label_holder]
+        self.share_labels = share_labels
+        data = setup.data
+        self.labels = torch.from_numpy(np.concatenate([data.y_train, data.y_test])).to(setup.device)
+        self.batches = shared_batches(setup)
+        self.processed = 0
+        self.epochs_done = 0
+        self.loss: float | None = None
+        self.test: dict[str, float | None] = {}
+        self._losses: list[float] = []
+
+    async def prepare(self) -> None:
+        if self.share_labels:
+            for party in self.parties:
+                await self._send_labels(party)
+
+    async def _send_labels(self, party: str) -> None:
+        data, head = self.setup.data, None
+        observers = self.setup.observers(party, self.setup.label_holder)
+        if observers:
+            rows = np.arange(data.n_train, dtype=np.int64)
+            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="labels", observers=observers)
+        await self.link.send(party, "labels", {"values": np.array(data.y_train)}, head)
+
+    @abstractmethod
+    def _outputs(self, embeddings: Tensor) -> Tensor:
+        """The model's outputs for (rows, parties, width) embeddings."""
+
+    async def evaluate(self) -> None:
+        data = self.setup.data
+        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+        pieces = [await self._ask_all(rows[start : start + CHUNK]) for start in range(0, len(rows), CHUNK)]
+        with torch.no_grad():
+            self.predictions = self._outputs(torch.cat(pieces))
+        self.test = metrics(data.task, self.predictions, self.labels[data.n_train :])
+        for party in self.parties:
+            await self.link.send(party, "end", {})
+
+    async def _ask_all(self, rows: Rows) -> Tensor:
+        fields: dict[str, Value] = {"rows": rows.astype(np.int32), "purpose": "evaluation"}
+        answers = await asyncio.gather(*(self.link.call(party, "embed", fields) for party in self.parties))
+        return torch.stack([self._vectors(answer, len(rows)) for answer in answers], dim=1)
+
+    def _vectors(self, message: Message, rows: int) -> Tensor:
+        """The vectors of a message, checked."""
+        values, width = message["values"], self.setup.plan.embedding
+        if not isinstance(values, np.ndarray) or values.shape != (rows, width):
+            raise ProtocolError(
+                f"{message.sender} sent vectors of shape {np.shape(values)}; expected {(rows, width)}"
+            )
+        return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
+
+    def _check_upload(self, message: Message, rows: Rows) -> None:
+        """Raises `ProtocolError` unless the message uploads exactly the records that are due."""
+        if message.kind != "embedding" or message.sender not in self.parties:
+            raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
+        if not np.array_equal(message["rows"], rows):
+            raise ProtocolError(f"{message.sender} uploads other records than the schedule says")
+
+    def _finish_epoch(self) -> None:
+        self.epochs_done += 1
+        self.loss = float(np.mean(self._losses))
+        self._losses = []
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches.state(),
+            "processed": self.processed,
+            "epochs_done": self.epochs_done,
+            "loss": self.loss,
+            "test": self.test,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.batches.load(state["batches"])
+        self.processed, self.epochs_done = int(state["processed"]), int(state["epochs_done"])
+        self.loss, self.test = state["loss"], state["test"]
+
+
+class SharingParty(Role):
+    """A party that holds a copy of the labels and answers requests for embeddings of the test part.
+
+    Args:
+        setup: What the run is built from.
+        party: Its name.
+        model: Its local model.
+        observers: Who sees what it uploads in training.
+        share_labels: False where it never gets the labels.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        party: str,
+        *,
+        model: LocalModel,
+        observers: tuple[str, ...],
+        share_labels: bool,
+    ) -> None:
+        self.address = party
+        self.setup = setup
+        self.link = setup.links[party]
+        self.model = model
+        self.observers = observers
+        self.share_labels = share_labels
+        self.labels: Tensor | None = None
+        self.batches = shared_batches(setup)
+        self.delay = build_delay(setup, party)
+
+    async def prepare(self) -> None:
+        if not self.share_labels:
+            return
+        message = await self.link.receive()
+        labels = message["values"] if message.kind == "labels" else None
+        if not isinstance(labels, np.ndarray) or labels.shape != (self.setup.data.n_train,):
+            raise ProtocolError(f"{self.address} received {message.kind!r}, not one label per record")
+        self.labels = torch.from_numpy(np.array(labels)).to(self.setup.device)
+
+    def _labels_of(self, rows: Rows) -> Tensor:
+        if self.labels is None:
+            raise ProtocolError(f"{self.address} trains before it has the labels")
+        return self.labels[torch.from_numpy(rows)]
+
+    async def evaluate(self) -> None:
+        observers = self.setup.observers(SERVER, self.address)
+        while (message := await self.link.receive()).kind != "end":
+            if message.kind != "embed":
+                raise ProtocolError(f"{self.address} received {message.kind!r}, not a request")
+            rows = self.model.check_rows(message["rows"])
+            released = self.model.release(rows, kind="evaluation", observers=observers, learning=False)
+            await self.link.reply(message, "embedding", {"values": released.values}, released.head)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state(),
+            "batches": self.batches.state(),
+            "delay": {"steps": self.delay.steps, "generator": self.delay.generator.bit_generator.state},
+            "labels": self.labels,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load(state["model"])
+        self.batches.load(state["batches"])
+        self.delay.steps = int(state["delay"]["steps"])
+        self.delay.generator.bit_generator.state = state["delay"]["generator"]
+        self.labels = None if state["labels"] is None else state["labels"].to(self.setup.device)

@@ -1,0 +1,256 @@
+"""Flex-VFL and its baselines: steps, weights, rates, time, equality with each other, and who sees what."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from round_data import tiny
+from torch import nn
+
+from securevfl import Plan, train
+from securevfl.algorithms.flex_clock import capacity
+from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS, LocalSGD, gradient_weights
+from securevfl.errors import PlanError
+from securevfl.ledger import read_records
+from securevfl.run import Run
+
+FAMILY = ("flex", "flex-adaptive", "sync-min", "sync-max", "p-bcd")
+SPEEDS = {"p0": 0.25, "p1": 0.5, "p2": 0.75, "server": 1.0}  # 5, 10, 15 and 20 steps in 20 time units
+
+
+def plan(algorithm: str = "flex", **changes: Any) -> Plan:
+    given = {"epochs": 2, "batch": 10, "learning_rate": 0.2, "timeout": 4.0, **changes}
+    return Plan(algorithm=algorithm, **given)
+
+
+def vector(run: Run) -> torch.Tensor:
+    assert run.head is not None
+    modules = [*run.encoders.values(), run.head]
+    return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()])
+
+
+# -- optimisers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LOCAL_OPTIMISERS)
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_a_round_is_the_weighted_sum_of_its_gradients(kind: str, steps: int) -> None:
+    """Eq. (8), with gradients that depend on nothing, in two rounds: the second must not remember the first."""
+    generator = torch.Generator().manual_seed(steps)
+    parameter = nn.Parameter(torch.randn(5, generator=generator, dtype=torch.float64))
+    optimiser = LocalSGD([parameter], kind=kind, proximal=0.4, l2=0.0)
+    for rate in (0.3, 0.05):
+        start = parameter.detach().clone()
+        optimiser.begin(rate)
+        gradients = torch.randn(steps, 5, generator=generator, dtype=torch.float64)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimiser.step()
+        weights = torch.from_numpy(gradient_weights(kind, steps, rate=rate, proximal=0.4))
+        expected = start - rate * weights @ gradients
+        # 7 steps in float64 on numbers of order 1 round by a few units of 2^-52.
+        assert torch.allclose(parameter.detach(), expected, rtol=0, atol=1e-14)
+
+
+def test_weights_by_hand() -> None:
+    assert gradient_weights("sgd", 3, rate=1, proximal=1).tolist() == [1, 1, 1]
+    assert gradient_weights("momentum", 3, rate=1, proximal=1) == pytest.approx([2.71, 1.9, 1])
+    assert gradient_weights("proximal", 3, rate=0.5, proximal=0.2) == pytest.approx([0.81, 0.9, 1])
+    assert gradient_weights("decaying", 4, rate=1, proximal=1) == pytest.approx(1 / np.sqrt([1, 2, 3, 4]))
+
+
+# -- steps and time -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timeout", "pace", "steps"),
+    [(20, 5, 4), (20, 10, 2), (0.3, 0.1, 3), (20, 4 / 3, 15), (1, 7, 1), (2.9, 1, 2)],
+)
+def test_capacity(timeout: float, pace: float, steps: int) -> None:
+    assert capacity(timeout, pace) == steps
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "units"),
+    [
+        ("flex", (5, 10, 15, 20), 20),
+        ("flex-adaptive", (5, 10, 15, 20), 20),
+        ("sync-min", (5, 5, 5, 5), 20),
+        ("sync-max", (20, 20, 20, 20), 80),
+        ("p-bcd", (1, 1, 1, 1), 4),
+    ],
+)
+def test_steps_and_time_units_are_the_papers(algorithm: str, steps: tuple[int, ...], units: float) -> None:
+    """The speeds of the paper's MOSEI experiment; a round takes t_comm (twice our latency) on top."""
+    chosen = plan(algorithm, timeout=20.0, speeds=SPEEDS, latency=5.0, label_holder="server")
+    run = train(tiny(), chosen)
+    line = run.metrics[-1]
+    assert line["steps"] == dict(zip(("p0", "p1", "p2", "server"), steps, strict=True))
+    assert line["rounds"] == 8
+    labels, evaluation = 5.0, 10.0
+    assert run.metrics[0]["time"] == pytest.approx(labels + 4 * (10 + units))
+    assert run.result["time"]["virtual"] == pytest.approx(labels + 8 * (10 + units) + evaluation + 5.0)
+
+
+def test_a_trace_changes_the_steps_from_round_to_round(tmp_path: Any) -> None:
+    trace = tmp_path / "trace.json"
+    # Time per step 1 / (1 - utilisation); tau = timeout * (1 - utilisation).
+    trace.write_text(json.dumps({"p0": [1.0, 2.0, 4.0, 1.0], "p1": [2.0], "p2": [1.0, 8.0]}))
+    seen: list[dict[str, int]] = []
+    chosen = plan("flex-adaptive", delays="trace", delay_trace=str(trace), batch=40, epochs=5, timeout=8.0)
+    run = train(tiny(), chosen)
+    seen = [line["steps"] for line in run.metrics]
+    assert [steps["p0"] for steps in seen] == [8, 4, 2, 8, 8]
+    assert [steps["p1"] for steps in seen] == [4] * 5
+    assert [steps["p2"] for steps in seen] == [8, 1, 8, 1, 8]
+    rates = [line["rates"] for line in run.metrics]
+    # Algorithm 2: the rate follows the steps of the round before; the first round estimates its own.
+    assert [rate["p0"] for rate in rates] == pytest.approx([0.2 / 8, 0.2 / 8, 0.2 / 4, 0.2 / 2, 0.2 / 8])
+    assert [rate["p2"] for rate in rates] == pytest.approx([0.2 / 8, 0.2 / 8, 0.2, 0.2 / 8, 0.2])
+
+
+@pytest.mark.parametrize("kind", LOCAL_OPTIMISERS)
+def test_adaptive_rates_match_the_formula(kind: str) -> None:
+    chosen = plan(
+        "flex-adaptive",
+        timeout=20.0,
+        speeds=SPEEDS,
+        learning_rates={"p1": 0.05},
+        server_learning_rate=0.01,
+        optimisers={"p1": kind, "server": "momentum"},
+    )
+    run = train(tiny(), chosen)
+    rates = run.metrics[-1]["rates"]
+    largest = {"momentum": (1 - 0.9**10) / 0.1}.get(kind, 1.0)
+    assert rates["p0"] == pytest.approx(0.2 / 5)
+    assert rates["p1"] == pytest.approx(0.05 / (10 * largest))
+    assert rates["server"] == pytest.approx(0.01 / (20 * (1 - 0.9**20) / 0.1))
+
+
+# -- equalities ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fusion", ["concat", "sum"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("optimiser", LOCAL_OPTIMISERS)
+def test_equal_speeds_make_flex_synchronous(fusion: str, private: bool, optimiser: str) -> None:
+    runs = [
+        train(tiny(), plan(name, fusion=fusion, private_labels=private, optimiser=optimiser))
+        for name in ("flex", "sync-min", "sync-max")
+    ]
+    assert runs[0].metrics[-1]["steps"] == {"p0": 4, "p1": 4, "p2": 4, "server": 4}
+    for other in runs[1:]:
+        assert torch.equal(vector(runs[0]), vector(other))
+        assert other.metrics[-1]["time"] == runs[0].metrics[-1]["time"]
+
+
+@pytest.mark.parametrize("fusion", ["concat", "sum"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_one_step_per_round_is_synchronous_sgd(fusion: str, private: bool, classes: int) -> None:
+    data = tiny(classes=classes)
+    one = train(data, plan("p-bcd", fusion=fusion, private_labels=private, model="mlp", hidden=(4,)))
+    central = train(data, plan("central", fusion=fusion, model="mlp", hidden=(4,)))
+    fits_one = train(data, plan(timeout=1.0, fusion=fusion, private_labels=private, model="mlp", hidden=(4,)))
+    # 8 float32 steps of size below 1, each rounded to 2^-24 of its value.
+    assert float((vector(one) - vector(central)).abs().max()) < 1e-6
+    assert torch.equal(vector(one), vector(fits_one))
+
+
+def test_decay_is_by_round() -> None:
+    run = train(tiny(), plan(decay="sqrt"))
+    assert run.metrics[-1]["rates"]["p1"] == pytest.approx(0.2 / np.sqrt(8))
+
+
+def test_more_local_steps_learn_more_per_round() -> None:
+    slow, fast = (train(tiny(), plan(timeout=t, learning_rate=0.02)) for t in (1.0, 10.0))
+    assert fast.metrics[-1]["loss"] < slow.metrics[-1]["loss"]
+
+
+# -- privacy ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", FAMILY)
+def test_embeddings_go_to_everybody_once_per_round(algorithm: str, tmp_path: Any) -> None:
+    run = train(tiny(), plan(algorithm, sigma=2.0, speeds=SPEEDS, timeout=8.0), tmp_path / "run")
+    records = read_records(tmp_path / "run")
+    for owner, others in (("p0", ("p1", "p2")), ("p1", ("p0", "p2")), ("p2", ("p0", "p1"))):
+        uploads = [r for r in records if r.owner == owner and r.kind == "embedding"]
+        assert {r.observers for r in uploads} == {others}
+        assert {r.mechanism for r in uploads} == {"gaussian"}
+        assert sum(r.vectors for r in uploads) == 2 * 40
+    assert run.result["labels"].startswith("shared")
+    assert run.privacy["p2"]["mu"] == pytest.approx(np.sqrt(2 * 40 + 10))
+
+
+def test_private_labels_show_embeddings_to_the_server_alone(tmp_path: Any) -> None:
+    run = train(tiny(), plan(private_labels=True), tmp_path / "run")
+    records = read_records(tmp_path / "run")
+    assert {r.observers for r in records if r.owner == "p1"} == {("p0",)}
+    assert {r.kind for r in records if r.owner == "p0"} == {"gradient"}
+    assert run.result["labels"].startswith("exposed")
+
+
+def test_every_local_step_is_a_private_update() -> None:
+    chosen = plan(encoder_training="dp", sigma=5.0, gradient_sigma=40.0, scaling="none")
+    run = train(tiny(), chosen)
+    # A record is released twice and takes part in 2 * 4 updates.
+    assert run.privacy["p1"]["mu"] == pytest.approx(np.sqrt(2 * 0.4**2 + 8 * 0.05**2))
+
+
+def test_a_target_epsilon_is_kept_with_local_steps() -> None:
+    chosen = plan(encoder_training="dp", epsilon=3.0, scaling="none")
+    run = train(tiny(), chosen)
+    assert run.stopped is None
+    assert 1.5 < run.privacy["p1"]["epsilon"] <= 3.0
+
+
+def test_frozen_encoders_pay_once() -> None:
+    before = train(tiny(), plan(encoder_training="none", sigma=1.0, scaling="none", epochs=1))
+    run = train(tiny(), plan(encoder_training="none", sigma=1.0, scaling="none", epochs=4))
+    assert run.privacy["p1"]["mu"] == pytest.approx(2.0)
+    for party, encoder in run.encoders.items():
+        for ours, theirs in zip(encoder.parameters(), before.encoders[party].parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------
+
+
+def test_resuming_changes_nothing(tmp_path: Any) -> None:
+    class Crash(Exception):
+        pass
+
+    def crash(progress: Any) -> None:
+        if progress.epoch == 2:
+            raise Crash
+
+    chosen = plan("flex-adaptive", speeds=SPEEDS, optimiser="momentum", delays="exponential", decay="sqrt")
+    whole = train(tiny(), chosen)
+    with pytest.raises(Crash):
+        train(tiny(), chosen, tmp_path / "run", progress=crash)
+    resumed = train(tiny(), chosen, tmp_path / "run", resume=True)
+    assert torch.equal(vector(whole), vector(resumed))
+
+
+@pytest.mark.parametrize("algorithm", FAMILY)
+def test_adam_is_refused(algorithm: str) -> None:
+    with pytest.raises(PlanError, match="has no optimiser 'adam'"):
+        train(tiny(), plan(algorithm, optimiser="adam"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"timeout": 0.0}, "timeout"),
+        ({"optimisers": {"p9": "sgd"}}, "names 'p9'"),
+        ({"optimisers": {"p1": "sdg"}}, "did you mean 'sgd'"),
+        ({"decay": "linear"}, "unknown decay"),
+        ({"proximal": -1.0}, "proximal"),
+    ],
+)
+def test_plans_that_cannot_work(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        train(tiny(), plan(**changes))
