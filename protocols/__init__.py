@@ -1,5 +1,8 @@
 """Secure sums, trees, masks and private ID alignment. Loads no torch."""
 
+from securevfl.protocols.alignment import PrivateAlignment
+from securevfl.protocols.bfv import BFVSum
+from securevfl.protocols.ckks import CKKSSum
 from securevfl.protocols.contract import (
     AGGREGATOR,
     COORDINATOR,
@@ -11,6 +14,7 @@ from securevfl.protocols.contract import (
     SecureSum,
 )
 from securevfl.protocols.driver import Driver, run_round, run_setup
+from securevfl.protocols.noise import DistributedNoise, NoisySum
 from securevfl.protocols.pairwise import PairwiseMaskSum
 from securevfl.protocols.ring import FixedPoint
 from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
@@ -20,14 +24,19 @@ __all__ = [
     "AGGREGATOR",
     "COORDINATOR",
     "KEY_HOLDER",
+    "BFVSum",
+    "CKKSSum",
+    "DistributedNoise",
     "Driver",
     "Envelope",
     "FixedPoint",
     "Machine",
     "Message",
     "Node",
+    "NoisySum",
     "PairwiseMaskSum",
     "PlainTreeSum",
+    "PrivateAlignment",
     "SecureSum",
     "TreePair",
     "TwoTreeSum",
