@@ -131,10 +131,10 @@ class Engine:
             if plan.hidden_noise and self.organisations:
                 gate = next(each.gate for each in self.organisations if each.name == self.hosts[party])
                 given = perturb(given, plan.hidden_noise, gate.noise)
-        else:
-            sample = torch.zeros((2, *block.shape[1:]))
-            check_encoder(given, sample, plan.embedding)
-        mixing = couples_records(given)
+        # Random rows: equal ones could not show that a module mixes them.
+        sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
+        check_encoder(given, sample, plan.embedding)
+        mixing = couples_records(given, sample)
         if mixing and plan.mode != "strict":
             raise PlanError(
                 f"the encoder of {party} couples records ({', '.join(mixing)}) and mode "

@@ -220,7 +220,8 @@ def test_every_command_has_help_and_loads_no_torch(name: str) -> None:
     code = (
         "import sys; sys.argv = ['securevfl', sys.argv[1], '--help']\n"
         "from securevfl.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    sys.exit(stop.code or ('torch' in sys.modules) * 77)"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    sys.exit(stop.code or ('torch' in sys.modules) * 77)"
     )
     done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
