@@ -35,7 +35,8 @@ def _report(facts: dict[str, Any], workers: int) -> list[str]:
         f"Worker {worker} alone learns {_sums(learned, workers - 1)}."
         for worker, learned in facts["singles"].items()
     ]
-    lines.append(f"No coalition of up to {facts['max_collusion']} learns more than the total and its own inputs.")
+    safe = facts["max_collusion"]
+    lines.append(f"No coalition of up to {safe} learns more than the total and its own inputs.")
     worst = facts["worst_coalition"]
     if worst is None:
         lines.append("A larger coalition faces a single other worker, whose input the total gives away.")
