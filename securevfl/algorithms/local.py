@@ -12,12 +12,12 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.channels import Channel
 from securevfl.errors import PlanError, TrainingDiverged
-from securevfl.gate import Gate, Released, stay_inside
+from securevfl.gate import Contribution, Gate, Released, clip_rows, stay_inside
 from securevfl.models import clipped_gradient_sum, drawn_noise
 from securevfl.plan import Plan
 from securevfl.rows import Rows
-
 
 MOMENTUM = 0.9
 
@@ -122,6 +122,34 @@ class LocalModel:
                 return stay_inside(vectors)
             return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
+    def embed(self, rows: Rows) -> Tensor:
+        """Embeddings for a local step, as a release would compute them, with their graph; nothing leaves."""
+        self.encoder.train()
+        vectors: Tensor = self.encoder(self.records[rows])
+        if self.private:
+            self._hidden_noise = drawn_noise(self.encoder)
+        mechanism = self.gate.mechanism
+        return clip_rows(vectors, mechanism.clip) if mechanism.sigma else vectors
+
+    def contribute(
+        self, rows: Rows, *, kind: str, channel: Channel, learning: bool, also: tuple[str, ...] = ()
+    ) -> Contribution:
+        """Embeds rows and lets the vectors into a secure sum.
+
+        Args:
+            rows: Record indices, each at most once.
+            kind: What the release is for.
+            channel: The sum.
+            learning: True to keep the graph for the gradient that comes back.
+            also: Addresses that are handed the total, or something computed from it.
+        """
+        self.encoder.train(kind not in ("evaluation", "prediction"))
+        with torch.set_grad_enabled(learning and self.trains):
+            vectors = self.encoder(self.records[rows])
+            if learning and self.private:
+                self._hidden_noise = drawn_noise(self.encoder)
+            return channel.protect(self.gate, vectors, party=self.name, rows=rows, kind=kind, also=also)
+
     def check_rows(self, rows: Any) -> Rows:
         """Row indices that another role asks for, checked before anything is computed from them."""
         array = np.asarray(rows)
@@ -131,7 +159,7 @@ class LocalModel:
             raise PlanError(f"{self.name} was asked for rows that do not exist or repeat")
         return array.astype(np.int64)
 
-    def learn(self, released: Released, gradient: Any, rows: Rows) -> None:
+    def learn(self, released: Released | Contribution, gradient: Any, rows: Rows) -> None:
         """One step on the gradient of the batch's mean loss with respect to the released vectors."""
         if self.optimiser is None:
             return

@@ -11,9 +11,11 @@ server never works with a made-up embedding; those releases count like all other
 from __future__ import annotations
 
 from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.channels import SUMS, check_channels
 from securevfl.algorithms.pace import step_shares
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.algorithms.vafl_server import VAFLServer
+from securevfl.algorithms.vafl_sums import SummingParty, SummingServer
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.plan import Plan
@@ -24,6 +26,7 @@ class VAFL(Algorithm):
 
     name = "vafl"
     summary = "asynchronous: the server steps on every upload, with the latest embeddings of the others"
+    protocols = SUMS
     shared_schedule = False
     initial_upload = True
 
@@ -33,19 +36,33 @@ class VAFL(Algorithm):
 
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
         """The server role and one role per party."""
-        count = len(setup.data.parties)
-        server = VAFLServer(
-            setup, wait_for=self.wait_for(setup.plan, count), shared_schedule=self.shared_schedule
-        )
-        parties: list[Role] = [
-            VAFLParty(setup, party, shared_schedule=self.shared_schedule) for party in setup.data.parties
+        plain = setup.plan.protocol == "plain"
+        server, party = (VAFLServer, VAFLParty) if plain else (SummingServer, SummingParty)
+        wait_for = self.wait_for(setup.plan, len(setup.data.parties))
+        shared = self.shared_schedule
+        return server(setup, wait_for=wait_for, shared_schedule=shared), [
+            party(setup, name, shared_schedule=shared) for name in setup.data.parties
         ]
-        return server, parties
+
+    def check(self, plan: Plan, data: VerticalData) -> None:
+        """Secure sums are always fresh and must be possible with these parties."""
+        if plan.protocol == "plain":
+            return
+        if plan.delay_bound:
+            raise PlanError("delay_bound has no meaning on secure sums: their embeddings are never stale")
+        holder = data.label_holder if plan.label_holder == "party" else None
+        receiver = data.parties.index(holder) if holder in data.parties else None
+        check_channels(plan, len(data.parties), (receiver,))
 
     def passes(self, plan: Plan, data: VerticalData) -> float:
-        """The fastest party's share of all steps; random delays get a quarter on top."""
+        """The fastest party's share of all steps; random delays get a quarter on top.
+
+        On a secure sum every party's step releases all parties' embeddings.
+        """
         if self.shared_schedule:
             return float(plan.epochs)
+        if plan.protocol != "plain":
+            return float(plan.epochs * len(data.parties))
         sending = [p for p in data.parties if plan.label_holder == "server" or p != data.label_holder]
         shares = step_shares(plan, data.parties)
         return plan.epochs * max((shares[p] for p in sending), default=0.0) * len(data.parties)
@@ -59,6 +76,7 @@ class VAFLTSync(VAFL):
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """T must lie between 1 and the number of parties."""
+        super().check(plan, data)
         if not 1 <= plan.wait_for <= len(data.parties):
             raise PlanError(
                 f"vafl-tsync needs wait_for between 1 and {len(data.parties)}, not {plan.wait_for}"

@@ -13,6 +13,7 @@ from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.pace import build_delay
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
+from securevfl.rows import Rows
 from securevfl.seeds import numpy_generator
 
 
@@ -43,12 +44,9 @@ class VAFLParty(Role):
 
     async def epoch(self) -> None:
         self._ended = asyncio.Event()
-        listener = asyncio.create_task(self._listen())
-        try:
+        async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
+            tasks.create_task(self._listen())
             await self._work()
-            await listener
-        finally:
-            listener.cancel()
         await self.link.send(SERVER, "ended", {})
 
     async def _serve(self) -> None:
@@ -85,12 +83,14 @@ class VAFLParty(Role):
             if not await clock.sleep_until(self.ready_at, self._ended):
                 return
             self.ready_at = None
-            rows = self.batches.next()
-            released = self.model.release(rows, kind="embedding", observers=self.observers, learning=True)
-            fields = {"rows": rows.astype(np.int32), "values": released.values}
-            answer = await self.link.call(SERVER, "embedding", fields, released.head)
-            if answer.kind == "gradient":
-                self.model.learn(released, answer["values"], rows)
+            await self._upload(self.batches.next())
+
+    async def _upload(self, rows: Rows) -> None:
+        released = self.model.release(rows, kind="embedding", observers=self.observers, learning=True)
+        fields = {"rows": rows.astype(np.int32), "values": released.values}
+        answer = await self.link.call(SERVER, "embedding", fields, released.head)
+        if answer.kind == "gradient":
+            self.model.learn(released, answer["values"], rows)
 
     def state(self) -> dict[str, Any]:
         return {

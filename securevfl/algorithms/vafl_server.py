@@ -85,12 +85,19 @@ class VAFLServer(ServerRole):
             await self.link.send(party, "end", {})
         running = set(self.parties)
         while running:
-            message = await self.link.receive()
+            message = await self._receive()
             if message.kind == "ended":
                 running.discard(message.sender)
             else:
-                self._store(*self._upload(message))
-                await self.link.reply(message, "late", {})
+                await self._late(message)
+
+    async def _receive(self) -> Message:
+        return await self.link.receive()
+
+    async def _late(self, message: Message) -> None:
+        """Keeps an upload that came after the end; it is too late for a step."""
+        self._store(*self._upload(message))
+        await self.link.reply(message, "late", {})
 
     async def _collect(self, rows: Rows, purpose: str) -> Tensor:
         """Fresh embeddings of rows from all parties: (rows, parties, embedding)."""
@@ -122,7 +129,7 @@ class VAFLServer(ServerRole):
         """Uploads of `wait_for` distinct parties, in order of arrival."""
         uploads: dict[str, Message] = {}
         while len(uploads) < self.wait_for:
-            message = await self.link.receive()
+            message = await self._receive()
             if message.kind != "embedding" or message.sender not in self.parties or message.sender in uploads:
                 raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
             uploads[message.sender] = message
@@ -190,14 +197,18 @@ class VAFLServer(ServerRole):
         each = task_loss(task, self._outputs(inputs), self.labels[index], reduction="none")
         means = [piece.mean() for piece in torch.split(each, [len(rows) for rows in batches])]
         total = torch.stack(means).sum()
+        self._update_head(total, len(batches))
+        return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
+
+    def _update_head(self, total: Tensor, batches: int) -> None:
+        """One step on the mean of the batches' losses; leaves the gradient of their sum at the inputs."""
         if self.optimiser is not None:
             self.optimiser.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         if self.optimiser is not None:
             for parameter in self.optimiser.param_groups[0]["params"]:
-                parameter.grad /= len(batches)
+                parameter.grad /= batches
             self.optimiser.step()
-        return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
 
     def _split_gradient(
         self, gradient: Tensor | None, uploads: list[tuple[int, Rows, Tensor]]

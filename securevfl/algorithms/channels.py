@@ -1,0 +1,272 @@
+"""Which secure sum a run uses, who takes part in it as what, and what each organisation gets to see.
+
+A channel is one sum with one receiver. Workers are the parties, in their order. The receiver is the role that
+needs the totals: root of the trees, aggregator of the masked values, or holder of the decryption key. Where
+the receiver's organisation is itself a party and hands nothing on, its own values stay at home: it puts zeros
+into the sum (with its share of the noise, where there is noise) and adds its own part to the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from securevfl.algorithms.base import Setup
+from securevfl.algorithms.plain_sum import PlainSum
+from securevfl.errors import InputError, PlanError
+from securevfl.gate import MIN_SHARE_STD, Contribution, Gate
+from securevfl.plan import Plan
+from securevfl.protocols.bfv import BFVSum
+from securevfl.protocols.ckks import CKKSSum
+from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, SecureSum
+from securevfl.protocols.noise import NoisySum
+from securevfl.protocols.pairwise import PairwiseMaskSum
+from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.trees import ParentMap, TreePair
+from securevfl.rows import Rows
+
+Build = Callable[[int, int | None, int], SecureSum]
+
+
+def _plain(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    return PlainSum(workers=workers, receiver=COORDINATOR if receiver is None else receiver)
+
+
+def _plain_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    pair = TreePair.pairwise(range(workers), range(workers))
+    if receiver is not None:
+        return PlainTreeSum(workers=workers, tree=pair.rooted_at(receiver).t1)
+    return PlainTreeSum(workers=workers, tree={**pair.t1, pair.roots[0]: COORDINATOR})
+
+
+def _two_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    return TwoTreeSum(workers=workers, collusion=collusion, coordinator=receiver is None, root=receiver)
+
+
+def _pairwise(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    # A model needs every party's block, so nobody may drop out, and one message per party is enough.
+    return PairwiseMaskSum(workers=workers, collusion=collusion, threshold=workers)
+
+
+def _key_roles(workers: int, receiver: int | None) -> tuple[Address, Address]:
+    """Key holder and aggregator: the one who needs the total, and a party that never has the key."""
+    return (KEY_HOLDER, 0) if receiver is None else (receiver, (receiver + 1) % workers)
+
+
+def _ckks(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    key_holder, aggregator = _key_roles(workers, receiver)
+    return CKKSSum(workers=workers, key_holder=key_holder, aggregator=aggregator)
+
+
+def _bfv(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    key_holder, aggregator = _key_roles(workers, receiver)
+    return BFVSum(workers=workers, key_holder=key_holder, aggregator=aggregator, announce=False)
+
+
+PROTOCOLS: dict[str, Build] = {
+    "plain": _plain,
+    "plain-tree": _plain_tree,
+    "two-tree": _two_tree,
+    "pairwise": _pairwise,
+    "ckks": _ckks,
+    "bfv": _bfv,
+}
+"""Protocol -> how to build the sum over `workers` for the receiving worker (None: no worker) against
+`collusion` parties that pool what they see."""
+
+SUMS = tuple(PROTOCOLS)
+
+HIDING = {
+    "two-tree": ("masked", "masks come from AES-128-CTR; at most {} parties pool what they see"),
+    "pairwise": ("masked", "masks come from X25519 and AES-128-CTR; at most {} parties pool what they see"),
+    "ckks": ("encrypted", "CKKS at 128 bits; key holder and aggregator do not collude"),
+    "bfv": ("encrypted", "BFV at 128 bits; key holder and aggregator do not collude"),
+}
+"""Protocols that hide contributions: how, and under which assumption."""
+
+
+def build_sum(name: str, *, workers: int, receiver: int | None, collusion: int) -> SecureSum:
+    """The sum of a protocol.
+
+    Args:
+        name: A key of `PROTOCOLS`.
+        workers: Number of parties.
+        receiver: The party that obtains the totals; None for an organisation without features.
+        collusion: How many parties may pool what they see.
+
+    Raises:
+        PlanError: The protocol would hide nothing, or cannot be built for so few parties; says why.
+    """
+    if name in HIDING and receiver is not None and workers < 3:
+        raise PlanError(
+            f"protocol {name!r} needs at least 3 parties: with {workers}, whoever obtains the sum subtracts"
+            " its own part and has the other's values"
+        )
+    if name == "plain-tree" and workers < 2:
+        raise PlanError(f"protocol {name!r} needs at least 2 parties, not {workers}; use protocol 'plain'")
+    try:
+        return PROTOCOLS[name](workers, receiver, collusion)
+    except InputError as error:
+        raise PlanError(f"protocol {name!r} with {workers} parties: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Channel:
+    """One secure sum of a run.
+
+    Attributes:
+        name: The address of the role that obtains the totals.
+        kind: Name of the protocol.
+        protocol: The sum.
+        places: Protocol address -> address of the role that plays it.
+        hosts: Address -> organisation.
+        noise: The noisy form of the sum, where the parties' noise is distributed; else None.
+        sigma: Noise that each party adds on its own, where it is not; else 0.
+        assumption: What must hold for those who pass values on to learn nothing.
+        hands_on: True where the receiver hands totals, or what it computes from them, to others.
+    """
+
+    name: str
+    kind: str
+    protocol: SecureSum
+    places: Mapping[Address, str]
+    hosts: Mapping[str, str]
+    noise: NoisySum | None = None
+    sigma: float = 0.0
+    assumption: str = ""
+    hands_on: bool = False
+
+    @property
+    def receiver(self) -> str:
+        """The organisation that obtains the totals."""
+        return self.hosts[self.name]
+
+    def observers(self, party: str, also: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The organisations that see this party's values, or totals with them.
+
+        Args:
+            party: Whose values.
+            also: Addresses that are handed the total, or something computed from it, by the receiver.
+        """
+        places = [self.name, *also]
+        if isinstance(self.protocol, PlainTreeSum):
+            places += [self.places[address] for address in self._ancestors(party)]
+        return tuple(sorted({self.hosts[place] for place in places} - {self.hosts[party]}))
+
+    def handlers(self, party: str) -> tuple[str, ...]:
+        """The organisations that pass on this party's contributions without being able to read them."""
+        if self.kind not in HIDING or (self.hosts[party] == self.receiver and not self.hands_on):
+            return ()
+        others = {self.hosts[place] for place in self.places.values()}
+        return tuple(sorted(others - {self.hosts[party], self.receiver}))
+
+    def _ancestors(self, party: str) -> list[Address]:
+        tree: ParentMap = self.protocol.parent_maps[0] if isinstance(self.protocol, PlainTreeSum) else {}
+        address = self.worker(party)
+        above = []
+        while address in tree:
+            address = tree[address]
+            above.append(address)
+        return above
+
+    def worker(self, party: str) -> Address:
+        """The party's address in the protocol."""
+        return next(address for address, place in self.places.items() if place == party and address >= 0)
+
+    def protect(
+        self,
+        gate: Gate,
+        vectors: Tensor,
+        *,
+        party: str,
+        rows: Rows,
+        kind: str,
+        also: tuple[str, ...] = (),
+    ) -> Contribution:
+        """Passes a party's vectors through its gate on their way into the sum.
+
+        Values that nobody else gets to see in any form come back without a ledger head; they stay at home.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+        """
+        observers = self.observers(party, also)
+        if not observers:
+            values = vectors.detach().to("cpu").double().numpy()
+            return Contribution(values=values, source=vectors, head=None)
+        if self.sigma:
+            released = gate.release(vectors, rows=rows, kind=kind, observers=observers)
+            return Contribution(
+                values=released.values.astype(np.float64), source=released.source, head=released.head
+            )
+        return gate.contribute(vectors, rows=rows, kind=kind, observers=observers, noise=self.noise)
+
+    def empty(self, gate: Gate, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """What the receiver's own party puts into the sum: zeros, and its share of the noise."""
+        zeros = np.zeros(shape)
+        if self.noise is None:
+            return zeros
+        share = self.noise.noise.share(zeros.size, gate.noise.stream).reshape(shape)
+        encoded: npt.NDArray[Any] = self.noise.encode(zeros) + share
+        return encoded
+
+
+def build_channel(setup: Setup, receiver: str, *, hands_on: bool = False) -> Channel:
+    """The channel whose totals go to the role at `receiver`.
+
+    Args:
+        setup: What the run is built from.
+        receiver: Address of the role.
+        hands_on: True where it hands totals, or what it computes from them, to other organisations.
+
+    Raises:
+        PlanError: The protocol cannot run with these parties, or cannot carry the plan's noise.
+    """
+    plan, parties = setup.plan, setup.data.parties
+    host = setup.hosts[receiver]
+    index = parties.index(host) if host in parties else None
+    protocol = build_sum(plan.protocol, workers=len(parties), receiver=index, collusion=plan.collusion)
+    places = {**dict(enumerate(parties)), COORDINATOR: receiver, AGGREGATOR: receiver, KEY_HOLDER: receiver}
+    distributed = bool(plan.sigma) and protocol.max_total is not None and plan.protocol in HIDING
+    return Channel(
+        name=receiver,
+        kind=plan.protocol,
+        protocol=protocol,
+        places={address: places[address] for address in protocol.addresses},
+        hosts=setup.hosts,
+        noise=_noisy(protocol, plan) if distributed else None,
+        sigma=0.0 if distributed else plan.sigma,
+        assumption=HIDING[plan.protocol][1].format(plan.collusion) if plan.protocol in HIDING else "",
+        hands_on=hands_on,
+    )
+
+
+def _noisy(protocol: SecureSum, plan: Plan) -> NoisySum:
+    """Distributed noise that promises what ``sigma`` and ``clip`` of the plan promise without a sum."""
+    # Rounding to the ring adds up to sqrt(width) steps to the sensitivity; the noise grows along with it.
+    rounding = np.sqrt(max(1, plan.embedding)) * protocol.fixed_point.resolution
+    sigma = plan.sigma * (1 + rounding / (2 * plan.clip)) * (1 + 2.0**-19)
+    try:
+        noisy = NoisySum(protocol, sigma=sigma, colluders=plan.collusion)
+        noisy.encode(np.array([plan.clip]))
+    except InputError as error:
+        raise PlanError(
+            f"protocol {plan.protocol!r} cannot carry noise of sigma {plan.sigma}: {error}"
+        ) from error
+    if noisy.noise.share_std < MIN_SHARE_STD:
+        raise PlanError(
+            f"sigma {plan.sigma} is below the resolution of protocol {plan.protocol!r}; at least"
+            f" {MIN_SHARE_STD * protocol.fixed_point.resolution * np.sqrt(protocol.workers):.3g} is needed"
+        )
+    return noisy
+
+
+def check_channels(plan: Plan, parties: int, receivers: tuple[int | None, ...]) -> None:
+    """Raises `PlanError` before anything starts, if the plan's protocol cannot serve these receivers."""
+    for receiver in receivers:
+        build_sum(plan.protocol, workers=parties, receiver=receiver, collusion=plan.collusion)

@@ -1,0 +1,401 @@
+"""Drives the machines of secure sums over links, inside asynchronous roles.
+
+Each role that takes part owns a `SumParticipant`. It agrees on keys once per process, then carries one
+machine per protocol address and round. Every envelope that leaves the role travels as a message of its own,
+kind and fields as the protocol made them, so that views hold exactly what each observer got. Rounds are
+demand-driven: whoever needs a total announces the records, every party joins with what its model gives now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.algorithms.base import Setup
+from securevfl.algorithms.channels import HIDING, Channel
+from securevfl.errors import DropoutError, ProtocolError
+from securevfl.gate import Contribution
+from securevfl.messages import Message
+from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
+from securevfl.protocols.wire import Value
+from securevfl.rows import Rows
+
+Floats = npt.NDArray[np.float64]
+
+REQUEST = "sum-request"
+"""Kind of the message that announces a round: channel, round, rows, purpose, and for whom it is."""
+_OWN, _RESULT = "sum-own", "sum-result"  # inside one organisation: the receiver's own part, the total
+WINDOW = 1 << 12  # more rounds than are ever under way at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumRequest:
+    """An announced round.
+
+    Attributes:
+        channel: Name of the channel.
+        number: The round.
+        rows: Records whose values are summed.
+        purpose: What the release is for.
+        requester: Address of the role on whose behalf the receiver obtains the total.
+    """
+
+    channel: str
+    number: int
+    rows: Rows
+    purpose: str
+    requester: str
+
+    @classmethod
+    def read(cls, message: Message) -> SumRequest:
+        """Reads an announcement; the rows are checked by whoever computes something from them."""
+        fields = message.fields
+        channel, purpose, requester = (fields.get(name) for name in ("channel", "purpose", "for"))
+        number, rows = fields.get("round"), fields.get("rows")
+        if not (isinstance(channel, str) and isinstance(purpose, str) and isinstance(requester, str)):
+            raise ProtocolError(f"{message.sender} announces a sum without channel or purpose")
+        if type(number) is not int or not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu":
+            raise ProtocolError(f"{message.sender} announces a sum without round or rows")
+        return cls(
+            channel=channel, number=number, rows=rows.astype(np.int64), purpose=purpose, requester=requester
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The announcement's content."""
+        return {
+            "channel": self.channel,
+            "round": self.number,
+            "rows": self.rows.astype(np.int32),
+            "purpose": self.purpose,
+            "for": self.requester,
+        }
+
+
+class Total(NamedTuple):
+    """What the receiver of a round has.
+
+    Attributes:
+        summed: What came out of the secure sum.
+        own: The receiver's own part, which stayed at home; zeros where it went into the sum like all others.
+    """
+
+    summed: Floats
+    own: Floats
+
+    @property
+    def values(self) -> Floats:
+        """The sum over all parties."""
+        return self.summed + self.own
+
+
+@dataclass(eq=False)
+class _Round:
+    """One round at one participant: its machines, and at the receiver the two parts of the total."""
+
+    begun: bool = False
+    machines: dict[Address, Machine] = field(default_factory=dict)
+    early: list[Envelope] = field(default_factory=list)
+    own: Floats | None = None
+    result: Floats | None = None
+    total: asyncio.Future[Total] | None = None
+
+
+class SumParticipant:
+    """One role's part in all channels of a run.
+
+    The role hands its link over: it takes messages from `receive`, which works off everything that belongs to
+    sums, and never from the link itself.
+
+    Args:
+        setup: What the run is built from.
+        address: The role's address.
+        channels: All channels of the run.
+    """
+
+    def __init__(self, setup: Setup, address: str, channels: Iterable[Channel]) -> None:
+        self.address = address
+        self.link = setup.links[address]
+        self.gate = setup.gates[setup.hosts[address]]
+        self.parties = setup.data.parties
+        self.width = setup.plan.embedding
+        self.channels = {channel.name: channel for channel in channels}
+        self.kinds = {kind.kind for channel in self.channels.values() for kind in channel.protocol.messages}
+        self.number = -1
+        self._nodes: dict[tuple[str, Address], Node] | None = None
+        self._rounds: dict[tuple[str, int], _Round] = {}
+        self._early: deque[Message] = deque()
+        self._gone: set[str] = set()
+
+    # -- before the first round -----------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Starts a phase: forgets what a broken-off one left behind, and agrees on keys if that is due.
+
+        All participants begin a phase together. Keys live in this process alone; a resumed run agrees anew.
+        """
+        self._early.clear()
+        self._rounds.clear()
+        if self._nodes is not None:
+            return
+        self._nodes = {
+            (name, address): channel.protocol.node(address)
+            for name, channel in self.channels.items()
+            for address, place in channel.places.items()
+            if place == self.address
+        }
+        self._note_handlers()
+        for name in self.channels:
+            machines = {address: node.setup() for address, node in self._here(name)}
+            agreed = {address: machine for address, machine in machines.items() if machine is not None}
+            if agreed:
+                await self._run(name, SETUP_ROUND, agreed)
+        while any(number == SETUP_ROUND for _, number in self._rounds):
+            await self._pump()
+
+    def _here(self, name: str) -> list[tuple[Address, Node]]:
+        """This role's nodes in a channel; those without an input first, as they only wait for others."""
+        if self._nodes is None:
+            raise ProtocolError(f"{self.address} takes part in a sum before it began")
+        return sorted((address, node) for (each, address), node in self._nodes.items() if each == name)
+
+    def _note_handlers(self) -> None:
+        """Writes down, once, who passes this party's contributions on under which assumption."""
+        found: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for channel in self.channels.values():
+            handlers = channel.handlers(self.address) if self.address in self.parties else ()
+            if handlers:
+                found[HIDING[channel.kind][0], channel.assumption].update(handlers)
+        for (mechanism, assumption), observers in found.items():
+            names = tuple(sorted(observers))
+            self.gate.note_hidden(mechanism=mechanism, observers=names, assumption=assumption)
+
+    # -- taking part ----------------------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The next message that does not belong to a sum."""
+        while True:
+            message = self._early.popleft() if self._early else await self.link.receive()
+            if not await self._absorb(message):
+                return message
+
+    async def announce(
+        self, rows: Rows, purpose: str, *, channel: str, requester: str = "", skip: tuple[str, ...] = ()
+    ) -> SumRequest:
+        """Announces a new round to all parties.
+
+        Only one role of a run announces, so that round numbers never repeat.
+
+        Args:
+            rows: Records whose values are summed.
+            purpose: What the release is for.
+            channel: Who obtains the total.
+            requester: On whose behalf; by default the one who obtains it.
+            skip: Parties that learn of the round in another way.
+        """
+        self._check_present()
+        self.number += 1
+        request = SumRequest(
+            channel=channel, number=self.number, rows=rows, purpose=purpose, requester=requester or channel
+        )
+        for party in self.parties:
+            if party not in skip:
+                await self.link.send(party, REQUEST, request.fields())
+        return request
+
+    async def total(self, rows: Rows, purpose: str) -> Total:
+        """Announces a round, waits, and returns the total over all parties, one row per record.
+
+        For a role that has no listener beside it; other messages are kept for `receive`.
+        """
+        request = await self.announce(rows, purpose, channel=self.address)
+        await self.open(request)
+        future = self._future(request)
+        while not future.done():
+            await self._pump()
+        return self._close(request)
+
+    async def join(self, request: SumRequest, contribution: Contribution) -> None:
+        """Takes part in an announced round with this party's values."""
+        self._check_present()
+        channel = self.channels[request.channel]
+        values = contribution.values
+        at_home = contribution.head is None
+        machines = {}
+        for address, node in self._here(request.channel):
+            value = None
+            if address >= 0:
+                value = channel.empty(self.gate, values.shape) if at_home else values
+            machines[address] = node.round(value, round=request.number, shape=values.shape)
+        if channel.hosts[self.address] == channel.receiver:
+            await self._hand_over(
+                channel, request.number, _OWN, values if at_home else np.zeros(values.shape)
+            )
+        await self._run(request.channel, request.number, machines)
+
+    async def open(self, request: SumRequest) -> None:
+        """Takes part in an announced round as a role that has no values."""
+        shape = len(request.rows), self.width
+        machines = {
+            address: node.round(None, round=request.number, shape=shape)
+            for address, node in self._here(request.channel)
+        }
+        await self._run(request.channel, request.number, machines)
+
+    async def result(self, request: SumRequest) -> Total:
+        """Waits for the total of a round that this role receives, while its listener calls `receive`."""
+        await self._future(request)
+        return self._close(request)
+
+    async def drop(self, party: str) -> None:
+        """Declares a party gone. It is never summed as zeros: rounds that need it fail.
+
+        Raises:
+            DropoutError: A round that is under way cannot end without the party.
+        """
+        self._gone.add(party)
+        for (name, _), state in list(self._rounds.items()):
+            channel = self.channels[name]
+            for address in (each for each, place in channel.places.items() if place == party):
+                for machine in list(state.machines.values()):
+                    await self._send(channel, machine.drop(address))
+
+    def _check_present(self) -> None:
+        if self._gone:
+            raise DropoutError(
+                f"{', '.join(sorted(self._gone))} is gone; a sum without its part would be of another model"
+            )
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        message = await self.link.receive()
+        if not await self._absorb(message):
+            self._early.append(message)
+
+    async def _absorb(self, message: Message) -> bool:
+        """Works off a message of a sum; False for any other."""
+        if message.kind in (_OWN, _RESULT):
+            self._take_inside(message)
+            return True
+        if message.kind not in self.kinds:
+            return False
+        fields = dict(message.fields)
+        name, sender, receiver = (fields.pop(key, None) for key in ("channel", "from", "to"))
+        channel = self.channels.get(name) if isinstance(name, str) else None
+        if channel is None or type(sender) is not int or type(receiver) is not int:
+            raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
+        if channel.places.get(sender) != message.sender or channel.places.get(receiver) != self.address:
+            raise ProtocolError(
+                f"{message.sender} does not play address {sender} of channel {channel.name!r}"
+            )
+        content = channel.protocol.read(message.kind, fields)
+        await self._deliver(channel, Envelope(sender, receiver, content))
+        return True
+
+    async def _deliver(self, channel: Channel, envelope: Envelope) -> None:
+        key = channel.name, envelope.message.round
+        state = self._rounds.setdefault(key, _Round())
+        machine = state.machines.get(envelope.receiver)
+        if machine is None and not state.begun:
+            state.early.append(envelope)  # the announcement is still under way to this role
+            return
+        if machine is None:
+            raise ProtocolError(f"a message of round {key[1]} reached {self.address} after its end")
+        await self._send(channel, machine.receive(envelope))
+        await self._settle(channel, key[1], state)
+
+    async def _send(self, channel: Channel, envelopes: list[Envelope]) -> None:
+        for envelope in envelopes:
+            place = channel.places[envelope.receiver]
+            if place == self.address:
+                await self._deliver(channel, envelope)
+                continue
+            route: dict[str, Value] = {"channel": channel.name, "from": envelope.sender, "to": envelope.receiver}
+            outside = channel.hosts[place] != channel.hosts[self.address]
+            head = self.gate.ledger.head if outside else None
+            await self.link.send(place, envelope.message.kind, route | vars(envelope.message), head)
+
+    async def _hand_over(self, channel: Channel, number: int, kind: str, values: Floats) -> None:
+        """Gives the receiver, in the same organisation, its own part or the result."""
+        if channel.name != self.address:
+            fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": values}
+            await self.link.send(channel.name, kind, fields)
+            return
+        self._take_part(channel, number, kind, values)
+
+    def _take_inside(self, message: Message) -> None:
+        name, number, values = (message.fields.get(key) for key in ("channel", "round", "values"))
+        channel = self.channels.get(name) if isinstance(name, str) else None
+        if channel is None or type(number) is not int or not isinstance(values, np.ndarray):
+            raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
+        if channel.name != self.address or channel.hosts.get(message.sender) != channel.receiver:
+            raise ProtocolError(f"{message.sender} is no part of the organisation that obtains this total")
+        self._take_part(channel, number, message.kind, values.astype(np.float64))
+
+    def _take_part(self, channel: Channel, number: int, kind: str, values: Floats) -> None:
+        state = self._rounds.setdefault((channel.name, number), _Round())
+        if kind == _OWN:
+            state.own = values
+        else:
+            state.result = values
+        self._complete(channel, state)
+
+    # -- rounds ---------------------------------------------------------------------------------------------
+
+    async def _run(self, name: str, number: int, machines: Mapping[Address, Machine]) -> None:
+        """Starts machines of a round and feeds them what arrived before."""
+        channel = self.channels[name]
+        state = self._rounds.setdefault((name, number), _Round())
+        state.begun = True
+        state.machines.update(machines)
+        waiting, state.early = state.early, []
+        for machine in machines.values():
+            await self._send(channel, machine.start())
+        for envelope in waiting:
+            await self._deliver(channel, envelope)
+        await self._settle(channel, number, state)
+
+    async def _settle(self, channel: Channel, number: int, state: _Round) -> None:
+        """Takes results and puts machines away that are done, and the round with the last of them."""
+        for address in [address for address, machine in state.machines.items() if machine.done]:
+            machine = state.machines.pop(address)
+            if number != SETUP_ROUND and address in channel.protocol.receivers:
+                await self._hand_over(channel, number, _RESULT, machine.result())
+        if not state.machines and (number == SETUP_ROUND or channel.name != self.address):
+            self._rounds.pop((channel.name, number), None)
+            self._retire(channel.name, number)
+
+    def _future(self, request: SumRequest) -> asyncio.Future[Total]:
+        channel = self.channels[request.channel]
+        state = self._rounds.setdefault((channel.name, request.number), _Round())
+        state.total = asyncio.get_running_loop().create_future()
+        self._complete(channel, state)
+        return state.total
+
+    def _complete(self, channel: Channel, state: _Round) -> None:
+        """Sets the total once the sum and the receiver's own part are there."""
+        if state.total is None or state.total.done() or state.result is None:
+            return
+        if channel.receiver not in self.parties:
+            state.own = np.zeros(state.result.shape)
+        if state.own is not None:
+            state.total.set_result(Total(state.result, state.own))
+
+    def _close(self, request: SumRequest) -> Total:
+        state = self._rounds.pop((request.channel, request.number))
+        self._retire(request.channel, request.number)
+        if state.total is None:
+            raise ProtocolError(f"nobody waited for the total of round {request.number}")
+        return state.total.result()
+
+    def _retire(self, name: str, number: int) -> None:
+        """Lets nodes forget which rounds they have used, once these are long past."""
+        if number > WINDOW and number % WINDOW == 0:
+            for _, node in self._here(name):
+                node.retire(number - WINDOW)
