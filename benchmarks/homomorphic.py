@@ -53,7 +53,7 @@ def timed(act: Callable[[], Any]) -> tuple[float, Any]:
 def measure(parameters: Parameters) -> dict[str, float]:
     """Seconds per value of each step, the best of some rounds, and bytes per value."""
     key = Encryption.generate(parameters)
-    worker = Encryption.from_public_bytes(parameters, key.public_bytes())
+    worker = Encryption.from_public_key(parameters, key.public_key())
     aggregator = Encryption.without_key(parameters)
     size = CHUNKS * parameters.slots
     numbers = np.arange(size).astype(parameters.dtype) / (1 if parameters.exact else size)

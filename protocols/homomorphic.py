@@ -1,9 +1,8 @@
 """Additively homomorphic encryption of number vectors, by TenSEAL (Microsoft SEAL).
 
-This module knows nothing of roles: it makes keys, checks public contexts, and turns vectors into ciphertexts
-that can be added. Bytes from outside are treated as hostile: SEAL validates the ciphertext proper, but the
-TenSEAL frame around it can crash the process (a frame without a ciphertext does), so the frame never crosses
-the wire and is rebuilt here from known parameters.
+This module knows nothing of roles: it makes keys, and turns vectors into ciphertexts that can be added. Bytes
+from outside are treated as hostile: lengths are bounded, TenSEAL's frames never cross the wire, SEAL
+validates what does, and the level, form, scale and size of a ciphertext are checked.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import ProtocolError
+from securevfl.protocols.homomorphic_frames import ContextFrame, VectorFrame
 
-MAX_CONTEXT_BYTES = 1 << 20
-_OVERHEAD = 1024  # SEAL's headers and the compressor's framing around the coefficients of a ciphertext
+_OVERHEAD = 1024  # SEAL's headers and the compressor's framing around the coefficients
 
 _T = TypeVar("_T")
 
@@ -62,6 +61,11 @@ class Parameters:
         return 2.0**self.scale_bits
 
     @property
+    def max_key_bytes(self) -> int:
+        """Upper limit of a public key: two polynomials, 8 bytes per coefficient and prime."""
+        return 16 * self.degree * len(self.coefficient_bits) + _OVERHEAD
+
+    @property
     def max_ciphertext_bytes(self) -> int:
         """Upper limit of one ciphertext: two polynomials, 8 bytes per coefficient and data prime."""
         return 16 * self.degree * (len(self.coefficient_bits) - 1) + _OVERHEAD
@@ -74,7 +78,7 @@ class Parameters:
 class Encryption:
     """A TenSEAL context with one of three amounts of key: secret and public, public only, none of use.
 
-    Build it by `generate`, `from_public_bytes` or `without_key`.
+    Build it by `generate`, `from_public_key` or `without_key`.
     """
 
     def __init__(self, parameters: Parameters, context: Any) -> None:
@@ -94,37 +98,34 @@ class Encryption:
         return encryption
 
     @classmethod
-    def from_public_bytes(cls, parameters: Parameters, data: bytes) -> Encryption:
+    def from_public_key(cls, parameters: Parameters, key: bytes) -> Encryption:
         """Loads another party's public key.
 
         Raises:
-            ProtocolError: The bytes are no context, have other parameters, or carry more than a public key.
+            ProtocolError: The bytes are no public key of these parameters.
         """
         import tenseal
 
-        if len(data) > MAX_CONTEXT_BYTES:
-            raise ProtocolError(f"public context of {len(data)} bytes exceeds {MAX_CONTEXT_BYTES}")
-        context = _guard("public context", lambda: tenseal.context_from(data, n_threads=1))
-        if context.is_private() or context.has_secret_key():
-            raise ProtocolError("the received context holds a secret key; only its owner may have it")
-        if not context.has_public_key() or context.has_relin_keys() or context.has_galois_keys():
-            raise ProtocolError("the received context must hold a public key and no evaluation keys")
-        encryption = cls(parameters, context)
-        if encryption._parameter_ids != _expected_ids(parameters):
-            raise ProtocolError("the received context has other encryption parameters than this sum")
-        return encryption
+        if not 0 < len(key) <= parameters.max_key_bytes:
+            raise ProtocolError(
+                f"public key has {len(key)} bytes; 1 to {parameters.max_key_bytes} are expected"
+            )
+        framed = _context_frame(parameters).wrap(key)
+        context = _guard("public key", lambda: tenseal.context_from(framed, n_threads=1))
+        check_public(context)
+        return cls(parameters, context)
 
     @property
     def is_private(self) -> bool:
         """Whether the secret key is here."""
         return bool(self._context.is_private())
 
-    def public_bytes(self) -> bytes:
-        """The public key and the parameters, without secret, relinearisation and Galois keys."""
-        data: bytes = self._context.serialize(
+    def public_key(self) -> bytes:
+        """The public key in SEAL's form: no secret, relinearisation or Galois key goes with it."""
+        framed = self._context.serialize(
             save_public_key=True, save_secret_key=False, save_galois_keys=False, save_relin_keys=False
         )
-        return data
+        return ContextFrame.split(framed)[1]
 
     def encrypt(self, numbers: npt.NDArray[Any]) -> list[bytes]:
         """Encrypts a flat array, the last ciphertext filled up with zeros."""
@@ -145,8 +146,7 @@ class Encryption:
         limit = self.parameters.max_ciphertext_bytes
         if not 0 < len(data) <= limit:
             raise ProtocolError(f"ciphertext has {len(data)} bytes; 1 to {limit} are expected")
-        prefix, suffix = self._frame
-        framed = b"".join([prefix, _varint(len(data)), data, suffix])
+        framed = self._frame.wrap(data)
         build = tenseal.bfv_vector_from if self.parameters.exact else tenseal.ckks_vector_from
         vector = _guard("ciphertext", lambda: build(self._context, framed))
         parts = vector.ciphertext()
@@ -155,16 +155,8 @@ class Encryption:
         return vector
 
     def dump(self, vector: Any) -> bytes:
-        """One ciphertext's bytes, without TenSEAL's frame."""
-        framed: bytes = vector.serialize()
-        prefix, suffix = self._frame
-        size, start = _read_varint(framed, len(prefix))
-        end = len(framed) - len(suffix)
-        if framed[: len(prefix)] != prefix or framed[end:] != suffix or start + size != end:
-            raise ProtocolError(
-                "this version of TenSEAL frames ciphertexts in an unknown way; use tenseal 0.3.x"
-            )
-        return framed[start:end]
+        """One ciphertext in SEAL's form."""
+        return self._frame.unwrap(vector.serialize())
 
     def decrypt(self, vector: Any) -> npt.NDArray[Any]:
         """The numbers of one ciphertext.
@@ -177,9 +169,7 @@ class Encryption:
         if self.parameters.exact:
             budget = self._context.data.decryptor().invariant_noise_budget(vector.ciphertext()[0])
             if budget < 1:
-                raise ProtocolError(
-                    "ciphertext is too noisy to decrypt exactly; it is no sum of fresh ciphertexts"
-                )
+                raise ProtocolError("ciphertext is too noisy to decrypt; it is no sum of fresh ciphertexts")
         return np.array(vector.decrypt(), dtype=self.parameters.dtype)
 
     def _vector(self, numbers: list[Any]) -> Any:
@@ -192,31 +182,32 @@ class Encryption:
         return native.CKKSVector(self._context.data, numbers, self.parameters.scale)
 
     @cached_property
-    def _frame(self) -> tuple[bytes, bytes]:
-        # TenSEAL's protocol buffer: field 1 the sizes, field 2 the ciphertext, field 3 the CKKS scale.
-        size = _varint(self.parameters.slots)
-        suffix = b"" if self.parameters.exact else b"\x19" + struct.pack("<d", self.parameters.scale)
-        return b"\x0a" + _varint(len(size)) + size + b"\x12", suffix
+    def _frame(self) -> VectorFrame:
+        tail = b"" if self.parameters.exact else b"\x19" + struct.pack("<d", self.parameters.scale)
+        return VectorFrame(slots=self.parameters.slots, tail=tail)
 
     @cached_property
-    def _parameter_ids(self) -> tuple[list[int], list[int]]:
-        # SEAL's hashes over scheme, degree and all moduli, with and without the special prime.
-        seal = self._context.data.seal_context()
-        return seal.key_parms_id(), seal.first_parms_id()
+    def _data_level(self) -> list[int]:
+        # SEAL's hash over scheme, degree and all moduli but the special prime.
+        level: list[int] = self._context.data.seal_context().first_parms_id()
+        return level
 
     def _is_plain_ciphertext(self, ciphertext: Any) -> bool:
         return (
             ciphertext.size() == 2
-            and ciphertext.parms_id() == self._parameter_ids[1]
+            and ciphertext.parms_id() == self._data_level
             and ciphertext.is_ntt_form() != self.parameters.exact
             and ciphertext.scale == self.parameters.scale
             and not ciphertext.is_transparent()
         )
 
 
-@lru_cache(maxsize=8)
-def _expected_ids(parameters: Parameters) -> tuple[list[int], list[int]]:
-    return Encryption.without_key(parameters)._parameter_ids
+def check_public(context: Any) -> None:
+    """Raises `ProtocolError` unless a received context holds a public key and no other."""
+    if context.is_private() or context.has_secret_key():
+        raise ProtocolError("the received context holds a secret key; only its owner may have it")
+    if not context.has_public_key() or context.has_relin_keys() or context.has_galois_keys():
+        raise ProtocolError("the received context must hold a public key and no evaluation keys")
 
 
 def _new_context(parameters: Parameters) -> Any:
@@ -235,28 +226,16 @@ def _new_context(parameters: Parameters) -> Any:
     return context
 
 
+@lru_cache(maxsize=8)
+def _context_frame(parameters: Parameters) -> ContextFrame:
+    # A throw-away key pair: only its parameters and settings are kept.
+    framed = _new_context(parameters).serialize(True, False, False, False)
+    return ContextFrame.split(framed)[0]
+
+
 def _guard(what: str, build: Callable[[], _T]) -> _T:
     """SEAL reports bad input by several exception types; all mean the same to us."""
     try:
         return build()
     except (ValueError, RuntimeError, MemoryError, TypeError, IndexError) as error:
         raise ProtocolError(f"{what} cannot be read: {error}") from error
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while position < len(data):
-        byte = data[position]
-        number |= (byte & 127) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 128:
-            break
-    return number, position

@@ -27,14 +27,15 @@ from securevfl.protocols.contract import (
 )
 from securevfl.protocols.homomorphic import Encryption, Parameters
 from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.wire import MAX_BYTES, MAX_DIMENSIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PublicContext(Message):
+class PublicKey(Message):
     """The key holder's public key, sent to every worker before the first round."""
 
-    kind: ClassVar[str] = "he-context"
-    context: bytes
+    kind: ClassVar[str] = "he-key"
+    key: bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +66,7 @@ class OpenedTotal(Message):
 class HomomorphicSum(SecureSum):
     """What `BFVSum` and `CKKSSum` share; see there for the threat model."""
 
-    messages = (PublicContext, EncryptedValue, EncryptedTotal, OpenedTotal)
+    messages = (PublicKey, EncryptedValue, EncryptedTotal, OpenedTotal)
 
     def __init__(
         self,
@@ -170,13 +171,13 @@ class HomomorphicNode(Node):
         """Takes the key holder's public key, once."""
         if self._encryption is not None:
             raise ProtocolError(f"{name_of(self.address)} already has a key; a second one is refused")
-        self._encryption = Encryption.from_public_bytes(self.protocol.parameters, data)
+        self._encryption = Encryption.from_public_key(self.protocol.parameters, data)
         self._ready = True
 
     def share_key(self) -> bytes:
         """The key holder's public key for the workers."""
         self._ready = True
-        return self.encryption.public_bytes()
+        return self.encryption.public_key()
 
     @property
     def ready(self) -> bool:
@@ -210,14 +211,14 @@ class _Setup(Machine):
     def _start(self) -> list[Envelope]:
         if not self._node.holds_key:
             return []
-        message = PublicContext(round=self.round, context=self._node.share_key())
+        message = PublicKey(round=self.round, key=self._node.share_key())
         others = (worker for worker in range(self._node.protocol.workers) if worker != self.address)
         return [Envelope(self.address, worker, message) for worker in others]
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        if not isinstance(message, PublicContext) or sender != self._node.protocol.key_holder:
+        if not isinstance(message, PublicKey) or sender != self._node.protocol.key_holder:
             raise ProtocolError(f"{name_of(self.address)} expects the public key of the key holder only")
-        self._node.accept_key(message.context)
+        self._node.accept_key(message.key)
         return []
 
     def _drop(self, address: Address) -> list[Envelope]:
@@ -350,7 +351,7 @@ class HomomorphicMachine(Machine):
 
     def _unpacked(self, message: EncryptedValue) -> list[Any]:
         shape, sizes, data = tuple(message.shape), message.sizes, message.ciphertexts
-        if any(length < 0 for length in shape) or (self._shape is not None and shape != self._shape):
+        if not _is_shape(shape) or (self._shape is not None and shape != self._shape):
             raise ProtocolError(f"ciphertexts stand for shape {shape}; {self._shape} is expected")
         if len(sizes) != self._protocol.parameters.chunks(math.prod(shape)):
             raise ProtocolError(f"{len(sizes)} ciphertexts cannot stand for an array of shape {shape}")
@@ -369,6 +370,12 @@ class HomomorphicMachine(Machine):
                 f"{name_of(address)} is gone and the sum cannot be finished without it; start anew without it"
             )
         return []
+
+
+def _is_shape(shape: tuple[int, ...]) -> bool:
+    # Lengths of zero must not hide a product that numpy cannot hold.
+    fits = len(shape) <= MAX_DIMENSIONS and all(length >= 0 for length in shape)
+    return fits and math.prod(max(length, 1) for length in shape) <= MAX_BYTES
 
 
 def _check_other(protocol: SecureSum, own: Address, address: Address) -> None:

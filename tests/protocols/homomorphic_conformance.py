@@ -50,7 +50,7 @@ from securevfl.protocols.{module} import {source}
 parameters = {expression}
 draw = random.Random(3)
 key, keyless = Encryption.generate(parameters), Encryption.without_key(parameters)
-ciphertext, context = key.encrypt(np.zeros(5, parameters.dtype))[0], key.public_bytes()
+ciphertext, context = key.encrypt(np.zeros(5, parameters.dtype))[0], key.public_key()
 
 def spoil(data):
     data = bytearray(data)
@@ -73,7 +73,7 @@ for _ in range(300):
         refused += 1
 for _ in range(100):
     try:
-        Encryption.from_public_bytes(parameters, spoil(context)).encrypt(np.zeros(5, parameters.dtype))
+        Encryption.from_public_key(parameters, spoil(context)).encrypt(np.zeros(5, parameters.dtype))
     except ProtocolError:
         refused += 1
 print(refused)

@@ -10,8 +10,9 @@ from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolEr
 from securevfl.protocols.bfv import MAX_WORKERS, PARAMETERS, PLAIN_MODULUS, BFVSum
 from securevfl.protocols.contract import AGGREGATOR, KEY_HOLDER, Envelope
 from securevfl.protocols.driver import Driver
-from securevfl.protocols.homomorphic import Encryption
-from securevfl.protocols.homomorphic_sum import EncryptedTotal, EncryptedValue, OpenedTotal, PublicContext
+from securevfl.protocols.homomorphic import Encryption, check_public
+from securevfl.protocols.homomorphic_frames import ContextFrame
+from securevfl.protocols.homomorphic_sum import EncryptedTotal, EncryptedValue, OpenedTotal, PublicKey
 from securevfl.protocols.ring import FixedPoint
 
 
@@ -172,46 +173,58 @@ def test_nothing_sent_contains_bytes_of_the_secret_key(tmp_path):
         assert not any(data[i : i + 24] in windows for i in range(len(data) - 24))
 
 
-def test_contexts_with_too_many_keys_or_other_parameters_are_refused():
-    """The tutorials' mistake, one secret key at every client, is not accepted by a worker."""
+def tenseal_context(**changes):
     import tenseal
 
-    def context(**changes):
-        settings = {
-            "poly_modulus_degree": 4096,
-            "plain_modulus": PLAIN_MODULUS,
-            "coeff_mod_bit_sizes": [60, 49],
-            "n_threads": 1,
-        }
-        return tenseal.context(tenseal.SCHEME_TYPE.BFV, **{**settings, **changes})
+    settings = {
+        "poly_modulus_degree": 4096,
+        "plain_modulus": PLAIN_MODULUS,
+        "coeff_mod_bit_sizes": [60, 49],
+        "n_threads": 1,
+    }
+    return tenseal.context(tenseal.SCHEME_TYPE.BFV, **{**settings, **changes})
 
-    good = context()
+
+def test_contexts_with_other_keys_are_refused():
+    """The tutorials' mistake, one secret key at every client."""
+    import tenseal
+
+    def received(*keys):
+        return tenseal.context_from(tenseal_context().serialize(*keys), n_threads=1)
+
     with pytest.raises(ProtocolError, match="secret key"):
-        Encryption.from_public_bytes(PARAMETERS, good.serialize(True, True, False, False))
+        check_public(received(True, True, False, False))
     with pytest.raises(ProtocolError, match="no evaluation keys"):
-        Encryption.from_public_bytes(PARAMETERS, good.serialize(True, False, False, True))
+        check_public(received(True, False, False, True))
     with pytest.raises(ProtocolError, match="public key"):
-        Encryption.from_public_bytes(PARAMETERS, good.serialize(False, False, False, False))
-    for changes in (
-        {"plain_modulus": 1032193},
-        {"poly_modulus_degree": 8192, "coeff_mod_bit_sizes": [60, 60]},
-        {"coeff_mod_bit_sizes": [49, 60]},
-    ):
-        other = context(**changes).serialize(True, False, False, False)
-        with pytest.raises(ProtocolError, match="other encryption parameters"):
-            Encryption.from_public_bytes(PARAMETERS, other)
-    with pytest.raises(ProtocolError, match="exceeds"):
-        Encryption.from_public_bytes(PARAMETERS, bytes(1 << 21))
-    assert not Encryption.from_public_bytes(PARAMETERS, good.serialize(True, False, False, False)).is_private
+        check_public(received(False, False, False, False))
+    check_public(received(True, False, False, False))
 
 
-def test_public_context_is_small_and_public():
-    data = Encryption.generate(PARAMETERS).public_bytes()
-    assert len(data) < 150_000
-    again = Encryption.from_public_bytes(PARAMETERS, data)
+def test_only_a_public_key_is_read():
+    """Whole contexts, secret keys and keys of other parameters are no public keys."""
+    context = tenseal_context()
+    for keys in ((True, False, False, False), (True, True, False, False), (False, True, False, False)):
+        with pytest.raises(ProtocolError):
+            Encryption.from_public_key(PARAMETERS, context.serialize(*keys))
+    for changes in ({"plain_modulus": 1032193}, {"coeff_mod_bit_sizes": [49, 60]}):
+        _, key = ContextFrame.split(tenseal_context(**changes).serialize(True, False, False, False))
+        with pytest.raises(ProtocolError, match="cannot be read"):
+            Encryption.from_public_key(PARAMETERS, key)
+    for size in (0, PARAMETERS.max_key_bytes + 1):
+        with pytest.raises(ProtocolError, match="bytes"):
+            Encryption.from_public_key(PARAMETERS, bytes(size))
+    with pytest.raises(ProtocolError, match="TenSEAL"):
+        ContextFrame.split(context.serialize(True, True, False, False))
+
+
+def test_a_public_key_makes_a_public_context():
+    data = Encryption.generate(PARAMETERS).public_key()
+    assert len(data) < 130_000
+    again = Encryption.from_public_key(PARAMETERS, data)
     assert not again.is_private
-    assert not again._context.has_relin_keys()
-    assert not again._context.has_galois_keys()
+    assert again.public_key() == data
+    check_public(again._context)
 
 
 def test_a_second_key_is_refused():
@@ -219,7 +232,7 @@ def test_a_second_key_is_refused():
     nodes, _ = ready(protocol)
     machine = nodes[1].setup()
     machine.start()
-    foreign = PublicContext(round=-1, context=Encryption.generate(PARAMETERS).public_bytes())
+    foreign = PublicKey(round=-1, key=Encryption.generate(PARAMETERS).public_key())
     with pytest.raises(ProtocolError, match="already has a key"):
         machine.receive(Envelope(KEY_HOLDER, 1, foreign))
 
@@ -243,6 +256,8 @@ def test_hostile_shapes_are_refused():
         {"shape": [-1]},
         {"shape": [-1, -3]},
         {"shape": [10**9, 10**9]},
+        {"shape": [0, 10**18], "sizes": [], "ciphertexts": b""},
+        {"shape": [1] * 70},
         {"shape": [], "sizes": []},
         {"sizes": [-5]},
         {"sizes": [len(good.message.ciphertexts) + 5, -5]},
