@@ -22,6 +22,7 @@ _CELLS = 1 << 22  # most cells of a transform: about 0.3 GB and 2 s; beyond, the
 _COARSER = 16
 _NEGLIGIBLE = 1e-9  # truncated mass, relative to delta
 _ROUNDING = 2.0**-53
+_SMALLEST = 1e-250  # deltas below are reported as this; their logarithms are still safe
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -61,7 +62,7 @@ class Composition:
         epsilon = max(0.0, epsilon - self._drift())
         order = _minimise(lambda t: self._log_moment(t) - t * epsilon)
         exponent = min(0.0, self._log_moment(order) - order * epsilon)
-        chernoff = max(math.exp(exponent), math.ulp(0.0))
+        chernoff = max(math.exp(exponent), _SMALLEST)
         bound = float(self._tail(order, chernoff).deltas(np.array([epsilon]))[0])
         return min(1.0, bound, chernoff + self._infinite())
 
