@@ -19,11 +19,12 @@ def rows_to_text(rows: Rows) -> str:
     if ordered[0] < 0 or (gaps.size and gaps.min() == 0):
         raise LedgerError("row indices must be distinct and not negative")
     breaks = np.flatnonzero(gaps != 1)
-    firsts = ordered[np.concatenate([[0], breaks + 1])].tolist()
-    lasts = ordered[np.concatenate([breaks, [-1]])].tolist()
-    return ",".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True)
-    )
+    firsts = ordered[np.concatenate([[0], breaks + 1])]
+    lasts = ordered[np.concatenate([breaks, [-1]])]
+    pieces = list(map(str, firsts.tolist()))
+    for place in np.flatnonzero(lasts > firsts).tolist():
+        pieces[place] += f"-{lasts[place]}"
+    return ",".join(pieces)
 
 
 def rows_from_text(text: str) -> Rows:

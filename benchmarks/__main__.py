@@ -1,0 +1,19 @@
+"""`make bench`: every benchmark, one after the other, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NAMES = ("core", "models", "protocols", "homomorphic", "accountants", "attacks", "sealed")
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or NAMES
+    for name in wanted:
+        print(f"\n== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+
+
+if __name__ == "__main__":
+    main()
