@@ -13,8 +13,9 @@ from sum_conformance import SumConformance
 from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.bfv import BFVSum
 from securevfl.protocols.ckks import CKKSSum
-from securevfl.protocols.driver import run_round, run_setup
+from securevfl.protocols.driver import Driver, run_round, run_setup
 from securevfl.protocols.noise import TAIL, DistributedNoise, NoisySum
+from securevfl.protocols.pairwise import MaskedInput, PairwiseMaskSum
 from securevfl.protocols.ring import FixedPoint
 from securevfl.protocols.stream import KeyStream
 from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
@@ -162,8 +163,8 @@ def test_shares_have_their_distribution():
 
 @pytest.mark.parametrize(
     "inner",
-    [TwoTreeSum(workers=4), BFVSum(workers=4)],
-    ids=["two-tree", "bfv"],
+    [TwoTreeSum(workers=4), BFVSum(workers=4), PairwiseMaskSum(workers=4, collusion=2)],
+    ids=["two-tree", "bfv", "pairwise"],
 )
 def test_noise_on_the_total(inner):
     protocol = NoisySum(inner, sigma=0.5, colluders=2)
@@ -172,6 +173,22 @@ def test_noise_on_the_total(inner):
     # Five standard errors of the standard deviation, 1 / sqrt(2 * 8000) each; one alarm in 1e6 runs.
     assert abs(noise.std() / protocol.noise.total_sigma - 1) < 5 / np.sqrt(16_000)
     assert abs(noise.mean()) < 5 * protocol.noise.total_sigma / np.sqrt(8_000)
+
+
+def test_a_dropped_worker_takes_its_noise_along():
+    """Three of four shares are left, as many as one colluder would leave: count dropouts as colluders."""
+    protocol = NoisySum(PairwiseMaskSum(workers=4, collusion=1, threshold=3), sigma=0.5, colluders=1)
+    nodes = ready(protocol)
+    size = 8_000
+    machines = {a: node.round(np.zeros(size) if a >= 0 else None, round=0) for a, node in nodes.items()}
+    driver = Driver(machines)
+    driver.start()
+    while not any(isinstance(envelope.message, MaskedInput) for envelope in driver.pending):
+        driver.step()
+    driver.drop(3)
+    driver.run()
+    noise = machines[protocol.receivers[0]].result()
+    assert abs(noise.std() / protocol.noise.honest_sigma - 1) < 5 / np.sqrt(2 * size)
 
 
 def ready(protocol):
