@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from securevfl.errors import InputError
-from securevfl.protocols.discrete_gaussian import MAX_STD, DiscreteGaussian, bernoulli_exp, exp_bounds
+from securevfl.protocols.discrete_gaussian import (
+    MAX_STD,
+    DiscreteGaussian,
+    _build_slices,
+    bernoulli_exp,
+    exp_bounds,
+)
 from securevfl.protocols.stream import KeyStream
 
 ALARM = 1e-6
@@ -110,6 +116,21 @@ def test_exp_bounds_enclose_the_exponential_tightly(exponent, bits):
         exact = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator) * mpmath.mpf(2) ** bits
         assert low <= exact <= high
     assert high - low <= 2
+
+
+@pytest.mark.parametrize("std", [Fraction(1, 5), 1, 17, 1000, 1 << 50])
+@pytest.mark.parametrize("bits", [8, 64, 128])
+def test_slice_thresholds_enclose_the_cumulative_weights(std, bits):
+    sampler = DiscreteGaussian(std)
+    slices = _build_slices(sampler._step, bits)
+    with mpmath.workprec(bits + 200):
+        step = mpmath.mpf(sampler._step.numerator) / sampler._step.denominator
+        weights = [mpmath.exp(-step * k * k) for k in range(2 * len(slices.low) + 40)]
+        total, cumulative = mpmath.fsum(weights), mpmath.mpf(0)
+        for weight, low, high in zip(weights, slices.low, slices.high, strict=False):
+            cumulative += weight
+            assert low <= cumulative / total * mpmath.mpf(2) ** bits <= high
+            assert high - low <= 2
 
 
 @pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 7), Fraction(1), Fraction(5, 2), Fraction(8)])
