@@ -316,7 +316,11 @@ class SumParticipant:
             if place == self.address:
                 await self._deliver(channel, envelope)
                 continue
-            route: dict[str, Value] = {"channel": channel.name, "from": envelope.sender, "to": envelope.receiver}
+            route: dict[str, Value] = {
+                "channel": channel.name,
+                "from": envelope.sender,
+                "to": envelope.receiver,
+            }
             outside = channel.hosts[place] != channel.hosts[self.address]
             head = self.gate.ledger.head if outside else None
             await self.link.send(place, envelope.message.kind, route | vars(envelope.message), head)
