@@ -103,7 +103,10 @@ def _to_dp_event(item: Event) -> Any:
         replaced = (1 - float(item.keep_probability or 0.0)) * item.classes / (item.classes - 1)
         if replaced > 1:
             raise AccountingError("keep_probability is below 1/classes, for which DpEvent has no form")
-        single = dp_event.RandomizedResponseDpEvent(replaced, item.classes)
+        # Listed one by one: PLDAccountant of dp-accounting 0.6 ignores the count of a repeated response.
+        return dp_event.ComposedDpEvent(
+            [dp_event.RandomizedResponseDpEvent(replaced, item.classes)] * item.count
+        )
     elif isinstance(item, ExactRelease):
         single = dp_event.NonPrivateDpEvent()
     else:

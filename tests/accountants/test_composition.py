@@ -14,7 +14,7 @@ from securevfl.accountants.pairs import GridLoss, ResponsePair, SampledGaussianP
 
 from securevfl.errors import AccountingError
 
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=10, deadline=None)
 
 
 def pair(spread, rate, direction="remove"):
