@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
@@ -80,13 +81,30 @@ class PairKeys:
 
     def __init__(self, secret: bytes, context: bytes, *, own: int, peer: int) -> None:
         bound = hashlib.sha256(context).digest()
-        purposes = ("pairwise/channel/up", "pairwise/channel/down")
-        channels = [AESGCM(derive_key(secret, purpose=purpose, context=bound)) for purpose in purposes]
-        self._send, self._receive = channels if own < peer else channels[::-1]
-        self.masks = MaskStream(derive_key(secret, purpose="pairwise/mask", context=bound))
-        self.seeds = MaskStream(derive_key(secret, purpose="pairwise/round-seed", context=bound))
+        self._key = derive_key(secret, purpose="pairwise/pair", context=bound, length=32)
         self.adds = own < peer  # of a pair, the lower worker adds the mask and the higher one subtracts it
         self.fingerprint = bound.hex()
+
+    @cached_property
+    def masks(self) -> MaskStream:
+        """The masks themselves, where nobody may drop out."""
+        return MaskStream(derive_key(self._key, purpose="pairwise/mask"))
+
+    @cached_property
+    def seeds(self) -> MaskStream:
+        """The seeds of each round's masks, where dropouts are recovered."""
+        return MaskStream(derive_key(self._key, purpose="pairwise/round-seed"))
+
+    @cached_property
+    def _send(self) -> AESGCM:
+        return self._channel("up" if self.adds else "down")
+
+    @cached_property
+    def _receive(self) -> AESGCM:
+        return self._channel("down" if self.adds else "up")
+
+    def _channel(self, way: str) -> AESGCM:
+        return AESGCM(derive_key(self._key, purpose=f"pairwise/channel/{way}"))
 
     def seal(self, plain: bytes, *, round: int, attempt: int) -> bytes:  # noqa: A002
         """Encrypts for the peer; once per (round, attempt), as the nonce is made of these."""

@@ -35,16 +35,21 @@ class NeighbourGraph:
 
     def neighbours(self, worker: int) -> tuple[int, ...]:
         """The workers that share masks with this one, in ascending order."""
-        if self.degree is None:
-            return tuple(other for other in range(self.workers) if other != worker)
-        reach = range(1, self.degree // 2 + 1)
-        return tuple(sorted({(worker + sign * step) % self.workers for step in reach for sign in (1, -1)}))
+        return _neighbours(self.workers, self.degree, worker)
 
     def connectivity(self, alive: frozenset[int]) -> int:
         """How many of the living workers have to be removed to cut the rest apart, or to leave only one."""
         if self.degree is None:
             return len(alive) - 1
         return _ring_connectivity(self.workers, self.degree // 2, alive)
+
+
+@functools.lru_cache(maxsize=4096)
+def _neighbours(workers: int, degree: int | None, worker: int) -> tuple[int, ...]:
+    if degree is None:
+        return tuple(other for other in range(workers) if other != worker)
+    reach = range(1, degree // 2 + 1)
+    return tuple(sorted({(worker + sign * step) % workers for step in reach for sign in (1, -1)}))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
+from securevfl.protocols.parallel import in_parts
 from securevfl.protocols.stream import KeyStream
 
 Ring = npt.NDArray[Any]
 """An array of uint32 or uint64; its addition wraps, which is the ring's addition."""
 
-CHUNK = 1 << 15  # 256 KB of float64: quantising stays in the second-level cache
+CHUNK = 1 << 16  # 512 KB of float64: quantising stays in the second-level cache
 _LARGEST_EXACT = 1 << 53
 
 
@@ -77,25 +78,32 @@ class FixedPoint:
             raise EncodingError(f"values of type {values.dtype} cannot be encoded; pass floats or integers")
         values = np.ascontiguousarray(values, dtype=np.float64).reshape(values.shape)
         out = np.empty(values.shape, dtype=self.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):  # what these would warn about is refused
-            self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
+        self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
         return out
 
     def _encode_into(
         self, values: npt.NDArray[np.float64], out: Ring, terms: int, stochastic: KeyStream | None
     ) -> None:
         largest = _largest(self.bits, terms, stochastic is not None)
-        scratch = np.empty(min(CHUNK, values.size), dtype=np.float64)
         signed = out.view(np.int32 if self.bits == 32 else np.int64)
-        for start in range(0, values.size, CHUNK):
-            piece = values[start : start + CHUNK]
-            scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
-            self._check(piece, scaled, largest, terms)
-            if stochastic is None:
-                np.rint(scaled, out=scaled)
-            else:
-                _round_stochastically(scaled, stochastic)
-            np.copyto(signed[start : start + CHUNK], scaled, casting="unsafe")
+
+        def part(first: int, last: int) -> None:
+            scratch = np.empty(min(CHUNK, last - first), dtype=np.float64)
+            for start in range(first, last, CHUNK):
+                piece = values[start : min(start + CHUNK, last)]
+                with np.errstate(over="ignore", invalid="ignore"):  # what these would warn about is refused
+                    scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
+                    self._check(piece, scaled, largest, terms)
+                if stochastic is None:
+                    np.rint(scaled, out=scaled)
+                else:
+                    _round_stochastically(scaled, stochastic)
+                np.copyto(signed[start : start + piece.size], scaled, casting="unsafe")
+
+        if stochastic is None:
+            in_parts(values.size, CHUNK, part)
+        else:  # one stream, hence one thread
+            part(0, values.size)
 
     def _check(
         self, piece: npt.NDArray[np.float64], scaled: npt.NDArray[np.float64], largest: float, terms: int

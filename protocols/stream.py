@@ -17,8 +17,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from securevfl.protocols.parallel import in_parts
+
 KEY_BYTES = 16
 NONCE_BYTES = 16
+BLOCK_BYTES = 16
 CHUNK_BYTES = 256 * 1024  # measured best between 128 KB and 512 KB: zeros and output stay in the cache
 
 _ZEROS = memoryview(bytes(CHUNK_BYTES))
@@ -54,6 +57,8 @@ class KeyStream:
             raise ValueError(f"a stream key has {KEY_BYTES} bytes, not {len(key)}")
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"a stream nonce has {NONCE_BYTES} bytes, not {len(nonce)}")
+        self._key = key
+        self._nonce = nonce
         self._encryptor = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
 
     @classmethod
@@ -91,23 +96,38 @@ class KeyStream:
         return mask
 
     def _rewind(self, nonce: bytes) -> None:
+        self._nonce = nonce
         self._encryptor.reset_nonce(nonce)
+
+    def _from_block(self, block: int) -> KeyStream:
+        """The same stream from a later block of 16 bytes on; for block 0 this very object."""
+        if block == 0:
+            return self
+        counter = (int.from_bytes(self._nonce, "big") + block) % (1 << 128)
+        return KeyStream(self._key, counter.to_bytes(NONCE_BYTES, "big"))
 
 
 def apply_masks(
     out: npt.NDArray[Any], plus: Sequence[KeyStream], minus: Sequence[KeyStream]
 ) -> npt.NDArray[Any]:
-    """Adds the words of some streams to unsigned integers and subtracts those of others, in place."""
+    """Adds the words of unused streams to unsigned integers and subtracts those of others, in place."""
     flat = out.reshape(-1)
     size = CHUNK_BYTES // out.itemsize
-    scratch = np.empty(min(size, flat.size), dtype=out.dtype)
-    for start in range(0, flat.size, size):
-        piece = flat[start : start + size]  # all masks go on while it is in the cache
-        words = scratch[: piece.size]
-        for stream in plus:
-            np.add(piece, stream.fill(words), out=piece)
-        for stream in minus:
-            np.subtract(piece, stream.fill(words), out=piece)
+
+    def part(first: int, last: int) -> None:
+        block = first * out.itemsize // BLOCK_BYTES
+        added = [stream._from_block(block) for stream in plus]
+        taken = [stream._from_block(block) for stream in minus]
+        scratch = np.empty(min(size, last - first), dtype=out.dtype)
+        for start in range(first, last, size):
+            piece = flat[start : min(start + size, last)]  # all masks go on while it is in the cache
+            words = scratch[: piece.size]
+            for stream in added:
+                np.add(piece, stream.fill(words), out=piece)
+            for stream in taken:
+                np.subtract(piece, stream.fill(words), out=piece)
+
+    in_parts(flat.size, size, part)
     return out
 
 
