@@ -58,6 +58,7 @@ class Plan:
         proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
         l2: Coefficient of the regulariser l2/2 * ||theta||^2.
         wait_for: t of the t-synchronous algorithm.
+        active: Workers of the AFSGD family that have the labels; none named means all of them.
         delay_bound: D of VAFL: no embedding older than D iterations is used; 0 sets no bound.
         staleness: tau of FDML: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
         timeout: Time units of local training per round, Flex family.
@@ -76,6 +77,8 @@ class Plan:
         data: Name of the data set, for the record.
         data_folder: Where its files are.
         parties: Number of parties for a named data set; 0 takes the data as it is.
+        id_column: ID column of CSV files.
+        label_column: Label column of CSV files.
     """
 
     algorithm: str = "vafl"
@@ -108,6 +111,7 @@ class Plan:
     proximal: float = 0.1
     l2: float = 1e-4
     wait_for: int = 0
+    active: tuple[str, ...] = ()
     delay_bound: int = 0
     staleness: int = 0
     timeout: float = 10.0
@@ -126,9 +130,11 @@ class Plan:
     data: str = ""
     data_folder: str = ""
     parties: int = 0
+    id_column: str = "id"
+    label_column: str = "label"
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "hidden_noise"):
+        for name in ("hidden", "hidden_noise", "active"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_types(self)
         _check_choices(self)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.algorithms import Progress
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
@@ -204,11 +204,14 @@ def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
 
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
     """How the labels are exposed, in words."""
-    mine = [record for record in records if record.owner == label_holder]
-    sharers = sorted({name for record in mine if record.kind == "labels" for name in record.observers})
-    if sharers:
-        return f"shared: all training labels were sent to {', '.join(sharers)}; no guarantee"
-    seen = sorted({name for record in mine for name in record.observers})
-    if not seen:
+    mine = [r for r in records if r.owner == label_holder and r.mechanism not in HIDDEN]
+    given = sorted({name for record in mine if record.kind == "labels" for name in record.observers})
+    derived = sorted({name for record in mine for name in record.observers} - set(given))
+    ways = []
+    if given:
+        ways.append(f"shared: all training labels were sent to {', '.join(given)}")
+    if derived:
+        ways.append(f"exposed: exact gradients of the loss go to {', '.join(derived)}")
+    if not ways:
         return f"not exposed: {label_holder} sends nothing that depends on labels"
-    return f"exposed: exact gradients of the loss go to {', '.join(seen)}; no guarantee"
+    return "; ".join([*ways, "no guarantee"])

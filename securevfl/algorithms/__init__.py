@@ -1,5 +1,6 @@
 """The training algorithms, written once as asynchronous roles."""
 
+from securevfl.algorithms.afsgd import AFSAGA, AFSGD, AFSVRG, FSAGA, FSGD, FSVRG
 from securevfl.algorithms.base import SERVER, Algorithm, Progress, Role, ServerRole, Setup
 from securevfl.algorithms.baselines import Central, Local
 from securevfl.algorithms.fdml import FDML
@@ -15,6 +16,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         VAFLTSync,
         VAFLSync,
         FDML,
+        AFSGD,
+        AFSVRG,
+        AFSAGA,
+        FSGD,
+        FSVRG,
+        FSAGA,
         Flex,
         FlexAdaptive,
         SyncMin,

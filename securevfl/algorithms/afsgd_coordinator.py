@@ -1,0 +1,219 @@
+"""The coordinators of the AFSGD-VP family: they announce sums, count work and measure; they hold no model.
+
+The label holder's organisation hosts them. The asynchronous one announces a sum for every worker that asks,
+at once; the synchronous one leads all workers through the same batches, with a barrier after each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from securevfl.algorithms.afsgd_worker import JOINT_STEP, SNAPSHOT, STEP
+from securevfl.algorithms.base import SERVER, ServerRole, Setup
+from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.linear_block import loss_derivative, mean_loss
+from securevfl.algorithms.sums import REQUEST, SumParticipant
+from securevfl.errors import ProtocolError
+from securevfl.messages import Head, Message
+from securevfl.models import metrics
+from securevfl.rows import Rows
+from securevfl.seeds import numpy_generator
+
+Floats = npt.NDArray[np.float64]
+
+CHUNK = 1024
+
+
+class Coordinator(ServerRole):
+    """What both have in common: sharing labels, snapshots, evaluation.
+
+    Args:
+        setup: What the run is built from.
+        channels: All channels of the run; the coordinator's own serves snapshots and evaluation.
+        active: Names of the active workers.
+        snapshots: When the workers need all derivatives: ``never``, ``once`` or ``every epoch``.
+    """
+
+    def __init__(
+        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], snapshots: str
+    ) -> None:
+        self.setup = setup
+        self.link = setup.links[SERVER]
+        self.sums = SumParticipant(setup, SERVER, channels)
+        self.gate = setup.gates[setup.label_holder]
+        self.parties = setup.data.parties
+        self.active = active
+        self.snapshots = snapshots
+        self.processed = 0
+        self.iterations = 0
+        self.epochs_done = 0
+        self.loss: float | None = None
+        self.test: dict[str, float | None] = {}
+        self._losses: list[float] = []
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        await self.sums.begin()
+        rows = np.arange(self.setup.data.n_train, dtype=np.int64)
+        for party in self.active:
+            head = self._expose(rows, party, "labels")
+            await self.link.send(party, "labels", {"values": self.setup.data.y_train}, head)
+        if self.snapshots == "once":
+            await self._take_snapshot()
+        await self._tell_all("end")
+
+    async def epoch(self) -> None:
+        await self.sums.begin()
+        if self.snapshots == "every epoch":
+            await self._take_snapshot()
+        self._losses = []
+        await self._train((self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train)
+        self.epochs_done += 1
+        if self._losses:
+            self.loss = float(np.mean(self._losses))
+        await self._tell_all("end")
+
+    @abstractmethod
+    async def _train(self, target: int) -> None:
+        """Trains until so many records have been processed."""
+
+    async def evaluate(self) -> None:
+        await self.sums.begin()
+        data = self.setup.data
+        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+        pieces = [
+            (await self.sums.total(rows[start : start + CHUNK], "evaluation")).values
+            for start in range(0, len(rows), CHUNK)
+        ]
+        self.predictions = torch.from_numpy(np.concatenate(pieces))
+        self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
+        await self._tell_all("end")
+
+    # -- what goes out --------------------------------------------------------------------------------------
+
+    async def _tell_all(self, kind: str) -> None:
+        for party in self.parties:
+            await self.link.send(party, kind, {})
+
+    def _expose(self, rows: Rows, party: str, kind: str) -> Head | None:
+        """Writes down that something that depends on the labels leaves without protection."""
+        observers = self.setup.observers(party, self.setup.label_holder)
+        if not observers:
+            return None
+        return self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
+
+    def _scores_for(self, party: str, rows: Rows, scores: Floats) -> tuple[dict[str, Any], Head | None]:
+        """Active workers get the scores; passive ones the loss derivatives, which tell them the labels."""
+        fields = {"rows": rows.astype(np.int32), "values": scores}
+        if party in self.active:
+            return fields, None
+        fields["values"] = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
+        return fields, self._expose(rows, party, "derivative")
+
+    async def _take_snapshot(self) -> None:
+        """Lets all workers compute their full gradient at the present weights (Algorithm 4, line 3)."""
+        n_train = self.setup.data.n_train
+        for start in range(0, n_train, CHUNK):
+            rows = np.arange(start, min(start + CHUNK, n_train), dtype=np.int64)
+            scores = (await self.sums.total(rows, SNAPSHOT)).values
+            for party in self.parties:
+                fields, head = self._scores_for(party, rows, scores)
+                await self.link.send(party, "scores", fields, head)
+        await asyncio.gather(*(self.link.call(party, "take-snapshot", {}) for party in self.parties))
+
+    def _count(self, records: int) -> None:
+        self.processed += records
+        self.iterations += 1
+        self.setup.report(self.processed, self._losses[-1] if self._losses else (self.loss or float("nan")))
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far."""
+        return {"iterations": self.iterations}
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "round": self.sums.number,
+            "processed": self.processed,
+            "iterations": self.iterations,
+            "epochs_done": self.epochs_done,
+            "loss": self.loss,
+            "test": self.test,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.sums.number = int(state["round"])
+        self.processed, self.iterations = int(state["processed"]), int(state["iterations"])
+        self.epochs_done = int(state["epochs_done"])
+        self.loss, self.test = state["loss"], state["test"]
+
+
+class AsyncCoordinator(Coordinator):
+    """Announces a sum whenever a worker asks; workers never wait for each other."""
+
+    async def _train(self, target: int) -> None:
+        await self._tell_all("start")
+        running = set(self.parties)
+        while running:
+            message = await self.sums.receive()
+            if message.kind == "loss" and message.sender == self.setup.label_holder:
+                self._losses.append(float(message["value"]))
+            elif message.kind != "step" or message.sender not in running:
+                raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
+            elif self.processed >= target:
+                running.discard(message.sender)
+                await self.link.reply(message, "over", {})
+            else:
+                await self._announce(message)
+
+    async def _announce(self, message: Message) -> None:
+        """Announces one worker's batch; a passive worker's total goes to the label holder."""
+        rows = np.asarray(message["rows"]).astype(np.int64)
+        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+            raise ProtocolError(f"{message.sender} asks for rows that are not training records")
+        worker = message.sender
+        channel = worker if worker in self.active else self.setup.label_holder
+        request = await self.sums.announce(rows, STEP, channel=channel, requester=worker, skip=(worker,))
+        await self.link.reply(message, REQUEST, request.fields())
+        self._count(len(rows))
+
+
+class SyncCoordinator(Coordinator):
+    """Leads all workers through one schedule: one sum, one step of everybody, a barrier."""
+
+    def __init__(
+        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], snapshots: str
+    ) -> None:
+        super().__init__(setup, channels=channels, active=active, snapshots=snapshots)
+        self.batches = Batches(
+            setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", 0)
+        )
+
+    async def _train(self, target: int) -> None:
+        data = self.setup.data
+        while self.processed < target:
+            rows = self.batches.next()
+            scores = (await self.sums.total(rows, JOINT_STEP)).values
+            self._losses.append(mean_loss(data.task, scores, data.y_train[rows]))
+            calls = []
+            for party in self.parties:
+                fields, head = self._scores_for(party, rows, scores)
+                calls.append(self.link.call(party, "update", fields, head))
+            await asyncio.gather(*calls)
+            self._count(len(rows) * len(self.parties))
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "batches": self.batches.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.batches.load(state["batches"])
