@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from securevfl.accountants.pairs import Array, GridLoss, ResponsePair, SampledGaussianPair
 
@@ -63,7 +64,7 @@ class Composition:
         order = _minimise(lambda t: self._log_moment(t) - t * epsilon)
         exponent = min(0.0, self._log_moment(order) - order * epsilon)
         chernoff = max(math.exp(exponent), _SMALLEST)
-        bound = float(self._tail(order, chernoff).deltas(np.array([epsilon]))[0])
+        bound = self._tail(order, chernoff).delta(epsilon)
         return min(1.0, bound, chernoff + self._infinite())
 
     def _drift(self) -> float:
@@ -99,12 +100,7 @@ class Composition:
     def _tail(self, order: float, delta: float) -> "_Tail":
         first, last = self.window(order, delta)
         size = int(next_fast_len(max(last - first + 1, 16), real=True))
-        log_spectrum = np.zeros(size // 2 + 1, dtype=complex)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            with np.errstate(divide="ignore"):
-                log_spectrum += count * np.log(rfft(_tilted(loss, order, size)))
-        with np.errstate(invalid="ignore"):
-            spectrum = np.nan_to_num(np.exp(log_spectrum), nan=0.0)
+        spectrum = self._spectrum(order, size)
         mass = np.maximum(irfft(spectrum, size), 0.0)
         norm = math.sqrt(2) * float(np.linalg.norm(spectrum))
         # Relative error of a transform: a few roundings per level; a power multiplies it by the count.
@@ -118,6 +114,17 @@ class Composition:
             noise=noise,
             lost=_NEGLIGIBLE * delta + self._infinite(),
         )
+
+    def _spectrum(self, order: float, size: int) -> NDArray[np.complex128]:
+        """Return the transform of the tilted composition; frequencies below 1e-26 are left out."""
+        factors = [rfft(_tilted(loss, order, size)) for loss in self.losses]
+        with np.errstate(divide="ignore"):
+            logs = (count * np.log(np.abs(f)) for f, count in zip(factors, self.counts, strict=True))
+            keep = sum(logs) > -60
+        spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
+        terms = zip(factors, self.counts, strict=True)
+        spectrum[keep] = np.exp(sum(count * np.log(f[keep]) for f, count in terms))
+        return spectrum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,29 +151,35 @@ class _Tail:
         upper, lower = np.cumsum(mass)[::-1], lfilter([1.0], [1.0, -decay], mass)[::-1]
         return np.append(upper, 0.0), np.append(lower, 0.0)
 
-    def deltas(self, epsilons: Array) -> Array:
-        """Return the bound of delta at each epsilon."""
+    def delta(self, epsilon: float) -> float:
+        """Return the bound of delta at `epsilon`; 1 below the window, where mass is missing."""
+        if epsilon < self.losses[0]:
+            return 1.0
         upper, lower = self._sums()
-        above = np.searchsorted(self.losses, epsilons, side="right")
-        gap = epsilons - np.append(self.losses, np.inf)[above]
-        bound: Array = upper[above] - np.exp(gap) * lower[above]
-        return np.maximum(bound, 0.0) + self.lost + self.noise * self._weight(epsilons)
+        above = int(np.searchsorted(self.losses, epsilon, side="right"))
+        gap = epsilon - self.losses[above] if above < self.losses.size else 0.0
+        at = np.array([epsilon])
+        return float(self._bound(upper[above : above + 1], math.exp(gap) * lower[above : above + 1], at)[0])
 
     def epsilon(self, delta: float) -> float | None:
         """Return the smallest epsilon whose bound meets `delta`, None if no loss does."""
-        meets = np.flatnonzero(self.deltas(self.losses) <= delta)
+        upper, lower = self._sums()
+        decay = math.exp(self.losses[0] - self.losses[1]) if self.losses.size > 1 else 0.0
+        meets = np.flatnonzero(self._bound(upper[1:], decay * lower[1:], self.losses) <= delta)
         if not meets.size:
             return None
         index = int(meets[0])
         if index == 0:
             return float(self.losses[0])
-        upper, lower = self._sums()
         before, after = float(self.losses[index - 1]), float(self.losses[index])
         spare = self.lost + self.noise * float(self._weight(self.losses[index - 1 : index])[0])
         excess = float(upper[index]) + spare - delta
         if excess <= 0:
             return before
         return min(after, max(before, after + math.log(excess / lower[index])))
+
+    def _bound(self, upper: Array, lower: Array, epsilons: Array) -> Array:
+        return np.maximum(upper - lower, 0.0) + self.lost + self.noise * self._weight(epsilons)
 
 
 def compose(pairs: Sequence[Pair], counts: Sequence[int], *, cells: int = _CELLS) -> Composition:

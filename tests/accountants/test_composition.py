@@ -74,6 +74,17 @@ def test_plain_gaussians_match_the_closed_form(exponent, count, log_delta):
 
 
 @few
+@given(st.floats(-1.5, 1.5), st.integers(1, 1000), st.floats(-4, 6))
+def test_plain_deltas_match_the_closed_form(exponent, count, z):
+    mu = 10.0**exponent
+    epsilon = max(0.0, mu * mu / 2 + z * mu)
+    truth = gdp_delta(mu, epsilon)
+    found = compose([pair(math.sqrt(count) / mu, 1.0)], [count]).delta(epsilon)
+    # The variance grows by at most 1/5400, which moves the tail at z by a factor of exp(z^2 / 5400).
+    assert truth * (1 - 1e-9) <= found <= truth * (1 + 0.01) + 1e-12
+
+
+@few
 @given(
     st.floats(0.4, 4),
     st.floats(-3, -0.4),
