@@ -7,7 +7,7 @@ import pytest
 from sum_conformance import SumConformance
 
 from securevfl.protocols.driver import Driver, run_setup
-from securevfl.protocols.homomorphic_sum import EncryptedValue
+from securevfl.protocols.homomorphic_messages import EncryptedValue
 
 
 class HomomorphicConformance(SumConformance):

@@ -3,7 +3,7 @@
 import hashlib
 
 from securevfl.errors import ProtocolError
-from securevfl.protocols import alignment
+from securevfl.protocols import alignment, alignment_roles
 
 
 class StandInClient:
@@ -31,6 +31,6 @@ class StandInServer:
 
 
 def stand_in(monkeypatch):
-    monkeypatch.setattr(alignment, "Client", StandInClient)
-    monkeypatch.setattr(alignment, "Server", StandInServer)
+    monkeypatch.setattr(alignment_roles, "Client", StandInClient)
+    monkeypatch.setattr(alignment_roles, "Server", StandInServer)
     monkeypatch.setattr(alignment, "require_library", lambda: None)

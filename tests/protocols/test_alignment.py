@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from psi_stand_in import stand_in
 
 from securevfl.errors import DataError, DropoutError, InputError, MissingExtra, ProtocolError, WireError
-from securevfl.protocols.alignment import (
-    AlignRequest,
-    AlignResponse,
-    CommonIds,
-    PrivateAlignment,
-    prepare_ids,
-)
+from securevfl.protocols.alignment import PrivateAlignment, prepare_ids
+from securevfl.protocols.alignment_roles import AlignRequest, AlignResponse, CommonIds
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.psi import Client, Server
 

@@ -12,7 +12,7 @@ from securevfl.protocols.contract import AGGREGATOR, KEY_HOLDER, Envelope
 from securevfl.protocols.driver import Driver
 from securevfl.protocols.homomorphic import Encryption, check_public
 from securevfl.protocols.homomorphic_frames import ContextFrame
-from securevfl.protocols.homomorphic_sum import EncryptedTotal, EncryptedValue, OpenedTotal, PublicKey
+from securevfl.protocols.homomorphic_messages import EncryptedTotal, EncryptedValue, OpenedTotal, PublicKey
 from securevfl.protocols.ring import FixedPoint
 
 
