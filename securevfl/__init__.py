@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from securevfl.auditing import Report, audit
     from securevfl.data import VerticalData
     from securevfl.plan import Plan
     from securevfl.run import Run, load_run, train
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Report": "securevfl.auditing",
     "VerticalData": "securevfl.data",
+    "audit": "securevfl.auditing",
     "Plan": "securevfl.plan",
     "Run": "securevfl.run",
     "train": "securevfl.run",
     "load_run": "securevfl.run",
 }
 
-__all__ = ["Plan", "Run", "VerticalData", "__version__", "load_run", "train"]
+__all__ = ["Plan", "Report", "Run", "VerticalData", "__version__", "audit", "load_run", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import SERVER, Algorithm, find_algorithm
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError
+from securevfl.errors import DataError, PlanError
 from securevfl.plan import Plan
 
 
@@ -140,3 +141,31 @@ def _with_noise(plan: Plan, data: VerticalData) -> Plan:
         epsilon=0.0,
         budget_epsilon=budget,
     )
+
+
+def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
+    """Loads the data that a plan names: a known set, or one CSV file per party.
+
+    Args:
+        plan: The plan.
+        folder: Look for the files here instead of where the plan says.
+
+    Raises:
+        DataError: Nothing is named, or it cannot be read.
+    """
+    if not plan.data:
+        raise DataError("name the data: --data breast-cancer, or --data a.csv --data b.csv")
+    names = plan.data.split(",")
+    if not all(_looks_like_file(name) for name in names):
+        where = folder or plan.data_folder or None
+        return VerticalData.load(plan.data, parties=plan.parties or None, folder=where, seed=plan.seed)
+    if plan.parties not in (0, len(names)):
+        raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.parties}")
+    files = [Path(folder) / Path(name).name if folder else Path(name) for name in names]
+    return VerticalData.from_csv(
+        files, id_column=plan.id_column, label_column=plan.label_column, seed=plan.seed
+    )
+
+
+def _looks_like_file(name: str) -> bool:
+    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name

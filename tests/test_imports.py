@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"protocols": ROOT / "protocols", "accountants": ROOT / "accountants", "attacks": ROOT / "attacks"}
 CORE = ROOT / "securevfl"
 # What each layer may import from inside the package, lowest first.
-UPPER = ("audit", "report", "sweep", "sklearn", "cli", "trackers")
+UPPER = ("auditing", "sweeps", "sklearn", "trackers", "cli")
 
 
 def imported(path: Path) -> set[str]:

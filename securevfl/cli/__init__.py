@@ -11,6 +11,7 @@ import typer
 from securevfl import __version__
 from securevfl.cli.account import account
 from securevfl.cli.align import align
+from securevfl.cli.audit import audit
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
 from securevfl.cli.train import train
@@ -18,6 +19,7 @@ from securevfl.errors import SecureVFLError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
+    "audit": audit,
     "account": account,
     "align": align,
     "data": data,

@@ -10,14 +10,12 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json, progress_bar, table
-from securevfl.errors import DataError, PlanError
+from securevfl.errors import PlanError
 from securevfl.plan import Plan
 
 if TYPE_CHECKING:
     from securevfl.data import VerticalData
     from securevfl.run import Run
-
-Text = Annotated[str | None, typer.Option()]
 
 
 def train(
@@ -27,8 +25,8 @@ def train(
     ] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
-    id_column: Annotated[str, typer.Option(help="ID column of CSV files.")] = "id",
-    label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",
+    id_column: Annotated[str | None, typer.Option(help="ID column of CSV files.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Algorithm; see securevfl data --help.")] = None,
     protocol: Annotated[
         str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
@@ -76,13 +74,17 @@ def train(
         "device": device,
         "record_views": record_views or None,
         "parties": parties,
+        "id_column": id_column,
+        "label_column": label_column,
         "data": ",".join(data) if data else None,
         "data_folder": None if data_folder is None else str(data_folder),
     }
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
+    from securevfl.resolve import load_planned
+
     chosen = _plan(plan, options, set_field or [], resume)
-    loaded = load_data(chosen, id_column=id_column, label_column=label_column)
+    loaded = load_planned(chosen)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
     run = run_with_progress(loaded, chosen, resume or out, quiet=json, resume=resume is not None)
@@ -124,30 +126,6 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise PlanError(
             f"--set {name}: {value!r} is not a TOML value such as 3, 0.5, true, [8, 8]"
         ) from error
-
-
-def load_data(plan: Plan, *, id_column: str = "id", label_column: str = "label") -> VerticalData:
-    """The data that a plan names: a known set, or CSV files.
-
-    Raises:
-        DataError: Nothing is named, or it cannot be read.
-    """
-    from securevfl.data import VerticalData
-
-    if not plan.data:
-        raise DataError("name the data: --data breast-cancer, or --data a.csv --data b.csv")
-    names = plan.data.split(",")
-    if (len(names) > 1 and not plan.data.startswith("synthetic")) or looks_like_file(names[0]):
-        if plan.parties not in (0, len(names)):
-            raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.parties}")
-        return VerticalData.from_csv(names, id_column=id_column, label_column=label_column, seed=plan.seed)
-    folder = plan.data_folder or None
-    return VerticalData.load(plan.data, parties=plan.parties or None, folder=folder, seed=plan.seed)
-
-
-def looks_like_file(name: str) -> bool:
-    """True for a path rather than the name of a data set."""
-    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name
 
 
 def run_with_progress(

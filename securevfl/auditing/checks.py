@@ -1,0 +1,139 @@
+"""Do the views agree with the ledgers? Checks that need no attack.
+
+- Integrity: every ledger's chain, signatures, and the heads that observers hold.
+- Bypass: what an observer received must stand in the sender's ledger, vector by vector.
+- Noise: what left at the end of training, minus what the final model gives for the same records, must be
+  as wide as the ledger says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from securevfl.attacks.source import Source
+from securevfl.errors import LedgerError
+from securevfl.ledger import Entry, read_ledger
+from securevfl.views import Seen, View, read_heads
+
+# A check that holds alarms falsely once in a million audits.
+FALSE_ALARM = 1e-6
+OK, FAILED, UNKNOWN = "ok", "failed", "not checked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check: what was looked at, and what came out."""
+
+    name: str
+    status: str
+    detail: str
+    owner: str = ""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def check_integrity(source: Source) -> Check:
+    """Verifies all ledgers against each other's heads."""
+    name = "ledger integrity"
+    try:
+        count = len(source.records)
+    except LedgerError as error:
+        return Check(name=name, status=FAILED, detail=str(error))
+    heads = len(read_heads(source.files.path))
+    if not count:
+        return Check(name=name, status=OK, detail="nothing was released, so there is nothing to verify")
+    detail = f"{count:,} entries: chain, signatures and {heads} heads held by observers agree"
+    return Check(name=name, status=OK, detail=detail)
+
+
+def check_bypass(source: Source) -> list[Check]:
+    """Compares every message with values that an observer received with the sender's ledger."""
+    name = "everything in the ledger"
+    if not source.observers:
+        return [Check(name=name, status=UNKNOWN, detail="no views were recorded (--record-views)")]
+    ledgers = {
+        path.stem: read_ledger(path) for path in sorted((source.files.path / "ledger").glob("*.jsonl"))
+    }
+    checks = []
+    for observer in source.observers:
+        messages = [
+            seen for seen in View(source.view_folder(observer)).messages(sent=False) if _carries_values(seen)
+        ]
+        wrong = next((text for seen in messages if (text := _contradiction(seen, ledgers))), None)
+        detail = (
+            wrong or f"all {len(messages):,} messages with values that {observer} received are accounted for"
+        )
+        checks.append(Check(name=name, status=FAILED if wrong else OK, detail=detail, owner=observer))
+    return checks
+
+
+def _carries_values(seen: Seen) -> bool:
+    """True for a message with real-valued content; masked words and ciphertexts are integers and bytes."""
+    return any(isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in seen.fields.values())
+
+
+def _contradiction(seen: Seen, ledgers: dict[str, list[Entry]]) -> str | None:
+    what = f"message {seen.index} ({seen.kind} from {seen.sender})"
+    if seen.head is None:
+        return f"{what} left without a ledger entry"
+    entries = ledgers.get(seen.head.owner, [])
+    if seen.head.position >= len(entries) or entries[seen.head.position].digest != seen.head.digest:
+        return f"{what} names an entry that is not in the ledger of {seen.head.owner}"
+    return None
+
+
+def check_noise(source: Source) -> list[Check]:
+    """Tests the noise of the final evaluation against the ledger, where vectors leave one by one."""
+    name = "noise as written"
+    plan = source.plan
+    if plan.protocol != "plain" or plan.sigma <= 0:
+        return []
+    if source.deployed is None or source.label_holder not in source.observers:
+        detail = "needs the data, the models and the label holder's view"
+        return [Check(name=name, status=UNKNOWN, detail=detail)]
+    return [
+        _noise_of(party, residuals, plan.sigma)
+        for party in source.parties
+        if (residuals := _residuals(source, party)).size
+    ]
+
+
+def _noise_of(party: str, residuals: Any, sigma: float) -> Check:
+    """A chi-square test that the noise is not smaller than promised."""
+    total, count = float(np.square(residuals / sigma).sum()), residuals.size
+    measured = float(np.sqrt(np.square(residuals).mean()))
+    too_small = stats.chi2.cdf(total, count) < FALSE_ALARM
+    detail = f"{count:,} values: measured standard deviation {measured:.4g}, written {sigma:.4g}"
+    return Check(name="noise as written", status=FAILED if too_small else OK, detail=detail, owner=party)
+
+
+def _residuals(source: Source, party: str) -> Any:
+    """Released minus recomputed vectors of the last evaluation."""
+    if source.deployed is None:
+        return np.empty(0)
+    released: dict[int, Any] = {}
+    for rows, values in _evaluations(source, party):
+        released |= dict(zip(rows.tolist(), values, strict=True))
+    if not released:
+        return np.empty(0)
+    rows = np.fromiter(released, np.int64)
+    exact = source.deployed.embed(party, rows)
+    return np.stack([released[row] for row in rows.tolist()]).astype(np.float64) - exact
+
+
+def _evaluations(source: Source, party: str) -> Iterator[tuple[Any, Any]]:
+    """(rows, values) of the party's answers to the label holder's requests for the test part."""
+    asked: dict[int, Any] = {}
+    for seen in View(source.view_folder(source.label_holder)):
+        if seen.sent and seen.kind == "embed" and seen.receiver == party:
+            if seen.fields.get("purpose") == "evaluation":
+                asked[seen.number] = seen.fields["rows"]
+        elif not seen.sent and seen.sender == party and seen.reply_to in asked:
+            yield asked[seen.reply_to], seen.fields["values"]
