@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import InputError, ProtocolError, WireError
-from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.ring import FixedPoint, Ring, as_floats
 from securevfl.protocols.wire import Value, pack, unpack
 
 Address = int
@@ -138,6 +139,8 @@ class Machine(ABC):
             raise ProtocolError(
                 f"message for {name_of(envelope.receiver)} was delivered to {name_of(self.address)}"
             )
+        if not isinstance(message, Message):
+            raise ProtocolError(f"{type(message).__name__} is not a protocol message")
         if (message.round, message.attempt) != (self.round, self.attempt):
             raise ProtocolError(
                 f"message of round {message.round}, attempt {message.attempt} arrived in"
@@ -218,6 +221,7 @@ class Node(ABC):
             ProtocolError: The pair was used before, or its round is retired; reusing masks would leak.
             EncodingError: The value cannot be represented.
         """
+        round, attempt = operator.index(round), operator.index(attempt)  # noqa: A001
         if not 0 <= round < MAX_ROUND or not 0 <= attempt < MAX_ATTEMPT:
             raise InputError(f"round {round}, attempt {attempt} is out of range")
         if (value is None) != (self.address < 0):
@@ -309,7 +313,7 @@ class SecureSum(ABC):
         """Runs all participants in this process and returns the sum.
 
         Args:
-            values: One float array per worker, all of the same shape.
+            values: One array of floats or integers per worker, all of the same shape.
         """
         from securevfl.protocols.driver import run_round, run_setup
 
@@ -320,4 +324,5 @@ class SecureSum(ABC):
             raise InputError(f"values have different shapes: {sorted(shapes)}")
         nodes = {address: self.node(address) for address in self.addresses}
         run_setup(nodes)
-        return run_round(nodes, values, round=0)
+        # As floats, so that unsigned integers are numbers here and not taken as ring elements.
+        return run_round(nodes, [as_floats(value) for value in values], round=0)

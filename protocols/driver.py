@@ -56,19 +56,10 @@ class Driver:
         while self.pending:
             self.step()
 
-    def drop(self, address: Address, *, lose: bool = True) -> None:
-        """Takes a participant out and tells all others.
-
-        Args:
-            address: Who is gone.
-            lose: Whether what it had sent, but was not yet delivered, is lost with it.
-        """
+    def drop(self, address: Address) -> None:
+        """Takes a participant out, with whatever is on its way from or to it, and tells all others."""
         del self.machines[address]
-        self.pending = [
-            envelope
-            for envelope in self.pending
-            if envelope.receiver != address and not (lose and envelope.sender == address)
-        ]
+        self.pending = [e for e in self.pending if address not in (e.sender, e.receiver)]
         for machine in list(self.machines.values()):
             self.pending += machine.drop(address)
 

@@ -73,10 +73,7 @@ class FixedPoint:
         Raises:
             EncodingError: A value is NaN or infinite, or the sum could overflow.
         """
-        values = np.asarray(array)
-        if values.dtype.kind not in "fiub":
-            raise EncodingError(f"values of type {values.dtype} cannot be encoded; pass floats or integers")
-        values = np.ascontiguousarray(values, dtype=np.float64).reshape(values.shape)
+        values = as_floats(array)
         out = np.empty(values.shape, dtype=self.dtype)
         self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
         return out
@@ -139,6 +136,25 @@ class FixedPoint:
         signed = np.ascontiguousarray(ring).view(np.int32 if self.bits == 32 else np.int64)
         out: npt.NDArray[np.float64] = np.multiply(signed, self.resolution, dtype=np.float64)
         return out.reshape(ring.shape)
+
+
+def as_floats(array: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The same numbers as a C-contiguous array of float64.
+
+    Raises:
+        EncodingError: They are no real numbers, or integers that float64 does not hold exactly.
+    """
+    values = np.asarray(array)
+    if values.dtype.kind not in "fiub":
+        raise EncodingError(f"values of type {values.dtype} cannot be encoded; pass floats or integers")
+    if (
+        values.dtype.kind in "iu"
+        and values.size
+        and not (int(values.min()) >= -_LARGEST_EXACT and int(values.max()) <= _LARGEST_EXACT)
+    ):
+        raise EncodingError("integers beyond 2^53 cannot be encoded exactly; scale them down")
+    with np.errstate(over="ignore"):  # a number too large for float64 becomes infinite and is refused
+        return np.ascontiguousarray(values, dtype=np.float64).reshape(values.shape)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import networkx as nx
 
@@ -56,6 +57,9 @@ class TreePair:
         """The paper's trees: neighbours in the order are added in pairs, the left one hosts the sum."""
         (t1, sums1), (t2, sums2) = _pairwise_tree(first), _pairwise_tree(second)
         return cls(t1, t2, partial_sums=(sums1, sums2))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (dict(self.t1), dict(self.t2), self.partial_sums)
 
     @functools.cached_property
     def vertices(self) -> frozenset[int]:
@@ -146,6 +150,10 @@ def build_trees(workers: int, collusion: int = 1, *, coordinator: bool = False) 
         if pair.max_collusion() < collusion:
             raise TopologyError(f"no tree pair with a coordinator for {workers} workers was found")
     return pair
+
+
+def _rebuild(t1: ParentMap, t2: ParentMap, sums: tuple[PartialSums, PartialSums] | None) -> TreePair:
+    return TreePair(t1, t2, partial_sums=sums)
 
 
 def _check_request(workers: int, collusion: int) -> None:

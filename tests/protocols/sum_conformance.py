@@ -239,6 +239,12 @@ class SumConformance:
                 node.round(value, round=-1)
             with pytest.raises(InputError):
                 node.round(value, round=5, attempt=-1)
+            with pytest.raises(InputError):
+                node.round(value, round=2**32)
+            with pytest.raises(TypeError):
+                node.round(value, round=5.0)
+            machine = node.round(value, round=np.int64(5))
+            assert type(machine.round) is int
 
     def test_rounds_need_the_setup(self):
         protocol = self.make(self.workers)

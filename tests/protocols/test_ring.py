@@ -94,6 +94,18 @@ def test_shapes_types_and_strides():
             ring.encode(bad)
 
 
+def test_integers_that_floats_do_not_hold_are_refused():
+    ring = FixedPoint(64, 0)
+    assert ring.encode(np.array([2**53, -(2**53)]), 2).tolist() == [2**53, 2**64 - 2**53]
+    for bad in (2**53 + 1, -(2**53) - 1, 2**62):
+        with pytest.raises(EncodingError, match="2\\^53"):
+            ring.encode(np.array([0, bad]))
+    with pytest.raises(EncodingError):
+        ring.encode(np.array([2**64 - 1], dtype=np.uint64))
+    with pytest.raises(EncodingError):
+        ring.encode(np.array([np.longdouble("1e400")]))
+
+
 def test_decode_refuses_foreign_types():
     for foreign in (np.zeros(2, np.uint32), np.zeros(2, np.int64), np.zeros(2)):
         with pytest.raises(EncodingError):

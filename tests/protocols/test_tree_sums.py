@@ -137,6 +137,13 @@ def test_ring_elements_pass_as_they_are():
     np.testing.assert_array_equal(values, kept)
 
 
+@pytest.mark.parametrize("dtype", [np.uint64, np.uint32, np.int8, np.float32, bool])
+def test_sums_take_any_numbers_as_numbers(dtype):
+    for ring in (FixedPoint(), FixedPoint(32, 8)):
+        total = TwoTreeSum(workers=3, fixed_point=ring).sum([np.ones(2, dtype=dtype)] * 3)
+        np.testing.assert_array_equal(total, [3.0, 3.0])
+
+
 def test_sent_arrays_cannot_be_changed():
     protocol = PlainTreeSum(workers=3)
     machine = protocol.node(1).round(np.zeros(3), round=0)

@@ -1,6 +1,8 @@
 """Tree pairs: construction, the leakage theorem against linear algebra, the paper's counter-examples."""
 
+import copy
 import itertools
+import pickle
 
 import networkx as nx
 import numpy as np
@@ -232,6 +234,13 @@ def test_pair_is_independent_of_the_maps_it_was_made_from():
     assert pair.t1[2] == 1
     with pytest.raises(TypeError):
         pair.t1[2] = 0
+
+
+def test_pairs_can_be_copied_and_pickled():
+    for pair in (build_trees(5), TreePair({1: 0, 2: 1}, {1: 0, 2: 0})):
+        for again in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
+            assert again == pair
+            assert again.is_significantly_different() == pair.is_significantly_different()
 
 
 @settings(max_examples=60, deadline=None)
