@@ -92,7 +92,8 @@ def _violations(findings: Findings, spend: Spend, canary: CanaryResult | None) -
     ]
     if canary is not None and canary.violated:
         reasons.append(
-            f"canary audit: mu is at least {canary.mu_lower:.3g}; mode {canary.mode} promises {canary.claim:.3g}"
+            f"canary audit: mu is at least {canary.mu_lower:.3g}, "
+            f"mode {canary.mode} promises {canary.claim:.3g}"
         )
     for outcome in findings.outcomes:
         score = outcome.score

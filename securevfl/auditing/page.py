@@ -60,7 +60,10 @@ def _table(
     caption: str, head: list[str], rows: list[list[str]], numbers: frozenset[int] = frozenset()
 ) -> str:
     """A table; cells are HTML already."""
-    top = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
+    right = [" class=n" if place in numbers else "" for place in range(len(head))]
+    top = "".join(
+        f"<th scope='col'{side}>{escape(name)}</th>" for name, side in zip(head, right, strict=True)
+    )
     body = "".join(
         "<tr>"
         + "".join(
@@ -98,7 +101,7 @@ def _matrix(content: dict[str, Any]) -> str:
         for observer, cell in row["observers"].items()
     ]
     caption = (
-        f"Epsilon at delta {content['run']['delta']:g}. Claimed: what the algorithm's paper would state; it is "
+        f"Epsilon at delta {content['run']['delta']:g}. Claimed: what the algorithm's paper would state, "
         "not sound. Promised: sound upper bound. Measured: certified lower bound of the canary audit."
     )
     head = ["owner", "observer", "mode", "releases", "claimed", "promised", "measured", "verdict"]
@@ -137,13 +140,13 @@ def _canary(content: dict[str, Any]) -> str:
         parts.append(_canary_words(result))
         if refuted:
             parts.append(
-                f"<p>Counting only a record's own releases (dashed curve, mu {figure(other[refuted[0]])}) would "
-                "be <strong>refuted</strong> by these trials: training on raw records spreads each record "
+                "<p>Counting only a record's own releases (dashed curve, "
+                f"mu {figure(other[refuted[0]])}) would be <strong>refuted</strong> by these trials: training on raw records spreads each record "
                 "into what is released for all others.</p>"
             )
     parts.append(
-        "<p class='small'>Solid curve: no attacker may get below it if the promise is kept. Cross: the attacker's "
-        "measured errors.</p>"
+        "<p class='small'>Solid curve: no attacker may get below it if the promise is kept. Cross: the "
+        "attacker's measured errors.</p>"
     )
     return "".join(parts)
 
