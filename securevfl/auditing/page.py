@@ -141,8 +141,8 @@ def _canary(content: dict[str, Any]) -> str:
         if refuted:
             parts.append(
                 "<p>Counting only a record's own releases (dashed curve, "
-                f"mu {figure(other[refuted[0]])}) would be <strong>refuted</strong> by these trials: training on raw records spreads each record "
-                "into what is released for all others.</p>"
+                f"mu {figure(other[refuted[0]])}) would be <strong>refuted</strong> by the trials: training "
+                "on raw records spreads each record into what is released for all others.</p>"
             )
     parts.append(
         "<p class='small'>Solid curve: no attacker may get below it if the promise is kept. Cross: the "
