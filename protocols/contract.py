@@ -183,7 +183,10 @@ class Machine(ABC):
 
 
 class Node(ABC):
-    """The secret state of one participant: keys, streams and the record of used (round, attempt) pairs."""
+    """The secret state of one participant: keys, streams and the record of used (round, attempt) pairs.
+
+    Several rounds may be under way at once, but all calls must come from one thread.
+    """
 
     def __init__(self, protocol: SecureSum, address: Address) -> None:
         if address not in protocol.addresses:

@@ -90,7 +90,7 @@ class FixedPoint:
                 piece = values[start : min(start + CHUNK, last)]
                 with np.errstate(over="ignore", invalid="ignore"):  # what these would warn about is refused
                     scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
-                    self._check(piece, scaled, largest, terms)
+                    self._check(scaled, largest, terms, start)
                 if stochastic is None:
                     np.rint(scaled, out=scaled)
                 else:
@@ -102,17 +102,17 @@ class FixedPoint:
         else:  # one stream, hence one thread
             part(0, values.size)
 
-    def _check(
-        self, piece: npt.NDArray[np.float64], scaled: npt.NDArray[np.float64], largest: float, terms: int
-    ) -> None:
+    def _check(self, scaled: npt.NDArray[np.float64], largest: float, terms: int, start: int) -> None:
         # Scaling by a power of two is exact, so this compares the true value; min and max pass NaN on, and
         # NaN fails both comparisons.
         if scaled.min() >= -largest and scaled.max() <= largest:
             return
         index = int(np.argmin(np.abs(scaled) <= largest))
+        # The value itself is private and does not belong in a message that may end up in a log.
+        fault = "is NaN" if np.isnan(scaled[index]) else "is infinite or too large"
         raise EncodingError(
-            f"value {float(piece[index])!r} cannot be encoded: a sum of {terms} terms in {self.bits} bits,"
-            f" {self.fraction_bits} of them fraction, needs finite |value| <= {self.max_abs(terms):.6g};"
+            f"value {start + index} cannot be encoded, it {fault}: a sum of {terms} in {self.bits} bits,"
+            f" {self.fraction_bits} of them fraction, needs |value| <= {self.max_abs(terms):.6g};"
             " clip it or use fewer fraction bits"
         )
 

@@ -43,7 +43,7 @@ def test_encoding_does_not_depend_on_the_threads(threads):
     expected = np.rint(values * 2.0**32).astype(np.int64).view(np.uint64)
     np.testing.assert_array_equal(ring.encode(values), expected)
     values[399_999] = np.nan
-    with pytest.raises(EncodingError, match="nan"):
+    with pytest.raises(EncodingError, match="value 399999 cannot be encoded, it is NaN"):
         ring.encode(values)
 
 

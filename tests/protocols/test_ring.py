@@ -71,8 +71,15 @@ def test_one_bad_value_anywhere_is_refused(bad, position):
     values = np.zeros(2 * CHUNK + 5)
     values[position] = bad
     for ring in RINGS:
-        with pytest.raises(EncodingError, match="cannot be encoded"):
+        with pytest.raises(EncodingError, match=f"value {position} cannot be encoded"):
             ring.encode(values)
+
+
+def test_errors_do_not_show_private_values():
+    with pytest.raises(EncodingError) as caught:
+        FixedPoint().encode([1.0, 123456789123.0], 8)
+    assert "1234567" not in str(caught.value)
+    assert "too large" in str(caught.value)
 
 
 def test_shapes_types_and_strides():

@@ -6,7 +6,8 @@ from sum_conformance import SumConformance, snapshot
 
 from securevfl.errors import DropoutError, InputError, TopologyError
 from securevfl.protocols import COORDINATOR, Driver, FixedPoint, TreePair, build_trees, run_round
-from securevfl.protocols.tree_sums import PlainTreeSum, Subtotal, TwoTreeSum
+from securevfl.protocols.tree_machine import Subtotal
+from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
 
 
 class TreeConformance(SumConformance):
