@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from securevfl.auditing import Report, audit
     from securevfl.data import VerticalData
     from securevfl.plan import Plan
+    from securevfl.recorder import Recorder
     from securevfl.run import Run, load_run, train
 
 __version__ = "0.1.0"
@@ -21,12 +22,13 @@ _HOMES = {
     "VerticalData": "securevfl.data",
     "audit": "securevfl.auditing",
     "Plan": "securevfl.plan",
+    "Recorder": "securevfl.recorder",
     "Run": "securevfl.run",
     "train": "securevfl.run",
     "load_run": "securevfl.run",
 }
 
-__all__ = ["Plan", "Report", "Run", "VerticalData", "__version__", "audit", "load_run", "train"]
+__all__ = ["Plan", "Recorder", "Report", "Run", "VerticalData", "__version__", "audit", "load_run", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -44,11 +44,8 @@ def _css(verdict: str) -> str:
 
 def _verdict(content: dict[str, Any]) -> str:
     words = "".join(f"<li>{escape(text)}</li>" for text in content["words"][1:])
-    void = ""
-    if content["run"]["guarantee"] != "as accounted":
-        void = (
-            "<p><strong>Every guarantee is void: the noise can be reproduced from a stored seed.</strong></p>"
-        )
+    guarantee = content["run"]["guarantee"]
+    void = "" if guarantee == "as accounted" else f"<p><strong>Guarantee {escape(guarantee)}.</strong></p>"
     verdict, first = content["verdict"], escape(content["words"][0])
     return (
         f'<div class="verdict {_css(verdict)}"><strong>{escape(verdict.upper())}</strong>'
