@@ -43,7 +43,7 @@ _NAMES = {COORDINATOR: "coordinator", AGGREGATOR: "aggregator", KEY_HOLDER: "key
 
 def name_of(address: Address) -> str:
     """How messages to people name a participant."""
-    return _NAMES.get(address, f"worker {address}")
+    return _NAMES.get(address, f"worker {address}" if address >= 0 else f"address {address}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

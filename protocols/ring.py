@@ -73,13 +73,17 @@ class FixedPoint:
         Raises:
             EncodingError: A value is NaN or infinite, or the sum could overflow.
         """
-        values = as_floats(array)
+        values = np.asarray(array)
+        if values.dtype == np.float32:  # widened piece by piece, without a copy
+            values = np.ascontiguousarray(values).reshape(values.shape)
+        else:
+            values = as_floats(values)
         out = np.empty(values.shape, dtype=self.dtype)
         self._encode_into(values.reshape(-1), out.reshape(-1), terms, stochastic)
         return out
 
     def _encode_into(
-        self, values: npt.NDArray[np.float64], out: Ring, terms: int, stochastic: KeyStream | None
+        self, values: npt.NDArray[Any], out: Ring, terms: int, stochastic: KeyStream | None
     ) -> None:
         largest = _largest(self.bits, terms, stochastic is not None)
         signed = out.view(np.int32 if self.bits == 32 else np.int64)
@@ -89,7 +93,8 @@ class FixedPoint:
             for start in range(first, last, CHUNK):
                 piece = values[start : min(start + CHUNK, last)]
                 with np.errstate(over="ignore", invalid="ignore"):  # what these would warn about is refused
-                    scaled = np.multiply(piece, 2.0**self.fraction_bits, out=scratch[: piece.size])
+                    scaled = scratch[: piece.size]
+                    np.multiply(piece, 2.0**self.fraction_bits, out=scaled, dtype=np.float64)
                     self._check(scaled, largest, terms, start)
                 if stochastic is None:
                     np.rint(scaled, out=scaled)

@@ -98,6 +98,8 @@ class TwoTreeSum(SecureSum):
         super().__init__(workers=workers, fixed_point=fixed_point)
         pair = trees if trees is not None else build_trees(workers, collusion, coordinator=coordinator)
         _check_workers(pair, workers)
+        if coordinator and not pair.has_coordinator:
+            raise TopologyError("these trees have no coordinator; add it as a vertex or use build_trees")
         if pair.max_collusion() < collusion:
             raise TopologyError(
                 f"these trees withstand {pair.max_collusion()} colluders, not {collusion}; use build_trees"

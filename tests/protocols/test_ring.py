@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
@@ -99,6 +100,20 @@ def test_shapes_types_and_strides():
     for bad in (np.array(["x"]), np.array([1j]), np.array([None])):
         with pytest.raises(EncodingError):
             ring.encode(bad)
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 9), elements=st.floats(-1000, 1000, width=32)))
+def test_single_precision_is_widened_exactly(values):
+    for ring in (FixedPoint(), FixedPoint(32, 16)):
+        np.testing.assert_array_equal(ring.encode(values, 8), ring.encode(values.astype(np.float64), 8))
+        np.testing.assert_array_equal(ring.encode(values[::2], 8), ring.encode(values, 8)[::2])
+
+
+def test_single_precision_is_checked():
+    for bad in (np.inf, np.nan, 3e38):
+        with pytest.raises(EncodingError):
+            FixedPoint().encode(np.array([0, bad], dtype=np.float32))
+    assert FixedPoint().encode(np.float32(1.5)).shape == ()
 
 
 def test_integers_that_floats_do_not_hold_are_refused():

@@ -100,6 +100,8 @@ def test_unsafe_trees_are_refused():
         TwoTreeSum(workers=4, trees=star)
     with pytest.raises(TopologyError, match="4 workers, not 5"):
         TwoTreeSum(workers=5, trees=build_trees(4))
+    with pytest.raises(TopologyError, match="no coordinator"):
+        TwoTreeSum(workers=4, trees=build_trees(4), coordinator=True)
     with pytest.raises(TopologyError):
         TwoTreeSum(workers=2)
     with pytest.raises(TopologyError):
