@@ -171,6 +171,26 @@ def test_two_workers_and_a_coordinator_leak_both():
         build_trees(2, 1, coordinator=True)
 
 
+def coordinated(order):
+    """Pairwise additions whose last two partial sums go to the coordinator, as the paper draws them."""
+    hosts, tree = list(order), {}
+    while len(hosts) > 2:
+        tree |= dict(zip(hosts[1::2], hosts[::2], strict=False))
+        hosts = hosts[::2]
+    return tree | dict.fromkeys(hosts, COORDINATOR)
+
+
+def test_the_papers_coordinator_and_one_worker_sometimes_recover_inputs():
+    leaking = []
+    for workers in range(3, 14):
+        order = list(range(workers))
+        pair = TreePair(coordinated(order), coordinated(order[1:] + order[:1]))
+        assert len(pair.learned_by({COORDINATOR})) == 1
+        if any(len(pair.learned_by({COORDINATOR, worker})) > 1 for worker in order):
+            leaking.append(workers)
+    assert leaking == [3, 5, 9]
+
+
 @pytest.mark.parametrize("size", range(4, 20))
 def test_wheel_withstands_two(size):
     assert _wheel(size).max_collusion() == 2
