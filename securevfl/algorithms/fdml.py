@@ -10,13 +10,18 @@ slowest worker.
 Two things are settled here that the paper leaves open. A prediction that was never pushed counts as 0, the
 prediction of a worker without opinion; later, a worker that runs ahead uses predictions from the last visit
 of the same record, one pass ago. And the bias of the sum belongs to the first worker's local model.
+
+On a secure sum the label holder obtains each iteration's sum, nobody's prediction, and hands it to the
+workers. A sum is complete only when everybody has contributed, so there is no staleness then.
 """
 
 from __future__ import annotations
 
 from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.channels import SUMS
 from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
+from securevfl.algorithms.sharing import check_sums
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models import SumHead
@@ -31,6 +36,8 @@ class FDML(Algorithm):
         "workers push predictions and pull their sum, at most `staleness` iterations apart; shares labels"
     )
 
+    protocols = SUMS
+
     def check(self, plan: Plan, data: VerticalData) -> None:
         """The model is a plain sum of predictions, trained by the workers."""
         if plan.fusion == "concat" or plan.head not in ("auto", "sum"):
@@ -39,12 +46,19 @@ class FDML(Algorithm):
             )
         if plan.embedding not in (0, data.outputs):
             raise PlanError(
-                f"fdml's local predictions have {data.outputs} values, not {plan.embedding}; leave embedding at 0"
+                f"fdml's local predictions have {data.outputs} values, not {plan.embedding}; "
+                "leave embedding at 0"
             )
         if plan.encoder_training == "none":
             raise PlanError("fdml trains local models only; with encoder_training 'none' nothing would learn")
         if plan.private_labels:
             raise PlanError("fdml gives the labels to all workers; for private labels use vafl or flex")
+        if plan.protocol != "plain" and plan.staleness:
+            raise PlanError(
+                f"protocol {plan.protocol!r} has a sum only when every worker has contributed; "
+                "set staleness to 0"
+            )
+        check_sums(plan, data)
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Sum fusion of one prediction per output."""

@@ -42,27 +42,44 @@ class FDMLServer(SharingServer):
         self._schedule: dict[int, Rows] = {}
         self._waiting: list[Pull] = []
 
-    async def epoch(self) -> None:
+    async def _train(self) -> None:
         """One pass of every worker; all pulls are answered when it ends."""
+        if self.sums is not None:
+            await self._train_on_sums()
+            return
         left = rounds_per_pass(self.setup) * len(self.parties)
         while left:
             self._waiting.append(self._push(await self.link.receive()))
             left -= await self._answer_ready()
-        self._finish_epoch()
+
+    async def _train_on_sums(self) -> None:
+        """The same where a sum exists only once everybody has contributed: without staleness."""
+        for _ in range(rounds_per_pass(self.setup)):
+            rows = self.batches.next()
+            pulls = await self._gather(rows)
+            total = await self._total(rows, "embedding")
+            for party, message in pulls.items():
+                self.pushed[party] += 1
+                self._check_iteration(message, self.pushed[party])
+                await self._send_sum(Pull(message=message, iteration=self.pushed[party], rows=rows), total)
 
     def _push(self, message: Message) -> Pull:
         """Stores a worker's predictions; the pull that comes with them waits its turn."""
-        iteration = self.pushed.get(message.sender, 0) + 1
+        self._check_turn(message)
+        iteration = self.pushed[message.sender] + 1
         rows = self._rows(iteration)
-        self._check_upload(message, rows)
-        if message["iteration"] != iteration:
-            raise ProtocolError(
-                f"{message.sender} pushes iteration {message['iteration']}; {iteration} is its next"
-            )
+        self._check_rows(message, rows)
+        self._check_iteration(message, iteration)
         party = self.parties.index(message.sender)
         self.local_predictions[torch.from_numpy(rows), party] = self._vectors(message, len(rows))
         self.pushed[message.sender] = iteration
         return Pull(message=message, iteration=iteration, rows=rows)
+
+    def _check_iteration(self, message: Message, iteration: int) -> None:
+        if message["iteration"] != iteration:
+            raise ProtocolError(
+                f"{message.sender} pushes iteration {message['iteration']}; {iteration} is its next"
+            )
 
     def _rows(self, iteration: int) -> Rows:
         """The records of an iteration; those that all workers have passed are forgotten."""
@@ -80,20 +97,19 @@ class FDMLServer(SharingServer):
         self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
         for pull in ready:
             self.largest_lead = max(self.largest_lead, pull.iteration - slowest)
-            await self._answer(pull)
+            await self._send_sum(pull, self._outputs(self.local_predictions[torch.from_numpy(pull.rows)]))
         return len(ready)
 
-    async def _answer(self, pull: Pull) -> None:
-        total = self._outputs(self.local_predictions[torch.from_numpy(pull.rows)])
+    async def _send_sum(self, pull: Pull, total: Tensor) -> None:
         labels = self.labels[torch.from_numpy(pull.rows)]
         loss = float(task_loss(self.setup.data.task, total, labels))
         self._losses.append(loss)
         self.processed += len(pull.rows)
         self.setup.report(self.processed, loss)
-        await self.link.reply(pull.message, "sum", {"values": total.cpu().numpy()}, self.gate.ledger.head)
+        await self._reply(pull.message, "sum", {"values": total.cpu().numpy()}, self.gate.ledger.head)
 
-    def _outputs(self, embeddings: Tensor) -> Tensor:
-        return embeddings.sum(dim=1)
+    def _outputs(self, vectors: Tensor) -> Tensor:
+        return vectors.sum(dim=1) if vectors.ndim == 3 else vectors
 
     def figures(self) -> dict[str, Any]:
         """Iterations of the slowest worker, and how far ahead of it an answered pull was at most."""

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.base import Setup
 from securevfl.algorithms.local import build_local_model
-from securevfl.algorithms.sharing import SharingParty, rounds_per_pass
+from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
 from securevfl.models import task_loss
+from securevfl.rows import Rows
 
 
 class FDMLWorker(SharingParty):
@@ -31,23 +32,15 @@ class FDMLWorker(SharingParty):
         super().__init__(setup, party, model=model, observers=observers, share_labels=True)
         self.iteration = 0
 
-    async def epoch(self) -> None:
-        """Algorithm 1's loop for one pass through the records."""
+    async def _round(self, rows: Rows) -> None:
+        """Algorithm 1's loop, once: push, pull, update."""
         clock = self.setup.clock
-        for _ in range(rounds_per_pass(self.setup)):
-            await clock.sleep_until(clock.now() + self.delay.draw())
-            await self._iterate()
-        self.model.check_finite()
-
-    async def _iterate(self) -> None:
+        await clock.sleep_until(clock.now() + self.delay.draw())
         self.iteration += 1
-        rows = self.batches.next()
-        released = self.model.release(rows, kind="embedding", observers=self.observers, learning=True)
-        fields = {"iteration": self.iteration, "rows": rows.astype(np.int32), "values": released.values}
-        answer = await self.link.call(SERVER, "embedding", fields, released.head)
-        total = answer["values"]
-        if not isinstance(total, np.ndarray) or total.shape != released.values.shape:
-            raise ProtocolError(f"{self.address} pulled a sum of another shape than its predictions")
+        answer, released = await self._upload(rows, {"iteration": self.iteration}, learning=True)
+        total = answer["values"] if answer.kind == "sum" else None
+        if not isinstance(total, np.ndarray) or total.shape != tuple(released.source.shape):
+            raise ProtocolError(f"{self.address} received {answer.kind!r}, not the sum that it pulled")
         outputs = torch.from_numpy(np.array(total, np.float32))
         gradient = output_gradient(self.setup.data.task, outputs, self._labels_of(rows).cpu())
         self.model.learn(released, gradient.numpy(), rows)

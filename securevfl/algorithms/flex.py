@@ -17,11 +17,14 @@ import math
 from collections.abc import Mapping
 
 from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.channels import SUMS
 from securevfl.algorithms.flex_party import FlexParty
 from securevfl.algorithms.flex_server import FlexServer
 from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS
 from securevfl.algorithms.pace import fastest_step
+from securevfl.algorithms.sharing import check_sums
 from securevfl.data import VerticalData
+from securevfl.errors import PlanError
 from securevfl.plan import Plan
 
 
@@ -30,9 +33,19 @@ class Flex(Algorithm):
 
     name = "flex"
     summary = "each round as many local steps as fit the timeout at each party's speed; shares labels"
+    protocols = SUMS
     optimisers = LOCAL_OPTIMISERS
     adaptive = False
     waits_for_timeout = True
+
+    def check(self, plan: Plan, data: VerticalData) -> None:
+        """Secure sums must be possible, and are not kept from round to round."""
+        if plan.protocol != "plain" and plan.encoder_training == "none":
+            raise PlanError(
+                f"{self.name} sums the same frozen embeddings anew in every pass; "
+                "use protocol 'plain' or algorithm 'vafl', which release each record once"
+            )
+        check_sums(plan, data)
 
     def steps(self, capacities: Mapping[str, int]) -> int | None:
         """How many steps everybody takes, given how many would fit; None leaves it to each of them."""

@@ -14,9 +14,9 @@ from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.flex_server import HEAD
 from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.local_steps import LocalSGD, build_local_optimiser
-from securevfl.algorithms.sharing import SharingParty, rounds_per_pass
+from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
-from securevfl.gate import Released
+from securevfl.gate import Contribution, Released
 from securevfl.messages import Message
 from securevfl.models import Fusion, task_loss
 from securevfl.protocols.wire import Value
@@ -49,24 +49,12 @@ class FlexParty(SharingParty):
         self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(setup.data.parties))
         self._reported: tuple[int, float] | None = None
 
-    async def epoch(self) -> None:
-        for _ in range(rounds_per_pass(self.setup)):
-            await self._round(self.batches.next())
-        self.model.check_finite()
-
     async def _round(self, rows: Rows) -> None:
         pace = self.delay.draw()
         fits = capacity(self.setup.plan.timeout, pace)
-        released = self.model.release(rows, kind="embedding", observers=self.observers, learning=False)
         steps, weight = self._report(fits)
-        fields: dict[str, Value] = {
-            "rows": rows.astype(np.int32),
-            "values": released.values,
-            "capacity": fits,
-            "steps": steps,
-            "weight": weight,
-        }
-        answer = await self.link.call(SERVER, "embedding", fields, released.head)
+        fields: dict[str, Value] = {"capacity": fits, "steps": steps, "weight": weight}
+        answer, released = await self._upload(rows, fields, learning=False)
         begun, steps = self.setup.clock.now(), self._checked_steps(answer)
         self._train(answer, released, rows, steps)
         end = round_end(begun, self.setup.plan.timeout, steps, pace, wait=self.waits_for_timeout)
@@ -87,24 +75,22 @@ class FlexParty(SharingParty):
             raise ProtocolError(f"{self.address} was told to take {steps!r} steps")
         return steps
 
-    def _train(self, answer: Message, released: Released, rows: Rows, steps: int) -> None:
+    def _train(self, answer: Message, released: Released | Contribution, rows: Rows, steps: int) -> None:
         """The local steps of a round (Alg. 1, lines 12 to 14)."""
         if self.optimiser is None:
             return
+        due = "gradient" if self.setup.plan.private_labels else "snapshot"
+        if answer.kind != due:
+            raise ProtocolError(f"{self.address} received {answer.kind!r}, not a {due}")
         self.optimiser.begin(float(answer["rate"]))
-        expected = {"gradient"} if self.setup.plan.private_labels else {"snapshot"}
-        if answer.kind not in expected:
-            raise ProtocolError(f"{self.address} received {answer.kind!r}, not a {min(expected)}")
         values = torch.from_numpy(np.array(answer["values"], np.float32)).to(self.setup.device)
-        if answer.kind == "snapshot":
+        if due == "snapshot":
             self._take_head(answer)
             values = self._without_own(values, released)
         for _ in range(steps):
             source = self.model.embed(rows)
-            gradient = values if answer.kind == "gradient" else self._gradient(source, values, rows)
-            self.model.learn(
-                Released(values=released.values, source=source, head=None), gradient.cpu().numpy(), rows
-            )
+            gradient = values if due == "gradient" else self._gradient(source, values, rows)
+            self.model.learn(source, gradient.cpu().numpy(), rows)
         self._reported = (steps, self.optimiser.largest_weight(steps))
 
     def _take_head(self, answer: Message) -> None:
@@ -115,10 +101,12 @@ class FlexParty(SharingParty):
         }
         self.head.load_state_dict(state)
 
-    def _without_own(self, shared: Tensor, released: Released) -> Tensor:
-        """The others' part of the snapshot: their sum, or all embeddings with an empty place for one's own."""
+    def _without_own(self, shared: Tensor, released: Released | Contribution) -> Tensor:
+        """The others' part of the snapshot: their sum, or all embeddings, one's own to be replaced."""
         if self.fusion.kind == "sum":
-            return shared - torch.from_numpy(released.values).to(shared.device)
+            if isinstance(released, Released):
+                return shared - torch.from_numpy(released.values).to(shared.device)
+            return shared - released.source.detach()
         return shared.transpose(0, 1)
 
     def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:

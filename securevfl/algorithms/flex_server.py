@@ -15,7 +15,6 @@ from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
 from securevfl.algorithms.local_steps import build_local_optimiser
 from securevfl.algorithms.sharing import SharingServer, rounds_per_pass
-from securevfl.errors import ProtocolError
 from securevfl.messages import Message
 from securevfl.models import Fusion, task_loss
 from securevfl.protocols.wire import Value
@@ -57,38 +56,33 @@ class FlexServer(SharingServer):
         self.last_rates: dict[str, float] = {}
         self._reported = (0, 0.0)
 
-    async def epoch(self) -> None:
+    async def _train(self) -> None:
         for _ in range(rounds_per_pass(self.setup)):
             await self._round(self.batches.next())
-        self._finish_epoch()
         check_finite(SERVER, self.head)
 
     async def _round(self, rows: Rows) -> None:
         """Algorithm 1, lines 3 to 16."""
-        uploads = await self._gather_uploads(rows)
-        embeddings = torch.stack([self._vectors(uploads[party], len(rows)) for party in self.parties], dim=1)
+        uploads = await self._gather(rows)
+        snapshot = await self._snapshot(uploads, rows)
         steps = self._steps(uploads)
         rates = self._rates(uploads)
-        gradients = self._gradients(embeddings, rows)
-        for party, message in uploads.items():
+        gradients = self._gradients(snapshot, rows)
+        for index, (party, message) in enumerate(uploads.items()):
             fields: dict[str, Value] = {"steps": steps[party], "rate": rates[party]}
-            await self._answer(message, rows, fields, embeddings, gradients[:, self.parties.index(party)])
-        await self._local_steps(embeddings, rows, steps[SERVER], rates[SERVER])
+            gradient = gradients[:, index] if gradients.ndim == 3 else gradients
+            await self._answer(message, rows, fields, snapshot, gradient)
+        await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
         self.last_steps, self.last_rates = steps, rates
         self.processed += len(rows) * len(self.parties)
         self.setup.report(self.processed, self._losses[-1])
 
-    async def _gather_uploads(self, rows: Rows) -> dict[str, Message]:
-        """One upload of each party, in the parties' order."""
-        uploads: dict[str, Message] = {}
-        while len(uploads) < len(self.parties):
-            message = await self.link.receive()
-            self._check_upload(message, rows)
-            if message.sender in uploads:
-                raise ProtocolError(f"{message.sender} uploads twice in round {self.round}")
-            uploads[message.sender] = message
-        return {party: uploads[party] for party in self.parties}
+    async def _snapshot(self, uploads: Mapping[str, Message], rows: Rows) -> Tensor:
+        """All parties' embeddings (rows, parties, width); on a secure sum, their sum (rows, width)."""
+        if self.sums is not None:
+            return await self._total(rows, "embedding")
+        return torch.stack([self._vectors(message, len(rows)) for message in uploads.values()], dim=1)
 
     def _steps(self, uploads: Mapping[str, Message]) -> dict[str, int]:
         capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
@@ -115,30 +109,32 @@ class FlexServer(SharingServer):
             return steps, self.optimiser.largest_weight(steps)
         return self._reported if self.round else (1, 1.0)
 
-    def _gradients(self, embeddings: Tensor, rows: Rows) -> Tensor:
-        """Gradients of the snapshot's mean loss by (rows, parties, width); its loss is noted."""
-        inputs = embeddings.clone().requires_grad_()
+    def _gradients(self, snapshot: Tensor, rows: Rows) -> Tensor:
+        """Gradients of the mean loss with respect to the snapshot; the loss is noted."""
+        inputs = snapshot.clone().requires_grad_()
         loss = self._loss(inputs, rows)
         (gradients,) = torch.autograd.grad(loss, inputs)
         self._losses.append(float(loss.detach()))
         return gradients
 
-    def _loss(self, embeddings: Tensor, rows: Rows) -> Tensor:
-        return task_loss(self.setup.data.task, self._outputs(embeddings), self.labels[torch.from_numpy(rows)])
+    def _loss(self, snapshot: Tensor, rows: Rows) -> Tensor:
+        return task_loss(self.setup.data.task, self._outputs(snapshot), self.labels[torch.from_numpy(rows)])
 
-    def _outputs(self, embeddings: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.fusion(embeddings.transpose(0, 1)))
+    def _outputs(self, vectors: Tensor) -> Tensor:
+        fused = self.fusion(vectors.transpose(0, 1)) if vectors.ndim == 3 else vectors
+        outputs: Tensor = self.head(fused)
         return outputs
 
     async def _answer(
-        self, message: Message, rows: Rows, fields: dict[str, Value], embeddings: Tensor, gradient: Tensor
+        self, message: Message, rows: Rows, fields: dict[str, Value], snapshot: Tensor, gradient: Tensor
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         kind = "gradient" if self.setup.plan.private_labels else "snapshot"
         if kind == "gradient":
             fields["values"] = gradient.cpu().numpy()
         else:
-            shared = embeddings.sum(dim=1) if self.fusion.kind == "sum" else embeddings
+            summed = self.fusion.kind == "sum" and snapshot.ndim == 3
+            shared = snapshot.sum(dim=1) if summed else snapshot
             fields["values"] = shared.cpu().numpy()
             for name, tensor in self.head.state_dict().items():
                 fields[HEAD + name] = tensor.detach().cpu().numpy().copy()
@@ -146,15 +142,15 @@ class FlexServer(SharingServer):
         head = None
         if observers:
             head = self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
-        await self.link.reply(message, kind, fields, head)
+        await self._reply(message, kind, fields, head)
 
-    async def _local_steps(self, embeddings: Tensor, rows: Rows, steps: int, rate: float) -> None:
+    async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
         begun = self.setup.clock.now()
         if self.optimiser is not None:
             self.optimiser.begin(rate)
             for _ in range(steps):
                 self.optimiser.zero_grad(set_to_none=True)
-                self._loss(embeddings, rows).backward()  # type: ignore[no-untyped-call]
+                self._loss(snapshot, rows).backward()  # type: ignore[no-untyped-call]
                 self.optimiser.step()
             self._reported = (steps, self.optimiser.largest_weight(steps))
             end = round_end(begun, self.setup.plan.timeout, steps, self.pace, wait=self.waits_for_timeout)

@@ -159,16 +159,23 @@ class LocalModel:
             raise PlanError(f"{self.name} was asked for rows that do not exist or repeat")
         return array.astype(np.int64)
 
-    def learn(self, released: Released | Contribution, gradient: Any, rows: Rows) -> None:
-        """One step on the gradient of the batch's mean loss with respect to the released vectors."""
+    def learn(self, released: Released | Contribution | Tensor, gradient: Any, rows: Rows) -> None:
+        """One step on the gradient of the batch's mean loss with respect to the released vectors.
+
+        Args:
+            released: What was let out, or for a local step, the embeddings with their graph.
+            gradient: One row per record.
+            rows: The records.
+        """
         if self.optimiser is None:
             return
-        upstream = torch.from_numpy(np.array(gradient, np.float32)).to(released.source.device)
+        source = released if isinstance(released, Tensor) else released.source
+        upstream = torch.from_numpy(np.array(gradient, np.float32)).to(source.device)
         self.optimiser.zero_grad(set_to_none=True)
         if self.private:
             self._private_gradient(upstream, rows)
         else:
-            released.source.backward(upstream)  # type: ignore[no-untyped-call]
+            source.backward(upstream)  # type: ignore[no-untyped-call]
         self.optimiser.step()
 
     def _private_gradient(self, upstream: Tensor, rows: Rows) -> None:

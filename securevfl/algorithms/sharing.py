@@ -3,6 +3,9 @@
 The server shares the training labels before the first epoch, as both papers do; the label holder's gate
 writes down that they left without protection. All roles walk through the records in the same order, drawn
 from the run's seed.
+
+On a secure sum the parties only say that they are ready; the server then obtains the sum over all of them,
+fresh, and never sees a party's vectors.
 """
 
 from __future__ import annotations
@@ -17,11 +20,16 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.channels import build_channel, check_channels
 from securevfl.algorithms.local import LocalModel
 from securevfl.algorithms.pace import build_delay
+from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.data import VerticalData
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
+from securevfl.gate import Contribution, Released
+from securevfl.messages import Head, Message
 from securevfl.models import metrics
+from securevfl.plan import Plan
 from securevfl.protocols.wire import Value
 from securevfl.rows import Rows
 from securevfl.seeds import numpy_generator
@@ -37,6 +45,14 @@ def shared_batches(setup: Setup) -> Batches:
 def rounds_per_pass(setup: Setup) -> int:
     """Batches in one pass through the training records."""
     return -(-setup.data.n_train // min(setup.plan.batch, setup.data.n_train))
+
+
+def check_sums(plan: Plan, data: VerticalData) -> None:
+    """Raises `PlanError` if the plan's protocol cannot sum these parties' vectors for the label holder."""
+    if plan.protocol != "plain":
+        holder = data.label_holder if plan.label_holder == "party" else None
+        receiver = data.parties.index(holder) if holder in data.parties else None
+        check_channels(plan, len(data.parties), (receiver,))
 
 
 class SharingServer(ServerRole):
@@ -56,6 +72,9 @@ class SharingServer(ServerRole):
         data = setup.data
         self.labels = torch.from_numpy(np.concatenate([data.y_train, data.y_test])).to(setup.device)
         self.batches = shared_batches(setup)
+        self.sums: SumParticipant | None = None
+        if setup.plan.protocol != "plain":
+            self.sums = SumParticipant(setup, SERVER, [build_channel(setup, SERVER)])
         self.processed = 0
         self.epochs_done = 0
         self.loss: float | None = None
@@ -67,6 +86,18 @@ class SharingServer(ServerRole):
             for party in self.parties:
                 await self._send_labels(party)
 
+    async def epoch(self) -> None:
+        if self.sums is not None:
+            await self.sums.begin()
+        await self._train()
+        self.epochs_done += 1
+        self.loss = float(np.mean(self._losses))
+        self._losses = []
+
+    @abstractmethod
+    async def _train(self) -> None:
+        """One pass through the training records."""
+
     async def _send_labels(self, party: str) -> None:
         data, head = self.setup.data, None
         observers = self.setup.observers(party, self.setup.label_holder)
@@ -76,23 +107,56 @@ class SharingServer(ServerRole):
         await self.link.send(party, "labels", {"values": np.array(data.y_train)}, head)
 
     @abstractmethod
-    def _outputs(self, embeddings: Tensor) -> Tensor:
-        """The model's outputs for (rows, parties, width) embeddings."""
+    def _outputs(self, vectors: Tensor) -> Tensor:
+        """The model's outputs for vectors (rows, parties, width), or for their sums (rows, width)."""
 
     async def evaluate(self) -> None:
+        if self.sums is not None:
+            await self.sums.begin()
         data = self.setup.data
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
-        pieces = [await self._ask_all(rows[start : start + CHUNK]) for start in range(0, len(rows), CHUNK)]
+        pieces = [await self._collect(rows[start : start + CHUNK]) for start in range(0, len(rows), CHUNK)]
         with torch.no_grad():
             self.predictions = self._outputs(torch.cat(pieces))
         self.test = metrics(data.task, self.predictions, self.labels[data.n_train :])
         for party in self.parties:
             await self.link.send(party, "end", {})
 
-    async def _ask_all(self, rows: Rows) -> Tensor:
+    async def _collect(self, rows: Rows) -> Tensor:
+        if self.sums is not None:
+            return await self._total(rows, "evaluation")
         fields: dict[str, Value] = {"rows": rows.astype(np.int32), "purpose": "evaluation"}
         answers = await asyncio.gather(*(self.link.call(party, "embed", fields) for party in self.parties))
         return torch.stack([self._vectors(answer, len(rows)) for answer in answers], dim=1)
+
+    async def _total(self, rows: Rows, purpose: str) -> Tensor:
+        """The sum of all parties' vectors, by the secure sum."""
+        if self.sums is None:
+            raise ProtocolError("protocol 'plain' has no sums")
+        total = (await self.sums.total(rows, purpose)).values
+        return torch.from_numpy(total.astype(np.float32)).to(self.setup.device)
+
+    async def _gather(self, rows: Rows) -> dict[str, Message]:
+        """One message of each party, in their order: its upload, or on a secure sum that it is ready."""
+        found: dict[str, Message] = {}
+        while len(found) < len(self.parties):
+            message = await (self.link.receive() if self.sums is None else self.sums.receive())
+            self._check_turn(message)
+            if self.sums is None:
+                self._check_rows(message, rows)
+            if message.sender in found:
+                raise ProtocolError(f"{message.sender} comes twice where everybody comes once")
+            found[message.sender] = message
+        return {party: found[party] for party in self.parties}
+
+    async def _reply(
+        self, message: Message, kind: str, fields: dict[str, Value], head: Head | None = None
+    ) -> None:
+        """Answers an upload; one who was only ready waits for a message, not for an answer."""
+        if self.sums is None:
+            await self.link.reply(message, kind, fields, head)
+        else:
+            await self.link.send(message.sender, kind, fields, head)
 
     def _vectors(self, message: Message, rows: int) -> Tensor:
         """The vectors of a message, checked."""
@@ -103,21 +167,21 @@ class SharingServer(ServerRole):
             )
         return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
 
-    def _check_upload(self, message: Message, rows: Rows) -> None:
-        """Raises `ProtocolError` unless the message uploads exactly the records that are due."""
-        if message.kind != "embedding" or message.sender not in self.parties:
+    def _check_turn(self, message: Message) -> None:
+        """Raises `ProtocolError` unless a party uploads, or on a secure sum, is ready."""
+        due = "embedding" if self.sums is None else "ready"
+        if message.kind != due or message.sender not in self.parties:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
+
+    def _check_rows(self, message: Message, rows: Rows) -> None:
+        """Raises `ProtocolError` unless the upload is of exactly the records that are due."""
         if not np.array_equal(message["rows"], rows):
             raise ProtocolError(f"{message.sender} uploads other records than the schedule says")
-
-    def _finish_epoch(self) -> None:
-        self.epochs_done += 1
-        self.loss = float(np.mean(self._losses))
-        self._losses = []
 
     def state(self) -> dict[str, Any]:
         return {
             "batches": self.batches.state(),
+            "sums": -1 if self.sums is None else self.sums.number,
             "processed": self.processed,
             "epochs_done": self.epochs_done,
             "loss": self.loss,
@@ -126,6 +190,8 @@ class SharingServer(ServerRole):
 
     def load(self, state: dict[str, Any]) -> None:
         self.batches.load(state["batches"])
+        if self.sums is not None:
+            self.sums.number = int(state["sums"])
         self.processed, self.epochs_done = int(state["processed"]), int(state["epochs_done"])
         self.loss, self.test = state["loss"], state["test"]
 
@@ -159,6 +225,10 @@ class SharingParty(Role):
         self.labels: Tensor | None = None
         self.batches = shared_batches(setup)
         self.delay = build_delay(setup, party)
+        self.sums: SumParticipant | None = None
+        if setup.plan.protocol != "plain":
+            self.channel = build_channel(setup, SERVER)
+            self.sums = SumParticipant(setup, party, [self.channel])
 
     async def prepare(self) -> None:
         if not self.share_labels:
@@ -174,7 +244,40 @@ class SharingParty(Role):
             raise ProtocolError(f"{self.address} trains before it has the labels")
         return self.labels[torch.from_numpy(rows)]
 
+    async def epoch(self) -> None:
+        if self.sums is not None:
+            await self.sums.begin()
+        for _ in range(rounds_per_pass(self.setup)):
+            await self._round(self.batches.next())
+        self.model.check_finite()
+
+    @abstractmethod
+    async def _round(self, rows: Rows) -> None:
+        """What the party does with one batch."""
+
+    async def _upload(
+        self, rows: Rows, fields: dict[str, Value], *, learning: bool
+    ) -> tuple[Message, Released | Contribution]:
+        """Lets the batch's vectors out, with `fields` for the server; returns the answer and the vectors."""
+        if self.sums is None:
+            released = self.model.release(rows, kind="embedding", observers=self.observers, learning=learning)
+            fields |= {"rows": rows.astype(np.int32), "values": released.values}
+            return await self.link.call(SERVER, "embedding", fields, released.head), released
+        await self.link.send(SERVER, "ready", fields)
+        request = await self.sums.receive()
+        if request.kind != REQUEST or not np.array_equal(request["rows"], rows):
+            raise ProtocolError(f"{self.address} is asked for other records than the schedule says")
+        also = self.setup.data.parties if self.share_labels else ()
+        contribution = self.model.contribute(
+            rows, kind="embedding", channel=self.channel, learning=learning, also=also
+        )
+        await self.sums.join(SumRequest.read(request), contribution)
+        return await self.sums.receive(), contribution
+
     async def evaluate(self) -> None:
+        if self.sums is not None:
+            await self._sum_evaluation(self.sums)
+            return
         observers = self.setup.observers(SERVER, self.address)
         while (message := await self.link.receive()).kind != "end":
             if message.kind != "embed":
@@ -182,6 +285,18 @@ class SharingParty(Role):
             rows = self.model.check_rows(message["rows"])
             released = self.model.release(rows, kind="evaluation", observers=observers, learning=False)
             await self.link.reply(message, "embedding", {"values": released.values}, released.head)
+
+    async def _sum_evaluation(self, sums: SumParticipant) -> None:
+        await sums.begin()
+        while (message := await sums.receive()).kind != "end":
+            if message.kind != REQUEST:
+                raise ProtocolError(f"{self.address} received {message.kind!r}, not a request")
+            request = SumRequest.read(message)
+            rows = self.model.check_rows(request.rows)
+            contribution = self.model.contribute(
+                rows, kind="evaluation", channel=self.channel, learning=False
+            )
+            await sums.join(request, contribution)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -101,7 +101,7 @@ def replay(view: View) -> tuple[int, Counter[str]]:
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

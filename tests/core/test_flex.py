@@ -37,7 +37,7 @@ def vector(run: Run) -> torch.Tensor:
 @pytest.mark.parametrize("kind", LOCAL_OPTIMISERS)
 @pytest.mark.parametrize("steps", [1, 2, 7])
 def test_a_round_is_the_weighted_sum_of_its_gradients(kind: str, steps: int) -> None:
-    """Eq. (8), with gradients that depend on nothing, in two rounds: the second must not remember the first."""
+    """Eq. (8), with gradients that depend on nothing; the second round must not remember the first."""
     generator = torch.Generator().manual_seed(steps)
     parameter = nn.Parameter(torch.randn(5, generator=generator, dtype=torch.float64))
     optimiser = LocalSGD([parameter], kind=kind, proximal=0.4, l2=0.0)
