@@ -168,8 +168,10 @@ class SharingWorker(_Worker):
         return self._send(OpenedShares(round=self.round, attempt=self.attempt, shares=table))
 
     def _check_list(self, listed: list[int], allowed: frozenset[Address]) -> frozenset[Address]:
+        if type(listed) is not list or not all(type(worker) is int for worker in listed):
+            raise ProtocolError("the aggregator's list of workers is malformed")
         workers = frozenset(listed)
-        if type(listed) is not list or sorted(workers) != listed or not workers <= allowed:
+        if sorted(workers) != listed or not workers <= allowed:
             raise ProtocolError(f"list of workers {listed} is not ascending or names strangers")
         if self.address not in workers:
             raise ProtocolError(f"the aggregator counts {name_of(self.address)} as dropped, but it is here")

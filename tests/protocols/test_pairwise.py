@@ -308,6 +308,9 @@ def test_a_worker_opens_shares_only_once():
         [0, 2, 1, 3],
         [0, 0, 1, 2, 3],
         [-1, 0, 1, 2, 3],
+        [True, 1, 2, 3],
+        (0, 1, 2, 3, 4),
+        None,
     ],
 )
 def test_lists_that_endanger_somebody_are_refused(survivors):
