@@ -121,7 +121,7 @@ def bench_client() -> None:
     python = peer_python()
     print(f"Pairwise client step, {PARTIES} parties: 1 self mask, {PARTIES - 1} pair masks")
     for size in SIZES:
-        repeats = 30_000_000 // size  # short steps more often: other load on the machine then hardly shows
+        repeats = 60_000_000 // size  # short steps more often: other load on the machine then hardly shows
         seconds, sent = client_step(size, repeats)
         line = f"  {size:>10,} values: {seconds * 1e3:8.2f} ms, {sent / size:.0f} bytes per value"
         if python is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 MAX_THREADS = 4
+PARTS = 4  # per thread, so that one which the system delays does not hold up the rest
 LEAST = 1 << 19  # values; below that a thread costs more than it saves
 
 
@@ -25,7 +26,7 @@ def in_parts(size: int, unit: int, act: Callable[[int, int], None]) -> None:
     if workers == 1:
         act(0, size)
         return
-    step = -(-size // (workers * unit)) * unit
+    step = -(-size // (PARTS * workers * unit)) * unit
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(act, start, min(start + step, size)) for start in range(0, size, step)]
     for future in futures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -92,7 +93,7 @@ def every_order(play: Callable[[Callable[[list[Envelope]], int]], None], limit: 
         trail[-1][0] += 1
 
 
-class SumConformance:
+class SumConformance(ABC):
     """Inherit, and define `make`. The other attributes have defaults for exact sums on the ring."""
 
     workers = 4
@@ -102,8 +103,9 @@ class SumConformance:
     random_orders = 20
     shapes: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (3, 5), (0,), (2, 0))
 
+    @abstractmethod
     def make(self, workers: int) -> SecureSum:
-        raise NotImplementedError
+        """The protocol under test."""
 
     def expected(self, protocol: SecureSum, values: list[np.ndarray]) -> np.ndarray:
         """The exact sum on the ring."""

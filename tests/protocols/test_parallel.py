@@ -23,7 +23,7 @@ def test_parts_cover_the_range_once(threads, size, unit):
     covered = [i for start, stop in sorted(parts) for i in range(start, stop)]
     assert covered == list(range(size))
     assert all(start % unit == 0 for start, _ in parts)
-    assert len(parts) <= max(threads, 1)
+    assert len(parts) <= max(1, parallel.PARTS * threads)
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
