@@ -23,7 +23,7 @@ from securevfl.attacks.deployed import Deployed
 from securevfl.attacks.truth import AUXILIARY, TRUTHS
 
 from securevfl.data import VerticalData
-from securevfl.errors import AttackError, RunError
+from securevfl.errors import AttackError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
 from securevfl.resolve import resolve
@@ -172,7 +172,7 @@ class Source:
             return None
         try:
             return Deployed(self.files, self.plan, self.data)
-        except RunError as error:
+        except SecureVFLError as error:
             self._no_models = str(error)
             return None
 

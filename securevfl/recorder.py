@@ -46,7 +46,9 @@ class Recorder:
         if not parties:
             raise PlanError("a run has at least one party")
         self.files = RunFolder(Path(folder))
-        self.plan = plan.with_changes(record_views=True)
+        settled = {"fusion": "concat", "head": "linear"}
+        open_choices = {name: value for name, value in settled.items() if getattr(plan, name) == "auto"}
+        self.plan = plan.with_changes(record_views=True, **open_choices)
         self.files.create(self.plan)
         self.hosts = {**{party: party for party in parties}, SERVER: label_holder}
         names = dict.fromkeys(self.hosts.values())

@@ -104,7 +104,14 @@ def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[st
         return {}
     if _facts(source, "")["guarantee"] != "as accounted":
         return {}  # the releases did not pass our gate, so there is no gate to audit
-    result = canary_audit(plan, trials=trials, seed=seed, progress=lambda share: progress("canaries", share))
+    result = canary_audit(
+        plan,
+        parties=len(source.parties),
+        records=256 if source.data is None else source.data.n_train,
+        trials=trials,
+        seed=seed,
+        progress=lambda share: progress("canaries", share),
+    )
     return dict.fromkeys(owners, result)
 
 

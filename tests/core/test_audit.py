@@ -1,0 +1,315 @@
+"""The audit: promises stand where they are kept, and every injected fault is found."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from securevfl import Plan, Recorder, VerticalData, audit, train
+from securevfl.accountants import gdp_epsilon
+from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
+from securevfl.auditing.page import render
+from securevfl.auditing.words import strength
+from securevfl.errors import AttackError, InputError, RunError
+from securevfl.gate import Gate
+from securevfl.noise import Noise
+
+TINY = "synthetic:rows=400,features=9,informative=6"
+FROZEN = Plan(
+    data=TINY, parties=3, epochs=2, encoder_training="none", sigma=1.2, embedding=2, record_views=True
+)
+RAW = FROZEN.with_changes(encoder_training="raw")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> VerticalData:
+    return VerticalData.load(TINY, parties=3)
+
+
+def audited(data: VerticalData, plan: Plan, folder: Path, **options: Any):
+    run = train(data, plan, folder)
+    return audit(run, "none", isolated=False, **{"canaries": 4000, **options})
+
+
+@pytest.fixture(scope="module")
+def frozen_run(tiny: VerticalData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit") / "frozen"
+    train(tiny, FROZEN, folder)
+    return folder
+
+
+def test_a_sound_run_holds(frozen_run: Path) -> None:
+    report = audit(frozen_run, "none", canaries=4000)
+    assert report.verdict == HOLDS
+    assert set(report.owners) == {"p1", "p2"}
+    cell = report.owners["p1"]["observers"]["p0"]
+    assert cell["epsilon_upper"] == pytest.approx(gdp_epsilon(2 / 1.2, 1e-5), rel=1e-9)
+    assert 0 < cell["epsilon_lower"] <= cell["epsilon_upper"]
+    assert (cell["verdict"], cell["mode"], cell["claimed"]) == (HOLDS, "frozen", None)
+    assert all(check["status"] == "ok" for check in report.content["checks"])
+    assert {(s["observer"], s["sender"]) for s in report.content["seen"]} >= {("p0", "p1"), ("p0", "p2")}
+
+
+def test_raw_training_shows_claim_bound_and_measurement(tiny: VerticalData, tmp_path: Path) -> None:
+    report = audited(tiny, RAW, tmp_path / "run", canaries=1000)
+    cell = report.owners["p1"]["observers"]["p0"]
+    assert cell["mode"] == "strict" and cell["claimed"] < cell["epsilon_upper"]
+    assert report.owners["p0"]["observers"]["p1"]["verdict"] == NO_GUARANTEE  # gradients
+    assert report.verdict == NO_GUARANTEE
+    assert any("the paper would claim" in text for text in report.content["words"])
+
+
+def test_exact_release_has_no_guarantee(tiny: VerticalData, tmp_path: Path) -> None:
+    report = audited(tiny, FROZEN.with_changes(sigma=0.0), tmp_path / "run")
+    cell = report.owners["p1"]["observers"]["p0"]
+    assert (cell["verdict"], cell["epsilon_upper"], cell["epsilon_lower"]) == (NO_GUARANTEE, None, None)
+
+
+def test_nothing_left_nothing_promised(tiny: VerticalData, tmp_path: Path) -> None:
+    report = audited(tiny, Plan(algorithm="local", data=TINY, parties=3, epochs=1), tmp_path / "run")
+    assert report.verdict == HOLDS and report.owners == {}
+    assert "nothing to promise" in report.content["words"][0]
+
+
+def violations(report: Any) -> str:
+    assert report.verdict == VIOLATED
+    return " ".join(
+        [c["detail"] for c in report.content["checks"] if c["status"] == "failed"]
+        + [reason for _, _, cell in report.cells() for reason in cell["reasons"]]
+    )
+
+
+def test_halved_noise_is_found(tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Noise.gaussian
+    monkeypatch.setattr(Noise, "gaussian", lambda self, shape, std: honest(self, shape, std / 2))
+    for plan in (FROZEN, RAW):
+        report = audited(tiny, plan, tmp_path / plan.encoder_training)
+        assert "measured standard deviation" in violations(report)
+
+
+def test_skipped_clip_is_found_by_canaries(
+    tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("securevfl.gate.clip_rows", lambda vectors, clip: vectors)
+    monkeypatch.setattr("securevfl.gate._clip_exactly", lambda values, clip: values)
+    assert "canary audit: mu is at least" in violations(audited(tiny, FROZEN, tmp_path / "run"))
+
+
+def test_reused_noise_is_found_by_canaries(
+    tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Noise.gaussian
+    first: dict[tuple[int, ...], Any] = {}
+
+    def reused(self: Noise, shape: tuple[int, ...], std: float) -> Any:
+        return first.setdefault(shape, honest(self, shape, std))
+
+    monkeypatch.setattr(Noise, "gaussian", reused)
+    assert "canary audit" in violations(audited(tiny, FROZEN, tmp_path / "run"))
+
+
+def test_release_past_the_gate_is_found(
+    tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from securevfl.gate import Released, stay_inside
+
+    honest = Gate.release
+
+    def leaking(self: Gate, vectors: Any, **options: Any) -> Released:
+        return stay_inside(vectors) if options["kind"] == "evaluation" else honest(self, vectors, **options)
+
+    monkeypatch.setattr(Gate, "release", leaking)
+    assert "left without a ledger entry" in violations(audited(tiny, RAW, tmp_path / "run", canaries=-1))
+
+
+def test_tampered_books_are_a_violation(frozen_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(frozen_run, tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger" / "p1.jsonl"
+    ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
+    report = audit(tmp_path / "run", "none", canaries=-1)
+    assert "cut" in violations(report) and report.owners == {}
+
+
+def test_a_moved_folder_without_data(frozen_run: Path, tmp_path: Path) -> None:
+    """Promises and books can be audited anywhere; what needs the truth says that it is missing."""
+    shutil.copytree(frozen_run, tmp_path / "run")
+    plan = tmp_path / "run" / "plan.toml"
+    plan.write_text(plan.read_text().replace(f'data = "{TINY}"', 'data = "a9a"'))
+    report = audit(tmp_path / "run", canaries=-1, isolated=False)
+    assert report.verdict == HOLDS
+    assert "a9a" in report.content["run"]["truth"]
+    for attack in report.attacks:
+        assert attack["applicable"] is False or attack["family"] == "protocol"
+        assert attack["score"] is not None or attack["reason"]
+
+
+def test_unknown_runs_and_attacks(frozen_run: Path, tmp_path: Path, tiny: VerticalData) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        audit(tmp_path)
+    with pytest.raises(AttackError, match="unknown attack 'magic'"):
+        audit(frozen_run, ["magic"])
+    with pytest.raises(RunError, match="only runs with a folder"):
+        audit(train(tiny, Plan(epochs=1)))
+
+
+def test_limits(frozen_run: Path) -> None:
+    report = audit(frozen_run, "none", canaries=-1)
+    assert report.over_limits({"epsilon": 9.0, "mu": 2.0}) == []
+    problems = report.over_limits({"epsilon": 1.0})
+    assert len(problems) == 2 and problems[0].startswith("epsilon of p1 towards p0 is 8.0")
+    with pytest.raises(InputError, match="unknown figure"):
+        report.over_limits({"height": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word"),
+    [(0.5, "strong"), (4.0, "good"), (9.9, "moderate"), (30.0, "weak"), (1e6, "worthless"), (None, "none")],
+)
+def test_strength(epsilon: float | None, word: str) -> None:
+    assert strength(epsilon) == word
+
+
+class Page(HTMLParser):
+    """Collects what a page would load, and checks that tags close."""
+
+    VOID = ("meta", "br", "path", "rect", "polyline")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.loads += [str(value) for name, value in attributes if name in ("src", "href", "action", "data")]
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag in self.VOID or self.stack.pop() == tag
+
+
+def test_the_page_is_self_contained(frozen_run: Path, tmp_path: Path) -> None:
+    report = audit(frozen_run, "none", canaries=4000)
+    report.save(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    page = Page(text)
+    assert page.stack == ["html"] or page.stack == []
+    assert page.loads == []
+    assert set(re.findall(r"https?://[^\"'\s<]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert json.loads((tmp_path / "report.json").read_text()) == report.content
+
+
+def test_names_in_the_page_are_escaped(frozen_run: Path) -> None:
+    content = audit(frozen_run, "none", canaries=-1).content
+    content["run"]["data"] = "<script>alert(1)</script>"
+    content["words"][0] = "<b>"
+    assert "<script>" not in render(content) and "<p><b></p>" not in render(content)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_page_renders_in_a_browser(frozen_run: Path, tmp_path: Path, width: int) -> None:
+    audit(frozen_run, "none", canaries=4000).save(tmp_path)
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
+         (tmp_path / "report.html").as_uri()],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "HOLDS" in done.stdout and "<svg" in done.stdout and "Who promises what to whom" in done.stdout
+
+
+def foreign_loop(folder: Path, data: VerticalData, sigma: float) -> None:
+    """Split learning written by hand, as somebody else would."""
+    torch.manual_seed(0)
+    blocks = [torch.tensor(np.array(block)) for block in data.train]
+    labels = torch.tensor(np.array(data.y_train))
+    encoders = [torch.nn.Linear(block.shape[1], 2) for block in blocks]
+    top = torch.nn.Linear(4, 1)
+    optimiser = torch.optim.SGD([p for m in (*encoders, top) for p in m.parameters()], lr=0.1)
+    plan = Plan(algorithm="vafl-sync", sigma=sigma, clip=1.0, embedding=2)
+    with Recorder(folder, plan, parties=("p0", "p1"), label_holder="p0") as recorder:
+        for rows in torch.randperm(len(labels)).split(64):
+            h = [torch.nn.functional.normalize(e(x[rows])) for e, x in zip(encoders, blocks, strict=True)]
+            sent = (h[1] + sigma * torch.randn_like(h[1])).detach().requires_grad_()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                top(torch.cat([h[0], sent], 1))[:, 0], labels[rows]
+            )
+            optimiser.zero_grad()
+            loss.backward()
+            assert sent.grad is not None
+            h[1].backward(sent.grad)
+            optimiser.step()
+            recorder.exchange("p1", rows, sent, sent.grad)
+        recorder.epoch(loss=loss.item())
+        recorder.finish(test={"loss": loss.item()})
+
+
+@pytest.mark.parametrize("sigma", [0.0, 2.0])
+def test_foreign_loops_can_be_audited(tmp_path: Path, sigma: float) -> None:
+    data = VerticalData.load(TINY, parties=2)
+    foreign_loop(tmp_path / "run", data, sigma)
+    report = audit(tmp_path / "run", "none", data=data)
+    cell = report.owners["p1"]["observers"]["p0"]
+    assert cell["releases"] == data.n_train
+    expected = gdp_epsilon(2 / 2.0 * math.sqrt(data.n_train), 1e-5) if sigma else None
+    assert cell["epsilon_upper"] == (pytest.approx(expected) if sigma else None)
+    assert report.owners["p0"]["observers"]["p1"]["verdict"] == NO_GUARANTEE
+    assert report.content["canaries"] == {}  # there was no gate of ours
+    assert "no gate enforced it" in render(report.content)
+
+
+def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "securevfl.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_command(frozen_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(frozen_run, tmp_path / "run")
+    common = ("audit", tmp_path / "run", "--attacks", "none", "--canaries", 4000)
+    done = run_cli(
+        *common, "--json", "--html", tmp_path / "page.html", "--fail-if-violated", "--max", "epsilon=9"
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert set(content["owners"]["p1"]["observers"]["p0"]) >= {
+        "claimed",
+        "epsilon_upper",
+        "epsilon_lower",
+        "verdict",
+    }
+    assert (tmp_path / "page.html").exists() and (tmp_path / "run" / "report.html").exists()
+    done = run_cli(*common, "--max", "epsilon=2")
+    assert done.returncode == 11 and "above 2" in done.stderr and "HOLDS" in done.stdout
+    ledger = tmp_path / "run" / "ledger" / "p1.jsonl"
+    ledger.write_text(ledger.read_text().replace('"clip":1.0', '"clip":0.1'))
+    done = run_cli(*common, "--fail-if-violated")
+    assert done.returncode == 10 and "VIOLATED" in done.stdout
+    for bad, says in (("--attacks=magic", "unknown attack"), ("--max=epsilon", "METRIC=VALUE")):
+        done = run_cli("audit", tmp_path / "run", bad)
+        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+    done = run_cli("audit", tmp_path / "nothing")
+    assert done.returncode == 2 and "holds no run" in done.stderr
