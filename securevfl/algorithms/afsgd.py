@@ -64,9 +64,7 @@ class AFSGD(Algorithm):
         if unknown:
             raise PlanError(f"active names {min(unknown)!r}, but the parties are {', '.join(data.parties)}")
         if plan.active and data.label_holder not in plan.active:
-            raise PlanError(
-                f"the label holder {data.label_holder} has the labels, so it is active; name it too"
-            )
+            raise PlanError(f"the label holder {data.label_holder} is always active; name it in active too")
         active = [] if self.synchronous else [data.parties.index(p) for p in plan.active or data.parties]
         check_channels(plan, len(data.parties), (data.parties.index(data.label_holder), *active))
 

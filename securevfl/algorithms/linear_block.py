@@ -17,6 +17,11 @@ CHUNK = 4096
 """Rows per piece of a full gradient: bounds the memory of dense blocks."""
 
 
+# A model that diverges overflows first; the gate refuses what is not finite before anything leaves.
+_quietly = np.errstate(over="ignore", invalid="ignore")
+
+
+@_quietly
 def loss_derivative(task: str, scores: Floats, labels: npt.NDArray[Any]) -> Floats:
     """The derivative of each record's loss with respect to its scores, one row per record.
 
@@ -31,6 +36,7 @@ def loss_derivative(task: str, scores: Floats, labels: npt.NDArray[Any]) -> Floa
     return special.expit(scores) - target if task == "binary" else scores - target
 
 
+@_quietly
 def mean_loss(task: str, scores: Floats, labels: npt.NDArray[Any]) -> float:
     """The mean loss of records, without the regulariser."""
     if task == "multiclass":
@@ -49,12 +55,14 @@ class Batch:
         self.features = features
         self.bias = bias
 
+    @_quietly
     def product(self, weights: Floats) -> Floats:
         """Each record's local product, one row per record."""
         inner = weights[:-1] if self.bias else weights
         product: Floats = np.asarray(self.features @ inner)
         return product + weights[-1] if self.bias else product
 
+    @_quietly
     def gradient(self, derivative: Floats) -> Floats:
         """The sum over the records of derivative times features."""
         total = np.asarray(self.features.T @ derivative)
@@ -103,6 +111,7 @@ class LinearBlock:
         """Local products with the weights as they are now."""
         return self.batch(rows).product(self.weights)
 
+    @_quietly
     def full_gradient(self, derivatives: Floats) -> Floats:
         """The mean over all training records of derivative times features."""
         total = np.zeros_like(self.weights)
@@ -111,6 +120,7 @@ class LinearBlock:
             total += piece.gradient(derivatives[start : start + CHUNK])
         return total / self.n_train
 
+    @_quietly
     def step(self, direction: Floats, rate: float, l2: float) -> None:
         """One gradient step on the loss and on l2/2 * ||weights||^2."""
         self.weights -= rate * (direction + l2 * self.weights)
