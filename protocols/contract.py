@@ -32,13 +32,15 @@ AGGREGATOR: Address = -2
 """Collects masked or encrypted values."""
 KEY_HOLDER: Address = -3
 """Holds the decryption key of a homomorphic sum."""
+DEALER: Address = -4
+"""Deals correlated randomness and has no input; the one participant that must see no others' traffic."""
 
 SETUP_ROUND = -1
 """The round number that messages of the key agreement carry."""
 MAX_ROUND = 1 << 32
 MAX_ATTEMPT = 1 << 16
 
-_NAMES = {COORDINATOR: "coordinator", AGGREGATOR: "aggregator", KEY_HOLDER: "key holder"}
+_NAMES = {COORDINATOR: "coordinator", AGGREGATOR: "aggregator", KEY_HOLDER: "key holder", DEALER: "dealer"}
 
 
 def name_of(address: Address) -> str:

@@ -1,0 +1,176 @@
+"""Bounded functions as sine series, and the integer sine table that every party evaluates alike.
+
+A score u is opened only as a masked phase, so that one turn of the ring is one period P. A series of odd
+harmonics,
+
+    f(u) = offset + sum_k c_k sin(2 pi k u / P),   k = 1, 3, 5, ...
+
+repeats with f(P/2 - u) = f(u): it follows the wanted function for |u| almost up to P/2, twice as far as a
+series of all harmonics of the same length, and its range is known for every u because it is periodic. That
+range is what a record's influence is bounded by, so it is computed over the whole period and refused where it
+is not what was expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import InputError
+from securevfl.protocols.ring import Ring
+
+TABLE_BITS = 16
+WAVE_BITS = 14
+"""Fraction bits of the public table, and of the dealt waves."""
+OVERSHOOT = 0.05
+"""How far a series may leave the range of the function it stands for."""
+
+_GRID = 1 << 14  # points of the range check per half period
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class SineSeries:
+    """A bounded function of a score.
+
+    Args:
+        period: P. Scores beyond a good third of it are no longer represented faithfully (yet harmlessly).
+        coefficients: c_1, c_3, c_5, ... of the odd harmonics.
+        offset: Value at 0.
+        low: Least value that is expected of the function.
+        high: Largest value that is expected.
+
+    Raises:
+        InputError: Somewhere in the period the series leaves [low, high] by more than `OVERSHOOT`.
+    """
+
+    period: float
+    coefficients: tuple[float, ...]
+    offset: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.coefficients or not self.period > 0:
+            raise InputError("a sine series needs a positive period and at least one coefficient")
+        least, largest = self.range
+        if not (least >= self.low - OVERSHOOT and largest <= self.high + OVERSHOOT):
+            raise InputError(
+                f"the series ranges over [{least:.3f}, {largest:.3f}], not [{self.low}, {self.high}];"
+                " take a shorter period or more harmonics"
+            )
+
+    @property
+    def harmonics(self) -> tuple[int, ...]:
+        """1, 3, 5, ..."""
+        return tuple(range(1, 2 * len(self.coefficients), 2))
+
+    def __call__(self, scores: npt.ArrayLike) -> Floats:
+        """The function itself, in floating point."""
+        turns = np.asarray(scores, np.float64)[..., None] * (2 * np.pi / self.period)
+        waves: Floats = np.sin(turns * np.array(self.harmonics)) @ np.array(self.coefficients)
+        return waves + self.offset
+
+    @functools.cached_property
+    def range(self) -> tuple[float, float]:
+        """Bounds of the function over the whole period.
+
+        Between two points of the grid, h apart, it exceeds the larger of them by at most h^2 max|f''| / 8.
+        """
+        step = self.period / 2 / _GRID
+        swing = float(np.abs(self(np.arange(_GRID + 1) * step) - self.offset).max())  # odd: half a period
+        rates = np.array(self.harmonics) * (2 * np.pi / self.period)
+        swing += step * step / 8 * float(np.abs(np.array(self.coefficients)) @ rates**2)
+        return self.offset - swing, self.offset + swing
+
+    @functools.cached_property
+    def rounding(self) -> float:
+        """Bound of the error of the shared evaluation against the series.
+
+        With table and waves rounded to WAVE_BITS, each harmonic is off by (1 + |c|) 2^-WAVE_BITS / sqrt(2)
+        (|sin| + |cos| <= sqrt(2)) and the product of both errors; the phase in the table is off by half an
+        entry. Rounding of the score itself is rounding of the input and harmless.
+        """
+        unit = 2.0**-WAVE_BITS
+        phase = np.pi * 2.0**-TABLE_BITS
+        each = [(1 + abs(c)) * unit * 2**-0.5 + unit * unit / 2 + abs(c) * phase for c in self.coefficients]
+        return float(sum(each)) * (1 + 1e-9)
+
+
+@functools.cache
+def logistic_series(*, period: float = 48.0, harmonics: int = 6) -> SineSeries:
+    """The logistic function 1 / (1 + exp(-u)): with the defaults within 0.0045 for |u| <= 18."""
+    return _fit(lambda u: 1 / (1 + np.exp(-u)) - 0.5, period, harmonics, offset=0.5, low=0.0, high=1.0)
+
+
+@functools.cache
+def identity_series(*, period: float = 8.0, harmonics: int = 6) -> SineSeries:
+    """The identity, bounded: follows u for |u| <= period / 4 - 0.3 and turns back beyond; for least squares.
+
+    With the defaults it is within 0.025 for |u| <= 1.7 and never beyond 2.
+    """
+    return _fit(lambda u: u, period, harmonics, offset=0.0, low=-period / 4, high=period / 4)
+
+
+def _fit(
+    function: Callable[[Floats], Floats], period: float, harmonics: int, *, offset: float, **limits: float
+) -> SineSeries:
+    """Least squares over a quarter period, which decides the whole of it; coefficients on a grid of 2^-30."""
+    if harmonics < 1 or not period > 0:
+        raise InputError(f"{harmonics} harmonics of period {period} make no series")
+    scores = np.linspace(0, period / 4, 4001)
+    waves = np.sin(np.outer(scores, np.arange(1, 2 * harmonics, 2)) * (2 * np.pi / period))
+    found = np.linalg.lstsq(waves, function(scores), rcond=None)[0]
+    grid = 2.0**30  # so that linear algebra libraries that differ in the last bits agree
+    return SineSeries(period, tuple(float(np.rint(c * grid) / grid) for c in found), offset, **limits)
+
+
+@functools.cache
+def sine_table() -> Ring:
+    """round(2^14 sin(2 pi j / 2^16)) modulo 2^64 for all j.
+
+    Computed with integers: all parties must multiply their shares by the very same numbers, and math
+    libraries differ in the last bit.
+    """
+    quarter = 1 << (TABLE_BITS - 2)
+    precision = 192
+    sine, cosine = _first_step(precision)
+    twice = 2 * cosine
+    before, value, values = 0, sine, [0]
+    for _ in range(quarter):
+        values.append(value)
+        before, value = value, (twice * value >> precision) - before  # sin((j+1)h) = 2 cos(h) sin(jh) - ...
+    shift = precision - WAVE_BITS
+    first = np.array([(v + (1 << (shift - 1))) >> shift for v in values], np.int64)
+    half = np.concatenate([first[:-1], first[:0:-1]])
+    table = np.concatenate([half, -half]).view(np.uint64)
+    table.setflags(write=False)
+    return table
+
+
+def _first_step(precision: int) -> tuple[int, int]:
+    """Sine and cosine of 2 pi / 2^16 as integers scaled by 2^precision, by their Taylor series."""
+    angle = _pi(precision) >> (TABLE_BITS - 1)
+    sums, term, n = [0, 0, 0, 0], 1 << precision, 0
+    while term:
+        sums[n % 4] += term
+        n += 1
+        term = (term * angle >> precision) // n
+    return sums[1] - sums[3], sums[0] - sums[2]
+
+
+def _pi(precision: int) -> int:
+    """Machin: pi = 16 atan(1/5) - 4 atan(1/239)."""
+
+    def arc(inverse: int) -> int:
+        power, total, n, sign = (1 << (precision + 16)) // inverse, 0, 1, 1
+        while power:
+            total += sign * (power // n)
+            power, n, sign = power // (inverse * inverse), n + 2, -sign
+        return total
+
+    return (16 * arc(5) - 4 * arc(239)) >> 16
