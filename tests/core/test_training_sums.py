@@ -1,0 +1,453 @@
+"""Secure sums in training: what is summed, who sees what, what the ledger says, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from securevfl import Plan, VerticalData, train
+from securevfl.accountants.gdp import gdp_mu
+from securevfl.algorithms.channels import HIDING, build_channel, build_sum
+from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.engine import Engine
+from securevfl.errors import DeadlockError, DropoutError, PlanError, ProtocolError
+from securevfl.gate import Contribution
+from securevfl.ledger import read_records
+from securevfl.messages import Message
+from securevfl.protocols.ring import FixedPoint
+from securevfl.resolve import resolve
+from securevfl.runtime import run_virtual
+from securevfl.views import View
+
+SUMS = ("plain-tree", "two-tree", "pairwise", "ckks", "bfv")
+EXACT = ("two-tree", "pairwise", "bfv")
+TINY = "synthetic:rows=150,features=12,informative=6"
+FAMILY = ("vafl", "vafl-tsync", "vafl-sync")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> VerticalData:
+    return VerticalData.load(TINY, parties=4)
+
+
+def weights_of(run) -> np.ndarray:
+    modules = [*run.encoders.values(), run.head]
+    return np.concatenate([p.detach().numpy().ravel() for module in modules for p in module.parameters()])
+
+
+def plan_of(**changes) -> Plan:
+    return Plan(**{"epochs": 2, "batch": 30, "wait_for": 2, **changes})
+
+
+# -- the totals are right ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "holder"), [*((name, "party") for name in FAMILY), ("vafl-sync", "server")]
+)
+def test_all_protocols_train_the_same_model(algorithm: str, holder: str, tiny: VerticalData) -> None:
+    runs = {
+        protocol: train(tiny, plan_of(algorithm=algorithm, protocol=protocol, label_holder=holder, epochs=1))
+        for protocol in SUMS
+    }
+    reference = weights_of(runs["plain-tree"])
+    for run in runs.values():
+        # BFV rounds to 2^-20, the coarsest: totals off by 2 * 2^-20, gradients by a quarter, over at most 16
+        # steps of rate 0.1 on features below 12.
+        np.testing.assert_allclose(weights_of(run), reference, atol=2 * 2**-20 / 4 * 16 * 0.1 * 12)
+
+
+def test_synchronous_sums_equal_centralised_training(tiny: VerticalData) -> None:
+    plan = plan_of(algorithm="vafl-sync", protocol="two-tree")
+    central = train(tiny, plan.with_changes(algorithm="central", protocol="plain", fusion="sum", head="sum"))
+    # 8 steps in float32 on weights of order 1, and rounding to 2^-32 in the sums.
+    np.testing.assert_allclose(weights_of(train(tiny, plan)), weights_of(central), atol=8 * 2**-21)
+
+
+@pytest.mark.parametrize("protocol", SUMS)
+def test_wire_form_changes_nothing(protocol: str, tiny: VerticalData) -> None:
+    plan = plan_of(epochs=1, protocol=protocol, latency=0.25)
+    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(wire=True))
+    if protocol == "ckks":  # its error is fresh in every run, of size 1e-9
+        np.testing.assert_allclose(weights_of(direct), weights_of(wired), atol=1e-6)
+        return
+    assert np.array_equal(weights_of(direct), weights_of(wired))
+    assert direct.result["messages"] == wired.result["messages"]
+
+
+def test_messages_may_arrive_before_the_announcement(tiny: VerticalData) -> None:
+    """With latency, subtotals of the near overtake the announcement to the far; nothing is lost."""
+    plan = plan_of(algorithm="afsgd", protocol="two-tree", latency=0.4, delays="exponential")
+    assert train(tiny, plan).result["epochs"] == 2
+
+
+# -- who sees what ----------------------------------------------------------------------------------------
+
+
+def masked_words(folder: Path, observer: str) -> np.ndarray:
+    view = View(folder / "views" / observer)
+    fields = {"tree.subtotal": "total", "pairwise.masked-input": "values"}
+    found = [seen.fields[fields[seen.kind]] for seen in view.messages(*fields, sent=False)]
+    return np.concatenate([words.ravel() for words in found]) if found else np.zeros(0, np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "observers"), [("two-tree", ("p0", "p1", "p2", "p3")), ("pairwise", ("p0",))]
+)
+def test_masked_values_look_uniform_to_everybody(
+    protocol: str, observers: tuple[str, ...], tiny: VerticalData, tmp_path: Path
+) -> None:
+    train(tiny, plan_of(protocol=protocol, record_views=True), tmp_path / "run")
+    for observer in observers:
+        words = masked_words(tmp_path / "run", observer)
+        assert words.size > 200
+        bits = np.unpackbits(words.view(np.uint8)).reshape(-1, 64)
+        # Each bit position: Binomial(n, 1/2); 6.5 standard deviations, 64 positions: 64 * 8e-11 < 1e-8.
+        excess = np.abs(bits.mean(axis=0) - 0.5) * 2 * np.sqrt(len(bits))
+        assert excess.max() < 6.5
+    for bystander in {"p0", "p1", "p2", "p3"} - set(observers):
+        assert masked_words(tmp_path / "run", bystander).size == 0
+
+
+def test_the_plain_tree_shows_leaves_to_their_hosts(tiny: VerticalData, tmp_path: Path) -> None:
+    """The same test has teeth: unmasked fixed-point words are far from uniform, and are the very values."""
+    train(tiny, plan_of(protocol="plain-tree", record_views=True, epochs=1), tmp_path / "run")
+    words = masked_words(tmp_path / "run", "p2")  # host of p3, a leaf
+    bits = np.unpackbits(words.view(np.uint8)).reshape(-1, 64)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() > 0.3
+    assert np.abs(FixedPoint().decode(words)).max() < 20
+    records = read_records(tmp_path / "run")
+    assert {r.observers for r in records if r.owner == "p3"} == {("p0", "p2")}
+
+
+def test_homomorphic_sums_show_ciphertexts_to_one_and_the_total_to_another(
+    tiny: VerticalData, tmp_path: Path
+) -> None:
+    train(tiny, plan_of(protocol="bfv", record_views=True, epochs=1), tmp_path / "run")
+    kinds = {
+        name: {seen.kind for seen in View(tmp_path / "run" / "views" / name).messages(sent=False)}
+        for name in ("p0", "p1", "p2")
+    }
+    assert "he-value" in kinds["p1"] and "he-total" not in kinds["p1"]  # the aggregator
+    assert "he-total" in kinds["p0"] and "he-value" not in kinds["p0"]  # the key holder
+    assert not kinds["p2"] & {"he-value", "he-total"}
+
+
+# -- the ledger -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", SUMS)
+def test_without_noise_a_total_is_an_exact_release(protocol: str, tiny: VerticalData, tmp_path: Path) -> None:
+    run = train(tiny, plan_of(protocol=protocol), tmp_path / "run")
+    assert all(run.privacy[name]["epsilon"] is None for name in ("p1", "p2", "p3"))
+    records = [r for r in read_records(tmp_path / "run") if r.owner == "p3"]
+    totals = [r for r in records if r.mechanism == "exact"]
+    assert sum(r.vectors for r in totals) == 2 * 4 * tiny.n_train + tiny.n_test
+    hidden = [r for r in records if r.mechanism != "exact"]
+    if protocol == "plain-tree":
+        assert not hidden
+    else:
+        mechanism, text = HIDING[protocol]
+        assert [(r.mechanism, r.observers, r.assumption) for r in hidden] == [
+            (mechanism, ("p1", "p2"), text.format(1))
+        ]
+        assert {r.observers for r in totals} == {("p0",)}
+
+
+@pytest.mark.parametrize("protocol", SUMS)
+@pytest.mark.parametrize("collusion", [1, 2])
+def test_noise_in_sums_costs_what_it_costs_without(
+    protocol: str, collusion: int, tiny: VerticalData, tmp_path: Path
+) -> None:
+    plan = plan_of(protocol=protocol, sigma=3.0, clip=0.5, epochs=1, collusion=collusion)
+    train(tiny, plan, tmp_path / "run")
+    paid = [r for r in read_records(tmp_path / "run") if r.owner == "p2" and r.mechanism == "gaussian"]
+    assert paid and all(r.clip == 0.5 for r in paid)
+    for record in paid:  # never more than 2C/sigma, and less only by the margin for rounding
+        assert 2 * 0.5 / 3.0 * (1 - 1e-5) < record.mu <= 2 * 0.5 / 3.0
+
+
+class Silent(nn.Module):
+    """An encoder whose embeddings are zeros, so that totals are pure noise."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(self.output.weight)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.output(rows)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "collusion", "shares"),
+    [("two-tree", 1, 4 / 3), ("pairwise", 2, 4 / 2), ("bfv", 1, 4 / 3), ("plain-tree", 1, 3), ("ckks", 1, 3)],
+)
+def test_the_noise_is_really_there(protocol: str, collusion: int, shares: float) -> None:
+    """Distributed: every party a share, sized for 4 - t honest ones. Otherwise 3 parties add all of it."""
+    data = VerticalData.load("synthetic:rows=1500,features=8", parties=4)
+    plan = Plan(
+        protocol=protocol, sigma=2.0, collusion=collusion, encoder_training="none", epochs=1, batch=1200
+    )
+    resolved, scaled = resolve(plan, data)
+    encoders = {name: Silent(width) for name, width in zip(scaled.parties, scaled.widths, strict=True)}
+    engine = Engine(resolved, scaled, encoders=encoders)
+    engine.run()
+    noise = engine.server.others.numpy().ravel()
+    # The standard deviation of n Gaussians has standard error std / sqrt(2n); 6 of them: 2e-9.
+    expected = 2.0 * np.sqrt(shares)
+    assert abs(noise.std() - expected) < 6 * expected / np.sqrt(2 * noise.size)
+    assert abs(noise.mean()) < 6 * expected / np.sqrt(noise.size)
+
+
+def test_colluders_cannot_subtract_the_honest_noise(tiny: VerticalData) -> None:
+    """What t colluders leave, computed from the shares themselves, has the promised deviation."""
+    for collusion in (1, 2, 3):
+        plan = plan_of(protocol="pairwise", sigma=1.5, collusion=collusion, encoder_training="none")
+        if collusion == 3:
+            with pytest.raises(PlanError, match="at most 2 colluders"):
+                resolve(plan, tiny)
+            continue
+        engine = Engine(*resolve(plan, tiny))
+        channel = build_channel(engine.setup, "server")
+        gates = [engine.setup.gates[name] for name in ("p0", "p1", "p2", "p3")]
+        ring = channel.protocol.fixed_point
+        shares = np.stack([ring.decode(channel.empty(gate, (20_000,))) for gate in gates])
+        honest = shares[collusion:].sum(axis=0)
+        assert abs(honest.std() - 1.5) < 6 * 1.5 / np.sqrt(2 * honest.size)
+
+
+@pytest.mark.parametrize("protocol", SUMS)
+def test_frozen_encoders_release_each_sum_once(protocol: str, tiny: VerticalData, tmp_path: Path) -> None:
+    plan = plan_of(protocol=protocol, encoder_training="none", sigma=2.0, epochs=4, evaluate_every=1)
+    run = train(tiny, plan, tmp_path / "run")
+    rows = np.concatenate(
+        [r.rows for r in read_records(tmp_path / "run") if r.owner == "p1" and r.mechanism == "gaussian"]
+    )
+    assert np.array_equal(np.sort(rows), np.arange(tiny.n_train + tiny.n_test))
+    assert 0.999 < run.privacy["p1"]["mu"] <= 1.0
+    assert run.result["labels"].startswith("not exposed")
+
+
+@pytest.mark.parametrize("protocol", ["two-tree", "plain-tree"])
+@pytest.mark.parametrize("algorithm", ["vafl", "vafl-sync", "afsgd", "fsgd"])
+def test_the_budget_ends_training_and_holds(algorithm: str, protocol: str, tiny: VerticalData) -> None:
+    plan = plan_of(algorithm=algorithm, protocol=protocol, sigma=20.0, budget_epsilon=8.0, epochs=30)
+    run = train(tiny, plan)
+    assert run.stopped is not None and run.stopped.startswith("budget")
+    assert run.test["auc"] is not None  # enough was held back for the evaluation
+    spent = max(run.privacy[name]["mu"] for name in ("p1", "p2", "p3"))
+    assert 0.3 * gdp_mu(8.0, 1e-5) < spent <= gdp_mu(8.0, 1e-5)
+
+
+def test_a_target_is_met_on_sums(tiny: VerticalData) -> None:
+    run = train(tiny, plan_of(protocol="two-tree", epsilon=5.0))
+    assert run.stopped is None
+    assert run.privacy["p1"]["epsilon"] <= 5.0
+
+
+def test_private_updates_work_on_sums(tiny: VerticalData) -> None:
+    plan = plan_of(protocol="two-tree", encoder_training="dp", sigma=2.0, gradient_sigma=1.0, epochs=1)
+    run = train(tiny, plan)
+    assert run.privacy["p1"]["mode"] == "dp-encoder" and run.privacy["p1"]["mu"] is not None
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", HIDING)
+def test_two_parties_hide_nothing_from_each_other(protocol: str) -> None:
+    data = VerticalData.load(TINY, parties=2)
+    with pytest.raises(PlanError, match="at least 3 parties"):
+        train(data, plan_of(protocol=protocol))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"protocol": "two-tree", "sigma": 1e-7}, "below the resolution"),
+        ({"protocol": "bfv", "sigma": 1e5}, "cannot carry noise"),
+        ({"protocol": "two-tree", "collusion": 3}, "two-tree"),
+        ({"protocol": "pairwise", "delay_bound": 3}, "never stale"),
+        ({"protocol": "pairwise", "fusion": "concat"}, "concat"),
+        ({"collusion": 0}, "at least 1"),
+    ],
+)
+def test_combinations_that_cannot_work_say_so(changes: dict, match: str, tiny: VerticalData) -> None:
+    with pytest.raises(PlanError, match=match):
+        train(tiny, plan_of(**changes))
+
+
+def test_outside_receivers_need_fewer_parties() -> None:
+    assert build_sum("bfv", workers=2, receiver=None, collusion=1).receivers == (-3,)
+    with pytest.raises(PlanError, match="at least 3"):
+        build_sum("two-tree", workers=2, receiver=None, collusion=1)
+
+
+# -- participants, without any algorithm ------------------------------------------------------------------
+
+
+class Federation:
+    """Participants of one channel on a virtual network, driven by hand."""
+
+    def __init__(self, data: VerticalData, protocol: str) -> None:
+        self.engine = Engine(*resolve(plan_of(protocol=protocol), data))
+        setup = self.engine.setup
+        self.parties = data.parties
+        self.channel = build_channel(setup, "server")
+        self.sums = {
+            address: SumParticipant(setup, address, [self.channel]) for address in ("server", *data.parties)
+        }
+
+    def run(self, body) -> object:
+        async def everything() -> object:
+            async with asyncio.TaskGroup() as group:
+                for each in self.sums.values():
+                    group.create_task(each.begin())
+            return await body()
+
+        return run_virtual(everything())[0]
+
+    async def join(self, party: str, value: float) -> None:
+        """Waits for the announcement and joins with a constant."""
+        sums = self.sums[party]
+        message = await sums.receive()
+        request = SumRequest.read(message)
+        values = np.full((len(request.rows), sums.width), value)
+        at_home = party == "p0"
+        head = None if at_home else sums.gate.ledger.head
+        await sums.join(request, Contribution(values=values, source=torch.zeros(0), head=head))
+        while True:
+            await sums.receive()
+
+
+@pytest.mark.parametrize("protocol", ["plain", *SUMS])
+def test_a_total_is_the_sum_of_all_and_own_stays_apart(protocol: str, tiny: VerticalData) -> None:
+    net = Federation(tiny, protocol)
+
+    async def body():
+        tasks = [asyncio.create_task(net.join(p, 10.0**i)) for i, p in enumerate(net.parties)]
+        total = await net.sums["server"].total(np.arange(3), "test")
+        for task in tasks:
+            task.cancel()
+        return total
+
+    total = net.run(body)
+    np.testing.assert_allclose(total.values, np.full((3, 1), 1111.0), atol=1e-5)
+    np.testing.assert_allclose(total.summed, np.full((3, 1), 1110.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", SUMS)
+def test_a_missing_party_is_never_zeros(protocol: str, tiny: VerticalData) -> None:
+    """Without p3 no total appears; once it is declared gone, the round fails and later ones are refused."""
+    net = Federation(tiny, protocol)
+
+    async def stalled() -> None:
+        tasks = [asyncio.create_task(net.join(p, 1.0)) for p in ("p0", "p1", "p2")]
+        try:
+            await net.sums["server"].total(np.arange(3), "test")
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    with pytest.raises(DeadlockError):
+        net.run(stalled)
+    failures = []
+    for sums in net.sums.values():
+        try:
+            run_virtual(sums.drop("p3"))
+        except DropoutError as error:
+            failures.append(error)
+    assert failures
+    with pytest.raises(DropoutError, match="p3 is gone"):
+        run_virtual(net.sums["server"].announce(np.arange(3), "test", channel="server"))
+
+
+def test_a_round_is_never_joined_twice(tiny: VerticalData) -> None:
+    net = Federation(tiny, "two-tree")
+    request = SumRequest(channel="server", number=7, rows=np.arange(2), purpose="test", requester="server")
+
+    async def body() -> None:
+        sums = net.sums["p1"]
+        head = sums.gate.ledger.head
+        part = Contribution(values=np.zeros((2, 1)), source=torch.zeros(0), head=head)
+        await sums.join(request, part)
+        await sums.join(request, part)
+
+    with pytest.raises(ProtocolError, match="masks are never used twice"):
+        net.run(body)
+
+
+def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
+    net = Federation(tiny, "two-tree")
+    good = {
+        "channel": "server", "from": 3, "to": 2, "round": 0, "attempt": 0, "tree": 1,
+        "total": np.zeros((1, 1), np.uint64),
+    }  # fmt: skip
+    message = Message(kind="tree.subtotal", sender="p3", receiver="p2", number=1, fields=good)
+    bad = [
+        (dataclasses.replace(message, sender="p1"), "does not play address 3"),
+        (dataclasses.replace(message, fields={**good, "to": 1}), "does not play"),
+        (dataclasses.replace(message, fields={**good, "channel": "elsewhere"}), "no channel"),
+        (dataclasses.replace(message, fields={**good, "total": 3}), "total"),
+        (
+            dataclasses.replace(message, kind="sum-result", fields={"channel": "server", "round": 0}),
+            "no channel",
+        ),
+        (
+            dataclasses.replace(
+                message, kind="sum-own", fields={"channel": "server", "round": 0, "values": np.zeros(1)}
+            ),
+            "no part of the organisation",
+        ),
+    ]
+    for forged, match in bad:
+
+        async def body(forged=forged) -> None:
+            await net.sums["p2"]._absorb(forged)
+
+        with pytest.raises(ProtocolError, match=match):
+            net.run(body)
+    with pytest.raises(ProtocolError, match="without round or rows"):
+        SumRequest.read(
+            Message(
+                kind=REQUEST,
+                sender="server",
+                receiver="p1",
+                number=1,
+                fields={
+                    "channel": "server",
+                    "purpose": "x",
+                    "for": "p1",
+                    "round": True,
+                    "rows": np.arange(2),
+                },
+            )
+        )
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("changes", [{}, {"encoder_training": "none"}])
+def test_resumed_runs_agree_on_new_keys_and_end_the_same(
+    changes: dict, tiny: VerticalData, tmp_path: Path
+) -> None:
+    plan = plan_of(protocol="pairwise", epochs=3, **changes)
+    straight = train(tiny, plan, tmp_path / "straight")
+
+    def stop(progress) -> None:
+        if progress.epoch == 2 and progress.done > 0.5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train(tiny, plan, tmp_path / "broken", progress=stop)
+    resumed = train(tiny, plan, tmp_path / "broken", resume=True)
+    assert np.array_equal(weights_of(resumed), weights_of(straight))
