@@ -26,7 +26,7 @@ from securevfl.protocols.noise import NoisySum
 __all__ = ["CanaryResult", "canary_audit", "canary_audits"]
 
 CANARIES = 100_000
-WORLDS = 4_000
+WORLDS = 2_000
 
 
 def canary_audits(
@@ -48,7 +48,7 @@ def canary_audits(
         parties: Number of parties; 0 takes the plan's, or the fewest that its secure sum serves.
         records: Training records of the run; the audit of training uses at most 256.
         trials: Trials of each audit, some of them held out to fit the rule; 0 takes 100,000 canaries on each
-            way out of the gate and 4,000 training runs, which is also the most.
+            way out of the gate and 2,000 training runs, which is also the most.
         seed: Seed of coins and directions, never of noise.
         progress: Called with the audit's name and the share done.
 

@@ -33,7 +33,7 @@ from securevfl.seeds import numpy_generator
 Floats = NDArray[np.float64]
 Coins = NDArray[np.bool_]
 
-MAX_RELEASES = 11  # longer runs are audited by their first epochs: fewer releases only weaken the bound
+MAX_RELEASES = 6  # longer runs are audited by their first epochs: fewer releases only weaken the bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,10 @@ class Scenario:
 
     @classmethod
     def for_plan(cls, plan: Plan, records: int = 256) -> Scenario:
-        """The scenario that fits a plan's training, clip and epochs, with at most 256 records."""
+        """The scenario that fits a plan's training, clip and epochs, with 8 to 256 records."""
         make = cls.raw if plan.encoder_training == "raw" else cls.private
         releases = min(1 + plan.epochs, MAX_RELEASES)
-        return make(clip=plan.clip, releases=releases, records=min(records, 256), seed=plan.seed)
+        return make(clip=plan.clip, releases=releases, records=max(8, min(records, 256)), seed=plan.seed)
 
     @cached_property
     def canary(self) -> int:
