@@ -144,7 +144,7 @@ class Gate:
     def _check_vectors(self, vectors: Tensor, rows: Rows) -> None:
         if vectors.ndim != 2 or len(vectors) != len(rows):
             raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {len(rows)} rows")
-        if not bool(torch.isfinite(vectors).all()):
+        if not np.isfinite(vectors.detach().cpu().numpy()).all():
             raise TrainingDiverged(
                 f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
             )

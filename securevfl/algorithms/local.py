@@ -113,7 +113,7 @@ class LocalModel:
             observers: Organisations that will see it.
             learning: True to keep the graph for the gradient that comes back.
         """
-        self.encoder.train(kind not in ("evaluation", "prediction"))
+        self._set_mode(kind)
         with torch.set_grad_enabled(learning and self.trains):
             vectors = self.encoder(self.records[rows])
             if learning and self.private:
@@ -122,9 +122,15 @@ class LocalModel:
                 return stay_inside(vectors)
             return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
+    def _set_mode(self, kind: str) -> None:
+        """Hidden noise and dropout are for training; the walk over all modules is only worth it on a change."""
+        training = kind not in ("evaluation", "prediction")
+        if self.encoder.training != training:
+            self.encoder.train(training)
+
     def embed(self, rows: Rows) -> Tensor:
         """Embeddings for a local step, as a release would compute them, with their graph; nothing leaves."""
-        self.encoder.train()
+        self._set_mode("")
         vectors: Tensor = self.encoder(self.records[rows])
         if self.private:
             self._hidden_noise = drawn_noise(self.encoder)
@@ -143,7 +149,7 @@ class LocalModel:
             learning: True to keep the graph for the gradient that comes back.
             also: Addresses that are handed the total, or something computed from it.
         """
-        self.encoder.train(kind not in ("evaluation", "prediction"))
+        self._set_mode(kind)
         with torch.set_grad_enabled(learning and self.trains):
             vectors = self.encoder(self.records[rows])
             if learning and self.private:

@@ -194,9 +194,12 @@ class VAFLServer(ServerRole):
         index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
         inputs = self.embeddings[index].requires_grad_()
         task = self.setup.data.task
-        each = task_loss(task, self._outputs(inputs), self.labels[index], reduction="none")
-        means = [piece.mean() for piece in torch.split(each, [len(rows) for rows in batches])]
-        total = torch.stack(means).sum()
+        if len(batches) == 1:
+            total = task_loss(task, self._outputs(inputs), self.labels[index])
+        else:
+            each = task_loss(task, self._outputs(inputs), self.labels[index], reduction="none")
+            pieces = torch.split(each, [len(rows) for rows in batches])
+            total = torch.stack([piece.mean() for piece in pieces]).sum()
         self._update_head(total, len(batches))
         return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
 
@@ -206,7 +209,7 @@ class VAFLServer(ServerRole):
             self.optimiser.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         if self.optimiser is not None:
-            for parameter in self.optimiser.param_groups[0]["params"]:
+            for parameter in self.optimiser.param_groups[0]["params"] if batches > 1 else ():
                 parameter.grad /= batches
             self.optimiser.step()
 
