@@ -13,6 +13,7 @@ from rich.table import Table
 
 from securevfl.data import DATASETS, DatasetInfo, VerticalData
 from securevfl.data.registry import find_info
+from securevfl.plan import PROTOCOLS
 
 # A narrow terminal leaves out the descriptions, never the name that one has to type.
 _LEAST_DESCRIPTION = 24
@@ -31,9 +32,12 @@ def data(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the data sets, or describe one."""
+    """List the data sets and what combines with what, or describe one data set."""
     if name is None:
-        facts: dict[str, Any] = {"datasets": [_facts(key, info) for key, info in DATASETS.items()]}
+        facts: dict[str, Any] = {
+            "datasets": [_facts(key, info) for key, info in DATASETS.items()],
+            "algorithms": combinations(),
+        }
     else:
         info = find_info(name)
         facts = _facts(name, info)
@@ -49,8 +53,26 @@ def data(
         console.print(
             "Describe one with: securevfl data NAME [--data-folder DIR] [--parties M]", markup=False
         )
+        console.print(_combinations_table(facts["algorithms"]))
     else:
         _show(console, facts)
+
+
+def combinations() -> dict[str, list[str]]:
+    """Algorithm -> the protocols it runs on."""
+    from securevfl.algorithms import ALGORITHMS
+
+    return {name: list(algorithm.protocols) for name, algorithm in ALGORITHMS.items()}
+
+
+def _combinations_table(algorithms: dict[str, list[str]]) -> Table:
+    table = Table(title="What combines with what (--algorithm, --protocol)", box=SIMPLE_HEAD)
+    table.add_column("algorithm", no_wrap=True)
+    for protocol in PROTOCOLS:
+        table.add_column(protocol, justify="center", no_wrap=True)
+    for name, protocols in algorithms.items():
+        table.add_row(name, *("yes" if protocol in protocols else "-" for protocol in PROTOCOLS))
+    return table
 
 
 def _facts(name: str, info: DatasetInfo) -> dict[str, Any]:

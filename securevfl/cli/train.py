@@ -27,7 +27,7 @@ def train(
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str | None, typer.Option(help="ID column of CSV files.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Algorithm; see securevfl data --help.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Algorithm; securevfl data lists them.")] = None,
     protocol: Annotated[
         str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
     ] = None,
