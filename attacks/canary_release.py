@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 ROWS = 4  # rows of the gate that one canary uses
 CHUNK = 1 << 15
-CALLS = 64  # at least so many calls of the gate, so that noise shared within a call shows
+CALLS = 64  # a rule is fitted on at least so many calls of the gate, so that noise shared in a call shows
 HELD_OUT = 1 << 16  # more held-out trials would not make the rule better
 
 
@@ -59,16 +59,12 @@ def gate_canaries(
     direction = rng.normal(size=width)
     direction /= np.linalg.norm(direction)
     held_out = min(trials // 2, HELD_OUT) if rule == "held-out" else 0
-    if held_out:
-        fitting = list(_trials(door, range(held_out), direction, repeats, rng))
-        score = LinearScore.fitted(*(np.concatenate(parts) for parts in zip(*fitting, strict=True)))
-    else:
-        score = LinearScore.fixed(np.concatenate([direction, np.zeros(2 * width)]), 0.0)
+    score = _rule(door, held_out, direction, repeats, rng)
     scores, worlds = [], []
-    for features, coins in _trials(door, range(held_out, trials), direction, repeats, rng):
+    for features, coins in _trials(door, range(held_out, trials), CHUNK, direction, repeats, rng):
         scores.append(score(features))
         worlds.append(coins)
-        progress(sum(map(len, worlds)) / (trials - held_out))
+        progress(min(1.0, len(worlds) * CHUNK / (trials - held_out)))
     return conclude(
         mode=door.gate.mode,
         accounting="per-record",
@@ -80,11 +76,21 @@ def gate_canaries(
     )
 
 
+def _rule(
+    door: Door, held_out: int, direction: Floats, repeats: int, rng: np.random.Generator
+) -> LinearScore:
+    """The rule fitted on held-out trials, or without any the likelihood ratio of honest noise."""
+    if not held_out:
+        return LinearScore.fixed(np.concatenate([direction, np.zeros(2 * len(direction))]), 0.0)
+    chunk = min(CHUNK, -(-held_out // CALLS))
+    found = list(_trials(door, range(held_out), chunk, direction, repeats, rng))
+    return LinearScore.fitted(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
 def _trials(
-    door: Door, numbers: range, direction: Floats, repeats: int, rng: np.random.Generator
+    door: Door, numbers: range, chunk: int, direction: Floats, repeats: int, rng: np.random.Generator
 ) -> Iterator[tuple[Floats, NDArray[np.bool_]]]:
     """Yields features and coins of the canaries of these numbers, a chunk at a time."""
-    chunk = min(CHUNK, -(-len(numbers) // CALLS))
     for start in range(numbers.start, numbers.stop, chunk):
         size = min(chunk, numbers.stop - start)
         coins = rng.integers(0, 2, size).astype(np.bool_)
