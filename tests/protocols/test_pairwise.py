@@ -22,6 +22,7 @@ from securevfl.protocols import (
 )
 from securevfl.protocols.keys import PartyKeys
 from securevfl.protocols.pairwise import (
+    Encapsulations,
     KeyDirectory,
     MaskedInput,
     OpenedShares,
@@ -529,3 +530,49 @@ def test_large_sparse_group():
     kept = play_with_drops(protocol, nodes, values, 0, {10: 5, 70: 30, 190: 44})
     assert {5, 30} & set(kept) == set()
     assert 44 in kept
+
+
+def test_enough_openers_are_not_enough_if_the_survivors_can_be_cut():
+    """Every survivor has five of its seven holders, but two colluders could cut the ring in half."""
+    protocol = PairwiseMaskSum(workers=20, neighbours=6, collusion=2)
+    gone = {0, 1, 10, 11}
+    alive = frozenset(range(20)) - gone
+    protocol.check_openers(alive, alive)
+    assert protocol.graph.connectivity(alive) == 2
+    driver, _ = until_opening(protocol, list(np.ones((20, 1))))
+    envelope = next(e for e in driver.pending if e.receiver == 5)
+    refuses(driver.machines[5], relist(envelope, sorted(alive)))
+    for phase in (SealedShares, MaskedInput):
+        driver, aggregator = begin(ready(protocol), list(np.ones((20, 1))))
+        while not isinstance(driver.pending[0].message, phase):
+            driver.step()
+        for worker in (0, 1, 10):
+            driver.drop(worker)
+        with pytest.raises(DropoutError, match="do not hide"):
+            aggregator.drop(11)
+
+
+def test_shares_outside_the_field_are_refused_at_once():
+    protocol = PairwiseMaskSum(workers=5)
+    driver, aggregator = until_opening(protocol, list(np.ones((5, 2))))
+    while not isinstance(driver.pending[0].message, OpenedShares):
+        driver.step()
+    first = driver.pending[0]
+    outside = dataclasses.replace(first.message, shares=np.full_like(first.message.shares, 255))
+    refuses(aggregator, Envelope(first.sender, AGGREGATOR, outside))
+
+
+def test_fingerprints_cover_the_ciphertexts():
+    protocol = PairwiseMaskSum(workers=3, collusion=0, hybrid=True)
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    driver = Driver({address: node.setup() for address, node in nodes.items()})
+    driver.start()
+    while driver.pending:
+        envelope = driver.pending[0]
+        if isinstance(envelope.message, Encapsulations) and envelope.receiver == 2:
+            forged = envelope.message.ciphertexts.copy()
+            forged[0, 0] ^= 1  # what worker 0 sent to worker 2
+            driver.pending[0] = Envelope(AGGREGATOR, 2, Encapsulations(round=-1, ciphertexts=forged))
+        driver.step()
+    assert nodes[0].fingerprints()[2] != nodes[2].fingerprints()[0]
+    assert nodes[1].fingerprints()[2] == nodes[2].fingerprints()[1]

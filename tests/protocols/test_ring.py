@@ -169,6 +169,14 @@ def test_stochastic_rounding_is_unbiased():
             assert stats.binomtest(up, n, chance).pvalue > 1e-9
 
 
+def test_stochastic_rounding_needs_a_whole_step_of_room():
+    ring, stream = FixedPoint(32, 0), KeyStream(bytes(16))
+    ring.encode(2.0**31 - 1)
+    ring.encode(2.0**31 - 1.5, stochastic=stream)
+    with pytest.raises(EncodingError):
+        ring.encode(2.0**31 - 1, stochastic=stream)
+
+
 @given(st.sampled_from(RINGS), st.integers(1, 300), st.floats(allow_nan=False, allow_infinity=False))
 def test_stochastic_rounding_never_overflows(ring, terms, value):
     stream = KeyStream(bytes(16))

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sum_conformance import SumConformance, snapshot
+from sum_conformance import SumConformance, refuses, snapshot
 
 from securevfl.errors import DropoutError, InputError, TopologyError
-from securevfl.protocols import COORDINATOR, Driver, FixedPoint, TreePair, build_trees, run_round
-from securevfl.protocols.tree_machine import Subtotal
+from securevfl.protocols import COORDINATOR, Driver, Envelope, FixedPoint, TreePair, build_trees, run_round
+from securevfl.protocols.tree_machine import MaskTotal, Subtotal
 from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
 
 
@@ -127,6 +127,17 @@ def test_inner_coordinator_needs_a_shape_only_as_a_leaf():
         protocol.node(COORDINATOR).round(round=0)
     values = [np.full(2, float(i)) for i in range(4)]
     np.testing.assert_array_equal(protocol.sum(values), [6.0, 6.0])
+
+
+def test_a_mask_total_before_the_masks_is_refused():
+    pair = TreePair({1: 0, 2: 1, 3: 1}, {2: 0, 0: 3, 1: 2})
+    protocol = TwoTreeSum(workers=4, trees=pair, collusion=0)
+    machine = protocol.node(0).round(np.zeros(2), round=0)
+    machine.start()
+    early = MaskTotal(round=0, total=np.zeros(2, np.uint64))
+    refuses(machine, Envelope(3, 0, early))
+    machine.receive(Envelope(2, 0, Subtotal(round=0, tree=2, total=np.zeros(2, np.uint64))))
+    assert machine.receive(Envelope(3, 0, early)) == []
 
 
 def test_ring_elements_pass_as_they_are():
