@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from securevfl.attacks.approximate import ApproximateInference
+from securevfl.attacks.attribute import AttributeInference
 from securevfl.attacks.contract import Attack
-
+from securevfl.attacks.equality import EqualitySolving, GenerativeRegression
+from securevfl.attacks.exact import ExactInference, ReverseMultiplication, TotalsInference
+from securevfl.attacks.inversion import BlackBoxInversion, WhiteBoxInversion
+from securevfl.attacks.label import DirectLabels, GradientDirection, GradientNorm, Spectral
+from securevfl.attacks.label_completion import ActiveModelCompletion, ModelCompletion
+from securevfl.attacks.label_inversion import BatchLabelInversion
+from securevfl.attacks.membership import EmbeddingMembership, PredictionMembership
+from securevfl.attacks.protocol_keys import KeyScan
+from securevfl.attacks.protocol_masks import MaskStatistics
+from securevfl.attacks.protocol_trees import TreeCollusion, TreeLeak
 from securevfl.errors import AttackError
 from securevfl.plan import nearest
 
-_CLASSES: tuple[type[Attack], ...] = ()
+_CLASSES: tuple[type[Attack], ...] = (
+    GradientNorm,
+    GradientDirection,
+    DirectLabels,
+    Spectral,
+    ModelCompletion,
+    ActiveModelCompletion,
+    BatchLabelInversion,
+    ExactInference,
+    TotalsInference,
+    ApproximateInference,
+    EqualitySolving,
+    GenerativeRegression,
+    BlackBoxInversion,
+    WhiteBoxInversion,
+    ReverseMultiplication,
+    AttributeInference,
+    PredictionMembership,
+    EmbeddingMembership,
+    TreeLeak,
+    TreeCollusion,
+    MaskStatistics,
+    KeyScan,
+)
 
 ATTACKS: dict[str, type[Attack]] = {attack.name: attack for attack in _CLASSES}
 

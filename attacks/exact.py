@@ -1,0 +1,281 @@
+"""Exact inference of features from linear products, alone or in totals.
+
+A linear model's product is o_j(t) = w(t) . x_j with the same weights for all records of one moment. A few
+known records of the owner give the rest away: products of enough moments determine every other record. This
+refutes the claim that hiding single products in totals prevents exact inference: where the same records are
+summed repeatedly, totals do as well (with one mover between two sums, their difference is a column of the
+owner's Gram matrix).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
+from securevfl.attacks.feature import prior_of
+from securevfl.attacks.moments import TREES, Moment, moments
+from securevfl.attacks.reading import Floats, Rows
+from securevfl.attacks.scoring import score_recovered
+
+OPEN = ("plain", "plain-tree")  # protocols that show products of single parties to somebody
+TOLERANCE = 1e-3  # a value counts as recovered within this much; scaled features have deviations near 1
+_CONDITION = 1e4  # equations that amplify rounding of 2^-24 by more than this say nothing sure
+
+
+class LinearAttack(Attack):
+    """An attack on a party with a linear model."""
+
+    family: ClassVar[Family] = "feature"
+    metric = "recovered"
+    truth = ("features",)
+    needs: ClassVar[tuple[Need, ...]] = (Need("known records", 100), Need("public rows"), Need("bounds"))
+
+    def why_not(self, info: Info) -> str:
+        """Products of other models are not linear in the features."""
+        if info.plan.model != "linear":
+            return f"it solves linear equations; {info.owner} has a {info.plan.model} encoder"
+        return self.misfit(info)
+
+    def misfit(self, info: Info) -> str:
+        """A further reason of the attack's own; empty if there is none."""
+        return ""
+
+    @classmethod
+    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
+        """Share of values within `TOLERANCE`; the note has the errors."""
+        errors = np.abs(truth["features"][guess["rows"]] - guess["features"])
+        # Somebody who names the middle of the range (or 0) for every value is sometimes right by chance.
+        chance = np.abs(truth["features"][guess["rows"]] - guess["middle"]) <= TOLERANCE
+        note = (
+            f"within {TOLERANCE:g}; median error {np.median(errors):.2g}, largest {errors.max():.2g};"
+            f" {int(guess['equations'][0])} equations per record"
+        )
+        return score_recovered(errors <= TOLERANCE, baseline=float(chance.mean()), note=note)
+
+
+def anchors(evidence: Evidence) -> tuple[Rows, Floats]:
+    """Records of the owner that the attacker knows: some of the training part, and published ones."""
+    given = evidence.auxiliary
+    rows = np.concatenate([given["known_records/rows"], given["public_rows/rows"]])
+    values = np.concatenate(
+        [given["known_records/values"], given[f"public_rows/features/{evidence.info.owner}"]]
+    )
+    order = np.argsort(rows)
+    return rows[order].astype(np.int64), np.asarray(values[order], np.float64)
+
+
+def answer(evidence: Evidence, rows: Rows, features: Floats, equations: int) -> Guess:
+    """The guess for the rows that were not known; where the attack found nothing, the middle."""
+    middle = prior_of(np.asarray(evidence.auxiliary["bounds/values"], np.float64))[0]
+    if not len(rows):
+        rows = np.arange(evidence.info.n_train)
+        features = np.tile(middle, (len(rows), 1))
+    rest = ~np.isin(rows, anchors(evidence)[0])
+    return {
+        "rows": rows[rest],
+        "features": features[rest],
+        "middle": middle,
+        "equations": np.array([equations]),
+    }
+
+
+class ExactInference(LinearAttack):
+    """Single products are in the view: weights from known records, then every record from its products."""
+
+    name = "exact-inference"
+    summary = "solves for the weights of each message from known records, then for every record"
+    source = "Gu et al., AFSGD-VP, Definition 10 (exact inference), on partial sums"
+
+    def misfit(self, info: Info) -> str:
+        """Single products must be seen."""
+        if info.plan.protocol not in OPEN:
+            return f"protocol {info.plan.protocol} hides the products of single parties"
+        direct = any(info.received.get(kind) for kind in ("embedding", "plain.value", "tree.subtotal"))
+        shared = info.seen.get("snapshot") and info.plan.fusion == "concat"
+        return "" if direct or shared else f"{info.observer} sees no product of {info.owner}"
+
+    def run(self, evidence: Evidence) -> Guess:
+        """Two rounds of least squares."""
+        owner = frozenset({evidence.info.owner})
+        products = [moment for moment in moments(evidence) if moment.parties == owner]
+        rows, features, equations = from_products(products, *anchors(evidence))
+        return answer(evidence, rows, features, equations)
+
+
+def from_products(products: list[Moment], known: Rows, values: Floats) -> tuple[Rows, Floats, int]:
+    """Records from products with unknown weights, given some records; also the equations per record.
+
+    Records that are determined well serve as known ones for further messages, until there are no more.
+    """
+    while True:
+        rows, features, sure, equations = _solve_products(products, known, values)
+        fresh = sure & ~np.isin(rows, known)
+        if not fresh.any():
+            return rows, features, equations
+        order = np.argsort(np.concatenate([known, rows[fresh]]))
+        known = np.concatenate([known, rows[fresh]])[order]
+        values = np.concatenate([values, features[fresh]])[order]
+
+
+def _solve_products(
+    products: list[Moment], known: Rows, values: Floats
+) -> tuple[Rows, Floats, NDArray[np.bool_], int]:
+    """One round: weights of each message from known records, then all records; which of them are sure."""
+    left: dict[int, list[Floats]] = defaultdict(list)
+    right: dict[int, list[Floats]] = defaultdict(list)
+    width = values.shape[1]
+    for moment in products:
+        have = np.isin(moment.rows, known)
+        if have.sum() < width:
+            continue
+        inputs = values[np.searchsorted(known, moment.rows[have])]
+        weights, _, rank, _ = np.linalg.lstsq(inputs, moment.values[have], rcond=None)
+        if rank == width:
+            for row, value in zip(moment.rows, moment.values, strict=True):
+                left[int(row)].append(np.asarray(weights.T, np.float64))
+                right[int(row)].append(value)
+    rows = np.array(sorted(left), np.int64)
+    features, sure = np.zeros((len(rows), width)), np.zeros(len(rows), bool)
+    for i, row in enumerate(rows):
+        equations, targets = np.concatenate(left[int(row)]), np.concatenate(right[int(row)])
+        features[i], _, _, sizes = np.linalg.lstsq(equations, targets, rcond=None)
+        sure[i] = len(equations) >= width and sizes[-1] * _CONDITION > sizes[0]
+    return rows, features, sure, max((len(np.concatenate(part)) for part in left.values()), default=0)
+
+
+class TotalsInference(LinearAttack):
+    """Only totals are in the view: the owner's columns lie in the space that repeated totals span."""
+
+    name = "exact-inference-totals"
+    summary = "regresses known records on repeated totals over the same records, and reads off all others"
+    source = "Gram-matrix attack on AFSGD-VP Algorithm 2: repeated totals over the same records"
+    needs = (*LinearAttack.needs, Need("own features"))
+
+    def misfit(self, info: Info) -> str:
+        """Totals must be in the view in a form that the observer can read from it."""
+        told = sum(info.seen.get(kind, 0) for kind in ("scores", "update", "sum"))
+        trees = info.received.get("tree.subtotal", 0) or info.seen.get("tree.subtotal", 0)
+        if told or (info.plan.protocol in TREES and trees):
+            return ""
+        if info.plan.protocol in ("pairwise", "ckks", "bfv"):
+            return (
+                f"{info.observer} opens totals of protocol {info.plan.protocol} with secrets that no view"
+                " holds; protocol two-tree has the same totals"
+            )
+        return f"{info.observer} sees no total that {info.owner} takes part in"
+
+    def run(self, evidence: Evidence) -> Guess:
+        """The largest set of records that was summed repeatedly decides."""
+        info = evidence.info
+        groups: dict[bytes, list[Moment]] = defaultdict(list)
+        for moment in moments(evidence):
+            if info.owner in moment.parties:
+                order = np.argsort(moment.rows)
+                rows, values = moment.rows[order], moment.values[order]
+                groups[rows.tobytes()].append(Moment(moment.parties, rows, values))
+        known, values = anchors(evidence)
+        best = max(groups.values(), key=lambda group: _worth(group, known), default=[])
+        if not best or _worth(best, known) < 0:
+            return answer(evidence, np.zeros(0, np.int64), np.zeros((0, values.shape[1])), 0)
+        rows, design = best[0].rows, _design(best, evidence)
+        have = np.isin(rows, known)
+        targets = values[np.searchsorted(known, rows[have])]
+        weights = np.linalg.lstsq(design[have], targets, rcond=None)[0]
+        return answer(evidence, rows, design @ weights, sum(m.values.shape[1] for m in best))
+
+
+def _worth(group: list[Moment], known: Rows) -> int:
+    """Equations per record that a group of moments gives; negative where too few of its records are known."""
+    equations = sum(moment.values.shape[1] for moment in group)
+    return equations if int(np.isin(group[0].rows, known).sum()) >= 2 else -1
+
+
+def _design(group: list[Moment], evidence: Evidence) -> Floats:
+    """Totals of all moments side by side in an orthogonal basis, with the observers' own columns."""
+    info, rows = evidence.info, group[0].rows
+    totals = np.hstack([moment.values for moment in group])
+    basis, sizes, _ = np.linalg.svd(totals, full_matrices=False)
+    # Ring elements are rounded to 2^-33 and floats to 2^-24 of their size: smaller directions are rounding.
+    floor = max(2.0**-33, 2.0**-50 * float(sizes[0])) * np.sqrt(totals.size)
+    parts = [basis[:, sizes > floor] * np.sqrt(len(rows))]
+    if any(set(info.observers) & moment.parties for moment in group):
+        own = [evidence.auxiliary[f"own_features/{name}"] for name in info.observers if name in info.parties]
+        parts += [np.asarray(block, np.float64)[rows] for block in own] + [np.ones((len(rows), 1))]
+    return np.hstack(parts)
+
+
+class ReverseMultiplication(LinearAttack):
+    """Steps on known records: o_j(t+1) - o_j(t) = -c x_i . x_j turns each step into an equation for x_j."""
+
+    name = "reverse-multiplication"
+    summary = "reads x_i . x_j off the change of products after the owner's step on a known record i"
+    source = "Weng et al., Privacy Leakage of Real-World Vertical Federated Learning, 2020"
+
+    def misfit(self, info: Info) -> str:
+        """The owner's steps and its single products must be seen, one record per step."""
+        if info.plan.batch != 1:
+            return f"steps on {info.plan.batch} records at once mix their gradients; it needs batches of one"
+        if not info.seen.get("sum-request"):
+            return f"the records of {info.owner}'s steps are not announced in this run"
+        if info.plan.l2 > 0:
+            return "weight decay moves the products besides the known step; it needs l2 = 0"
+        if info.plan.protocol in OPEN:
+            return ""
+        return f"protocol {info.plan.protocol} hides the products of single parties"
+
+    def run(self, evidence: Evidence) -> Guess:
+        """One equation per step of the owner on a known record between two products of the same records."""
+        known, values = anchors(evidence)
+        lookup = dict(zip(known.tolist(), values, strict=True))
+        left: list[Floats] = []
+        right: list[dict[int, float]] = []
+        for step, change in _changes(evidence):
+            if step not in lookup:
+                continue
+            shared = [row for row in change if row in lookup]
+            inner = np.array([lookup[step] @ lookup[row] for row in shared])
+            moved = np.array([change[row] for row in shared])
+            if inner @ inner > 0 and moved @ moved > 0:
+                scale = float(inner @ moved / (inner @ inner))
+                left.append(lookup[step])
+                right.append({row: value / scale for row, value in change.items()})
+        rows, features = _solve_steps(left, right, values.shape[1])
+        return answer(evidence, rows, features, len(left))
+
+
+def _changes(evidence: Evidence) -> list[tuple[int, dict[int, float]]]:
+    """The owner's single steps: the record of the step, and how far each record's product moved."""
+    info = evidence.info
+    found: list[tuple[int, dict[int, float]]] = []
+    products = iter([m for m in moments(evidence) if m.parties == frozenset({info.owner})])
+    before: dict[int, float] = {}
+    steps: list[Rows] = []
+    for seen in evidence.view.messages("sum-request"):
+        receiver = info.hosts[str(seen.fields["channel"])]
+        if str(seen.fields["for"]) == info.owner:
+            steps.append(seen.fields["rows"])
+        if receiver not in info.observers:
+            continue
+        moment = next(products, None)
+        if moment is None:
+            break
+        after = dict(zip(moment.rows.tolist(), moment.values[:, 0].tolist(), strict=True))
+        shared = before.keys() & after.keys()
+        if len(steps) == 1 and shared:
+            found.append((int(steps[0][0]), {row: after[row] - before[row] for row in shared}))
+        before, steps = after, []
+    return found
+
+
+def _solve_steps(left: list[Floats], right: list[dict[int, float]], width: int) -> tuple[Rows, Floats]:
+    rows = sorted({row for part in right for row in part})
+    features: NDArray[np.float64] = np.zeros((len(rows), width))
+    for i, row in enumerate(rows):
+        have = [number for number, part in enumerate(right) if row in part]
+        equations = np.array([left[number] for number in have])
+        features[i] = np.linalg.lstsq(equations, np.array([right[n][row] for n in have]), rcond=None)[0]
+    return np.array(rows, np.int64), features
