@@ -1,0 +1,62 @@
+"""Every example and every command of the README runs as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README = (ROOT / "README.md").read_text()
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example(path: Path, tmp_path: Path) -> None:
+    done = run([sys.executable, "-W", "error", str(path)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout and done.stderr == ""
+
+
+def test_every_example_is_listed() -> None:
+    listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "examples" / "README.md").read_text()))
+    assert listed == {path.name for path in EXAMPLES}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_readme_python(tmp_path: Path) -> None:
+    for number, block in enumerate(blocks("python")):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(block)
+        done = run([sys.executable, "-W", "error", str(script)], tmp_path)
+        assert done.returncode == 0, done.stderr
+        for expected in re.findall(r"# (True|\[.*?\)\])", block):
+            assert expected in done.stdout
+
+
+def test_readme_commands(tmp_path: Path) -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("securevfl ")]
+    assert len(lines) >= 5
+    for line in lines:
+        done = run(["bash", "-c", line], tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_readme_links_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
