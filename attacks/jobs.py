@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-from securevfl.attacks.contract import Arrays, Attack, Evidence, Guess, Info
 
+from securevfl.attacks.contract import Arrays, Attack, Evidence, Guess, Info
 from securevfl.errors import AttackError
 from securevfl.views import View
 

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from securevfl.attacks.contract import Guess
 from securevfl.attacks.jobs import ERROR, GUESS, Job, load_arrays
-
 from securevfl.errors import AttackError
 
 Report: TypeAlias = Callable[[float], None]

@@ -19,7 +19,6 @@ from securevfl.attacks.contract import Attack, Score
 from securevfl.attacks.jobs import Job
 from securevfl.attacks.processes import AttackProcess, InProcess, Report
 from securevfl.attacks.source import Source
-
 from securevfl.errors import SecureVFLError
 
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+
 from securevfl.accountants.modes import mu_of, weakest_mode
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.attacks.contract import Arrays, Info, Need, Truth
 from securevfl.attacks.deployed import Deployed
 from securevfl.attacks.truth import AUXILIARY, TRUTHS
-
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError, SecureVFLError
 from securevfl.folder import RunFolder
@@ -55,6 +55,7 @@ class Source:
         self.plan = self.files.read_plan()
         self.data = None if data is None else resolve(self.plan, data)[1]
         self._tallies: dict[str, dict[Tally, tuple[int, int]]] = {}
+        self._infos: dict[tuple[str, tuple[str, ...]], Info] = {}
 
     # -- public facts ---------------------------------------------------------------------------------------
 
@@ -111,7 +112,16 @@ class Source:
         return mu_of(seen, weakest_mode(seen))
 
     def info(self, owner: str, observers: tuple[str, ...]) -> Info:
-        """The public facts for an attack of `observers` on `owner`."""
+        """The public facts for an attack of `observers` on `owner`.
+
+        The plan in it does not say which data set it was or where its files are.
+        """
+        key = (owner, tuple(observers))
+        if key not in self._infos:
+            self._infos[key] = self._info(*key)
+        return self._infos[key]
+
+    def _info(self, owner: str, observers: tuple[str, ...]) -> Info:
         received: Counter[str] = Counter()
         seen: Counter[str] = Counter()
         hosts = {**{party: party for party in self.parties}, "server": self.label_holder}
@@ -122,7 +132,7 @@ class Source:
                     received[key.kind] += count
         data = self.data
         info = Info(
-            plan=self.plan,
+            plan=self.plan.with_changes(data="", data_folder=""),
             parties=self.parties,
             widths=() if data is None else data.widths,
             label_holder=self.label_holder,
@@ -131,7 +141,7 @@ class Source:
             n_train=0 if data is None else data.n_train,
             n_test=0 if data is None else data.n_test,
             owner=owner,
-            observers=tuple(observers),
+            observers=observers,
             received=dict(received),
             seen=dict(seen) if set(observers) <= set(self.observers) else {},
             mu=self.mu(owner, observers),

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.special import expit, logit, ndtr, ndtri
-from securevfl.accountants.gdp import gdp_epsilon
 
+from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.errors import AttackError
 
 Floats = NDArray[np.float64]

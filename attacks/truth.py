@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from securevfl.attacks.contract import Arrays, Info
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from securevfl.attacks.jobs import ERROR, GUESS, Job, save_arrays
-
 from securevfl.errors import SecureVFLError
 
 

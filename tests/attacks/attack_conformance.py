@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+
 from securevfl.attacks.contract import FAMILIES, METRICS, Arrays, Attack, Evidence, Guess, Info, Truth
 from securevfl.attacks.registry import ATTACKS
 from securevfl.attacks.truth import AUXILIARY, TRUTHS
-
 from securevfl.views import View
 
 

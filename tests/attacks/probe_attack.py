@@ -7,8 +7,8 @@ import time
 from typing import ClassVar
 
 import numpy as np
-from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
 
+from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
 from securevfl.errors import AttackError
 
 

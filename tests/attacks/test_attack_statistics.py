@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
+
 from securevfl.attacks.statistics import (
     Errors,
     auc,
@@ -31,7 +32,6 @@ from securevfl.attacks.statistics import (
     tpr_ceiling,
     upper_bound,
 )
-
 from securevfl.errors import AttackError
 
 VECTORS = json.loads(Path(__file__).with_name("statistics_vectors.json").read_text())
