@@ -14,12 +14,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
+
 from securevfl.accountants.pairs import Array, GridLoss, ResponsePair, SampledGaussianPair
 
 Pair: TypeAlias = SampledGaussianPair | ResponsePair
 
 _FINEST = 1e-4  # step of the grid, as in dp-accounting, for totals of moderate size
-_CELLS = 1 << 22  # most cells of a transform: about 0.3 GB and 2 s; beyond, the step is widened
+_CELLS = 1 << 21  # most cells of a transform: about 0.2 GB and 1 s; beyond, the step is widened
+_SINGLE_CELLS = 1 << 18  # most cells of a single loss
+_RESOLUTION = 1e-8  # of a loss that hardly varies, relative to its size
 _COARSER = 16
 _NEGLIGIBLE = 1e-9  # truncated mass, relative to delta
 _ROUNDING = 2.0**-53
@@ -36,7 +39,7 @@ class Composition:
         coarse: The same on a grid `_COARSER` times wider, which bounds every moment from above: good enough
             to choose the tilt and the window.
         counts: How often each is composed with itself.
-        widened: Whether the step had to be widened to fit the memory limit; the bound is then looser.
+        widened: Whether the step is wider than the losses ask for, to save memory; the bound is then looser.
     """
 
     losses: tuple[GridLoss, ...]
@@ -54,9 +57,18 @@ class Composition:
         return _minimise(lambda t: (self._log_moment(t) - math.log(delta)) / t)
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound of epsilon at `delta` in (0, 1); infinite if none was found."""
-        found = self._tail(self.order(delta), delta).epsilon(delta)
-        return math.inf if found is None else found + self._drift()
+        """Return an upper bound of epsilon at `delta` in (0, 1)."""
+        spare = delta - self._infinite()
+        if spare <= 0:
+            return math.inf
+        order = self.order(spare)
+        # Two plain bounds that no rounding of the transform can touch: all losses at once, and Chernoff's.
+        largest = sum(n * int(loss.cells[-1]) for loss, n in zip(self.losses, self.counts, strict=True))
+        chernoff = (_total_log_moment(self.losses, self.counts, order) - math.log(spare)) / order
+        plain = max(0.0, min(largest * self.step, chernoff))
+        tail = self._tail(order, delta)
+        found = None if tail is None else tail.epsilon(delta)
+        return (plain if found is None else min(found, plain)) + self._drift()
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound of delta at a finite `epsilon`."""
@@ -64,7 +76,8 @@ class Composition:
         order = _minimise(lambda t: self._log_moment(t) - t * epsilon)
         exponent = min(0.0, self._log_moment(order) - order * epsilon)
         chernoff = max(math.exp(exponent), _SMALLEST)
-        bound = self._tail(order, chernoff).delta(epsilon)
+        tail = self._tail(order, chernoff)
+        bound = 1.0 if tail is None else tail.delta(epsilon)
         return min(1.0, bound, chernoff + self._infinite())
 
     def _drift(self) -> float:
@@ -97,8 +110,11 @@ class Composition:
         first = min(max(math.floor(low / self.step), least), most)
         return first, max(min(math.ceil(high / self.step), most), first)
 
-    def _tail(self, order: float, delta: float) -> "_Tail":
+    def _tail(self, order: float, delta: float) -> "_Tail | None":
+        """Return the composed tail, None if its cells cannot be numbered by 64-bit integers."""
         first, last = self.window(order, delta)
+        if max(-first, last) >= 1 << 62:
+            return None
         size = int(next_fast_len(max(last - first + 1, 16), real=True))
         spectrum = self._spectrum(order, size)
         mass = np.maximum(irfft(spectrum, size), 0.0)
@@ -176,7 +192,8 @@ class _Tail:
         excess = float(upper[index]) + spare - delta
         if excess <= 0:
             return before
-        return min(after, max(before, after + math.log(excess / lower[index])))
+        within = after + math.log(excess / lower[index]) if lower[index] > 0 else after
+        return min(after, max(before, within))
 
     def _bound(self, upper: Array, lower: Array, epsilons: Array) -> Array:
         return np.maximum(upper - lower, 0.0) + self.lost + self.noise * self._weight(epsilons)
@@ -186,11 +203,15 @@ def compose(pairs: Sequence[Pair], counts: Sequence[int], *, cells: int = _CELLS
     """Put the pairs on one grid that is as fine as they need and as coarse as memory demands."""
     spreads = np.array([pair.deviation() for pair in pairs])
     total = math.sqrt(float(np.dot(spreads**2, counts)))
-    wanted = min(max(_FINEST, _FINEST * total / 5), float(spreads.min()) / 30)
-    step = max(wanted, max(high - low for low, high in (pair.limits() for pair in pairs)) / cells)
+    limits = [pair.limits() for pair in pairs]
+    width = max(high - low for low, high in limits)
+    size = max(max(-low, high) for low, high in limits)
+    ideal = min(max(_FINEST, _FINEST * total / 5), float(spreads.min()) / 30)
+    # A loss with rare huge values would ask for cells without end; beyond this they buy nothing.
+    step = max(ideal, width / _SINGLE_CELLS, size * _RESOLUTION)
     while True:
         coarse = tuple(pair.on_grid(step * _COARSER) for pair in pairs)
-        draft = Composition(losses=coarse, coarse=coarse, counts=tuple(counts), widened=step > wanted)
+        draft = Composition(losses=coarse, coarse=coarse, counts=tuple(counts), widened=step > ideal)
         first, last = draft.window(draft.order(1e-16), 1e-16)
         excess = (last - first) * _COARSER / cells
         if excess < 1:

@@ -16,6 +16,7 @@ from scipy.special import ndtr
 from securevfl.errors import AccountingError
 
 Array: TypeAlias = NDArray[np.float64]
+Mixture: TypeAlias = tuple[tuple[float, float], ...]
 Direction: TypeAlias = Literal["remove", "add", "replace"]
 
 # Beyond 11 standard deviations a Gaussian has 2e-28 of its mass: far below any delta in use.
@@ -58,8 +59,8 @@ class GridLoss:
 class SampledGaussianPair:
     """A Gaussian sum over a secret Poisson sample, scaled to means 0 and 1 (and -1 for `replace`).
 
-    The pairs are those of Zhu, Dong and Wang 2022, Theorem 11 (`remove`, `add`), and of dp-accounting's
-    REPLACE_ONE (`replace`): (1-q) N(0, s^2) + q N(1, s^2) against N(0, s^2), the same swapped, and
+    The pairs are those of Zhu, Dong and Wang 2022 (`remove`, `add`) and of dp-accounting's REPLACE_ONE
+    (`replace`): (1-q) N(0, s^2) + q N(1, s^2) against N(0, s^2), the same swapped, and
     against (1-q) N(0, s^2) + q N(-1, s^2). With rate 1 it is the plain Gaussian mechanism.
     """
 
@@ -68,14 +69,17 @@ class SampledGaussianPair:
     direction: Direction
 
     @property
-    def upper(self) -> tuple[tuple[float, float], ...]:
+    def upper(self) -> Mixture:
         """Weights and means of P; `add` is mirrored, so that the loss grows with the outcome."""
-        return ((1.0, 0.0),) if self.direction == "add" else ((1 - self.rate, 0.0), (self.rate, 1.0))
+        return ((1.0, 0.0),) if self.direction == "add" else self._mixture(1.0)
 
     @property
-    def lower(self) -> tuple[tuple[float, float], ...]:
+    def lower(self) -> Mixture:
         """Weights and means of Q."""
-        return ((1.0, 0.0),) if self.direction == "remove" else ((1 - self.rate, 0.0), (self.rate, -1.0))
+        return ((1.0, 0.0),) if self.direction == "remove" else self._mixture(-1.0)
+
+    def _mixture(self, mean: float) -> Mixture:
+        return ((1 - self.rate, 0.0), (self.rate, mean)) if self.rate < 1 else ((1.0, mean),)
 
     def loss(self, outcome: Array) -> Array:
         """Return the log-likelihood ratio at each outcome."""
@@ -120,12 +124,12 @@ class SampledGaussianPair:
 
     def deviation(self) -> float:
         """Return roughly the standard deviation of the loss under P."""
-        means = [mean for _, mean in self.upper]
-        points = np.linspace(min(means) - 9 * self.spread, max(means) + 9 * self.spread, 1001)
-        density = sum(w * np.exp(-(((points - m) / self.spread) ** 2) / 2) for w, m in self.upper)
+        steps = np.linspace(-9.0, 9.0, 301)
+        points = np.concatenate([mean + self.spread * steps for _, mean in self.upper])
+        weights = np.concatenate([weight * np.exp(-(steps**2) / 2) for weight, _ in self.upper])
         losses = self.loss(points)
-        mean = np.average(losses, weights=density)
-        return float(np.sqrt(np.average((losses - mean) ** 2, weights=density)))
+        mean = np.average(losses, weights=weights)
+        return float(np.sqrt(np.average((losses - mean) ** 2, weights=weights)))
 
     def on_grid(self, step: float) -> GridLoss:
         """Return the pessimistic discretisation."""
@@ -174,7 +178,7 @@ class ResponsePair:
         return GridLoss.of(step=step, first=-last, mass=mass, infinite=0.0)
 
 
-def _mixture_mass(parts: tuple[tuple[float, float], ...], edges: Array, spread: float) -> Array:
+def _mixture_mass(parts: Mixture, edges: Array, spread: float) -> Array:
     """Return the mass of a Gaussian mixture between consecutive edges."""
     total = np.zeros(edges.size - 1)
     for weight, mean in parts:

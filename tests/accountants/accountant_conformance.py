@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from securevfl.accountants import (
     Accountant,
     DPUpdate,
@@ -13,7 +14,6 @@ from securevfl.accountants import (
     RandomisedResponse,
     gdp_epsilon,
 )
-
 from securevfl.errors import AccountingError
 
 HIDDEN = {"ids_visible": False}

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import typer
-from securevfl.accountants import ReleaseRecord
 from typer.testing import CliRunner
 
+from securevfl.accountants import ReleaseRecord
 from securevfl.cli.account import account
 from securevfl.errors import AccountingError, AmplificationRefused
 

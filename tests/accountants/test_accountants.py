@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from accountant_conformance import AccountantConformance
+
 from securevfl.accountants import (
     ACCOUNTANTS,
     CLTApproximation,
@@ -20,6 +21,8 @@ from securevfl.accountants import (
     best_upper_bound,
     compare,
 )
+from securevfl.accountants.numerical import compositions
+from securevfl.accountants.workload import reduce_events
 
 CASES = json.loads(Path(__file__).with_name("vectors.json").read_text(encoding="utf-8"))["cases"]
 
@@ -162,6 +165,35 @@ def test_hard_cases_stay_sound_and_small(count, delta):
     # The moments' conversion loses at most a few percent at such budgets, and never wins.
     assert 0.9 * moments < best.epsilon < moments
     assert best.bound
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "count"),
+    [
+        (1e-4, 0.3, 10**9),
+        (1e-4, 1e-9, 37),
+        (0.02, 0.3, 37),
+        (0.3, 1e-9, 1),
+        (3.0, 0.999999, 10**9),
+        (1e4, 1e-9, 10**9),
+        (1e4, 0.5, 10**15),
+    ],
+)
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_extreme_workloads_stay_finite_and_below_the_other_bounds(sigma, rate, count, adjacency):
+    event = sampled(sigma, rate, count, adjacency)
+    best = best_upper_bound(event, 1e-13)
+    others = [kind().epsilon(event, 1e-13) for kind in (GDPAccountant, MomentsAccountant)]
+    assert 0 <= best.epsilon <= min(others) * 1.001
+    assert math.isfinite(best.epsilon)
+
+
+def test_bounded_losses_have_bounded_epsilon():
+    """Adding a record to a sample can raise the density by at most 1/(1-q), however small the noise."""
+    composed = compositions(reduce_events(sampled(0.02, 0.3, 37)))
+    add = [c for c in composed if c.losses[0].cells[-1] * c.step < 1]
+    assert len(add) == 1
+    assert add[0].epsilon(1e-13) == pytest.approx(-37 * math.log(0.7), rel=1e-6)
 
 
 def test_best_is_the_smallest_sound_figure():

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from securevfl.accountants import (
     GaussianRelease,
     best_upper_bound,
@@ -18,7 +19,6 @@ from securevfl.accountants import (
     sealed_sensitivity,
     sealed_sigma,
 )
-
 from securevfl.errors import AccountingError, AmplificationRefused
 
 few = settings(max_examples=60, deadline=None)

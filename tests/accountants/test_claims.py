@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from securevfl.accountants import claim_for, fdml_claim, flex_claim, gdp_epsilon, vafl_claim
 
+from securevfl.accountants import claim_for, fdml_claim, flex_claim, gdp_epsilon, vafl_claim
 from securevfl.errors import AccountingError
 
 RUN = {"sigma": 4.0, "clip": 1.0, "records": 100, "batch": 1, "releases": 2000, "delta": 1e-5}

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from securevfl.accountants import (
     DPUpdate,
     EncryptedRelease,
@@ -13,7 +14,6 @@ from securevfl.accountants import (
     MaskedRelease,
     RandomisedResponse,
 )
-
 from securevfl.errors import AccountingError, AmplificationRefused
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from securevfl.accountants import compose_mu, gdp_delta, gdp_epsilon, gdp_mu
 
+from securevfl.accountants import compose_mu, gdp_delta, gdp_epsilon, gdp_mu
 from securevfl.errors import AccountingError
 
 CASES = json.loads(Path(__file__).with_name("vectors.json").read_text(encoding="utf-8"))["cases"]

@@ -4,6 +4,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant as LibraryPLD
 from dp_accounting.rdp import RdpAccountant
+
 from securevfl.accountants import (
     DPUpdate,
     ExactRelease,
@@ -17,7 +18,6 @@ from securevfl.accountants import (
     from_opacus_history,
     to_dp_event,
 )
-
 from securevfl.errors import AccountingError, AmplificationRefused
 
 RELATIONS = {

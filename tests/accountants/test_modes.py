@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from securevfl.accountants import (
     COALITION,
     Filter,
@@ -18,7 +19,6 @@ from securevfl.accountants import (
     privacy_matrix,
 )
 from securevfl.accountants.records import pure_mu
-
 from securevfl.errors import AccountingError, BudgetExceeded
 
 few = settings(max_examples=60, deadline=None)
