@@ -8,7 +8,6 @@ from securevfl.accountants.best import best_upper_bound
 from securevfl.accountants.events import ADJACENCIES, Adjacency, GaussianRelease
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.records import MODES
-
 from securevfl.errors import AccountingError
 
 # Added to every calibrated noise, so that a filter that adds the planned releases one by one in floating

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from securevfl.accountants import checks
 from securevfl.accountants.gdp import gdp_epsilon
-
 from securevfl.errors import AccountingError
 
 LABEL = "claimed, not sound"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from securevfl.accountants import checks
-
 from securevfl.errors import AccountingError, AmplificationRefused
 
 Adjacency: TypeAlias = Literal["add-remove", "replace-one", "replace-by-null"]

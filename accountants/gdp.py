@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfcx, log_ndtr
-from securevfl.accountants.checks import non_negative, probability
 
+from securevfl.accountants.checks import non_negative, probability
 from securevfl.errors import AccountingError
 
 # Rounding steps granted to each of: the inputs (a mu composed of a million terms included), the

@@ -19,7 +19,6 @@ from securevfl.accountants.events import (
     RandomisedResponse,
 )
 from securevfl.accountants.workload import reduce_events
-
 from securevfl.errors import AccountingError
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
+
 from securevfl.accountants import checks
 from securevfl.accountants.base import Accountant
 from securevfl.accountants.events import Event
@@ -16,7 +17,6 @@ from securevfl.accountants.renyi import (
     sampled_gaussian_rdp,
 )
 from securevfl.accountants.workload import Workload, reduce_events
-
 from securevfl.errors import AccountingError
 
 _UNSAMPLED = "sampling ignored: no Rényi bound for sampled releases under replace-one"

@@ -10,7 +10,6 @@ from securevfl.accountants.composition import Composition, Pair, compose
 from securevfl.accountants.moments import MomentsAccountant
 from securevfl.accountants.pairs import Direction, ResponsePair, SampledGaussianPair
 from securevfl.accountants.workload import Workload
-
 from securevfl.errors import AccountingError
 
 

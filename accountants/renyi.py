@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
+
 from securevfl.accountants.pairs import Array
 
 # More points than this mean a noise so small that a fractional order brings nothing.

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from securevfl.accountants import checks
-
 from securevfl.errors import AccountingError
 
 Protects: TypeAlias = Literal["features", "label", "person"]

@@ -17,7 +17,6 @@ from securevfl.accountants.events import (
 )
 from securevfl.accountants.gdp import compose_mu
 from securevfl.accountants.records import pure_mu
-
 from securevfl.errors import AccountingError
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant as LibraryPLD
+
 from securevfl.accountants import (
     Filter,
     GaussianRelease,
