@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from securevfl.gate import Contribution, Gate, Released, clip_rows, stay_inside
 from securevfl.models import clipped_gradient_sum, drawn_noise
 from securevfl.plan import Plan
 from securevfl.rows import Rows
+
+if TYPE_CHECKING:
+    from securevfl.algorithms.lockstep import Lockstep
 
 MOMENTUM = 0.9
 
@@ -35,6 +38,11 @@ class Records:
             joined = np.concatenate([np.asarray(train, np.float32), np.asarray(test, np.float32)])
             self._dense = torch.from_numpy(joined).to(device)
             self.count = len(joined)
+
+    @property
+    def sparse(self) -> bool:
+        """True where the rows are kept sparse."""
+        return self._sparse is not None
 
     def __getitem__(self, rows: Rows) -> Tensor:
         if self._sparse is not None:
@@ -69,6 +77,13 @@ def _decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
         group["lr"] = group["first_rate"] / math.sqrt(group["steps"])
 
 
+class Together(NamedTuple):
+    """A party's place among the parties that are computed together."""
+
+    lockstep: Lockstep
+    place: int
+
+
 class LocalModel:
     """Computes embeddings of a party's rows, lets them out through the gate, and learns from gradients.
 
@@ -97,6 +112,8 @@ class LocalModel:
         self.optimiser = optimiser
         self.gate = gate
         self.private = private
+        self.together: Together | None = None
+        self._leaf: Tensor | None = None
         self._hidden_noise: dict[str, Tensor] = {}
 
     @property
@@ -115,7 +132,10 @@ class LocalModel:
         """
         self._set_mode(kind)
         with torch.set_grad_enabled(learning and self.trains):
-            vectors = self.encoder(self.records[rows])
+            if learning and self.together is not None:
+                self._leaf = vectors = self.together.lockstep.embed(self.together.place, rows)
+            else:
+                vectors = self.encoder(self.records[rows])
             if learning and self.private:
                 self._hidden_noise = drawn_noise(self.encoder)
             if not observers:
@@ -123,7 +143,7 @@ class LocalModel:
             return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
     def _set_mode(self, kind: str) -> None:
-        """Hidden noise and dropout are for training; the walk over all modules is only worth it on a change."""
+        """Hidden noise and dropout are for training; walking over all modules pays only on a change."""
         training = kind not in ("evaluation", "prediction")
         if self.encoder.training != training:
             self.encoder.train(training)
@@ -177,6 +197,10 @@ class LocalModel:
             return
         source = released if isinstance(released, Tensor) else released.source
         upstream = torch.from_numpy(np.array(gradient, np.float32)).to(source.device)
+        if self.together is not None and self._leaf is not None:
+            source.backward(upstream)  # type: ignore[no-untyped-call]
+            self.together.lockstep.learn(self.together.place, self._leaf.grad)
+            return
         self.optimiser.zero_grad(set_to_none=True)
         if self.private:
             self._private_gradient(upstream, rows)

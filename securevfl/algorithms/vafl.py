@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
 from securevfl.algorithms.channels import SUMS, check_channels
+from securevfl.algorithms.local import Together
+from securevfl.algorithms.lockstep import Lockstep
 from securevfl.algorithms.pace import step_shares
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.algorithms.vafl_server import VAFLServer
@@ -97,3 +99,13 @@ class VAFLSync(VAFL):
     def wait_for(self, plan: Plan, parties: int) -> int:
         """All of them."""
         return parties
+
+    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
+        """The roles; parties with encoders of one shape are computed together."""
+        server, parties = super().roles(setup)
+        models = [role.model for role in parties if isinstance(role, VAFLParty)]
+        lockstep = Lockstep.of(models, setup.plan) if setup.plan.protocol == "plain" else None
+        if lockstep is not None:
+            for place, model in enumerate(models):
+                model.together = Together(lockstep, place)
+        return server, parties

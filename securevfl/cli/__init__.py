@@ -15,12 +15,14 @@ from securevfl.cli.audit import audit
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
 from securevfl.cli.train import train
+from securevfl.cli.trees import trees
 from securevfl.errors import SecureVFLError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "audit": audit,
     "account": account,
+    "trees": trees,
     "align": align,
     "data": data,
     "demo": demo,

@@ -167,7 +167,8 @@ def test_ledger_matches_the_formula_of_its_mode(tiny: VerticalData, training: st
     """Synchronous, 4 epochs, evaluated after each: the schedule is known exactly."""
     plan = Plan(
         algorithm="vafl-sync", epochs=4, batch=25, sigma=4.0, clip=0.5, encoder_training=training,
-        evaluate_every=1, gradient_sigma=2.0 if training == "dp" else 0.0, gradient_clip=0.3, scaling="public",
+        evaluate_every=1, gradient_sigma=2.0 if training == "dp" else 0.0, gradient_clip=0.3,
+        scaling="public",
     )  # fmt: skip
     spend = train(tiny, plan).privacy["p1"]
     once = (2 * 0.5 / 4.0) ** 2
@@ -242,3 +243,28 @@ def test_a9a(data_folder: str) -> None:
     central = train(data, plan.with_changes(algorithm="central")).test["auc"]
     federated = train(data, plan).test["auc"]
     assert federated is not None and central is not None and federated >= central - 0.005
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-7])
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_parties_computed_together_are_parties_computed_alone(
+    tiny: VerticalData, model: str, sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoders of one shape share a batched product; nothing else changes, clip and gates included."""
+    from securevfl.algorithms.lockstep import Lockstep
+
+    plan = Plan(algorithm="vafl-sync", epochs=3, batch=20, model=model, hidden=(8,), sigma=sigma, clip=0.5)
+    engine = Engine(*resolve(plan, tiny))
+    assert all(role.model.together is not None for role in engine.parties)  # type: ignore[attr-defined]
+    together = train(tiny, plan)
+    monkeypatch.setattr(Lockstep, "of", classmethod(lambda cls, models, plan: None))
+    alone = train(tiny, plan)
+    # Products in another order: a few float32 units per step, 30 steps; noise of 1e-7 where there is any.
+    assert torch.allclose(weights(together), weights(alone), atol=1e-5, rtol=0)
+    assert together.privacy["p1"]["releases"] == alone.privacy["p1"]["releases"]
+
+
+def test_memory_and_own_rates_stay_with_the_parties(tiny: VerticalData) -> None:
+    for changes in ({"optimiser": "adam"}, {"learning_rates": {"p1": 0.2}}, {"encoder_training": "none"}):
+        engine = Engine(*resolve(Plan(algorithm="vafl-sync", **changes), tiny))
+        assert all(role.model.together is None for role in engine.parties)  # type: ignore[attr-defined]
