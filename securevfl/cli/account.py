@@ -201,11 +201,19 @@ def _show_run(run: Path, delta: float, *, as_json: bool) -> None:
 def _remarks(together: dict[str, Spend], claims: dict[str, Claim | None]) -> list[str]:
     assumptions = sorted({text for spend in together.values() for text in spend.assumptions})
     remarks = [f"Assumed: {text}." for text in assumptions]
+    told: dict[str, list[str]] = {}
     for owner, claim in claims.items():
         if claim is not None:
-            stated = "no epsilon" if claim.epsilon is None else f"epsilon {number(claim.epsilon)}"
-            remarks.append(f"{owner}: {stated} by {claim.source}: {claim.label}, since {claim.reason}.")
-    return remarks
+            told.setdefault(_sentence(claim), []).append(owner)
+    return [*remarks, *(f"{', '.join(owners)}: {text}" for text, owners in told.items())]
+
+
+def _sentence(claim: Claim) -> str:
+    stated = "no epsilon" if claim.epsilon is None else f"epsilon {number(claim.epsilon)}"
+    return (
+        f"{stated} by {claim.source}: {claim.label}, since {claim.reason}. "
+        f"Counter-example: {claim.counter_example}."
+    )
 
 
 def _owner(observers: dict[str, Spend], together: Spend, claim: Claim | None) -> dict[str, Any]:
