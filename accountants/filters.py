@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+
 from securevfl.accountants import checks
 from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.accountants.records import HIDDEN, MODES, ReleaseRecord
-
 from securevfl.errors import AccountingError, BudgetExceeded
 
 
@@ -78,6 +78,7 @@ class Filter:
         if (
             record.vectors == 0
             or record.mechanism in HIDDEN
+            or record.is_prediction  # of a model that is itself private: other records than trained on
             or (self.mode == "strict" and _is_update(record))
         ):
             return None, self._own[:0], 0.0

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from securevfl.accountants import checks
 from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.accountants.records import HIDDEN, MODES, Mode, ReleaseRecord
@@ -41,6 +42,8 @@ class Spend:
         updates: The largest number of noisy updates that a single record took part in.
         exact: How many of the releases carried no countable noise.
         assumptions: Under which masked or encrypted messages told nothing.
+        predictions: Mode `sealed` only: how many scores of single records were opened besides, for evaluation
+            or prediction. The figures above do not cover the records they belong to.
     """
 
     owner: str
@@ -54,6 +57,7 @@ class Spend:
     updates: int = 0
     exact: int = 0
     assumptions: tuple[str, ...] = ()
+    predictions: int = 0
 
 
 COALITION = "all observers"
@@ -100,7 +104,9 @@ def coalition_spend(records: Iterable[ReleaseRecord], delta: float) -> dict[str,
 
 
 def _spend(owner: str, observer: str, ledger: Sequence[ReleaseRecord], delta: float) -> Spend:
-    mode = weakest_mode(ledger)
+    predictions = sum(r.vectors for r in ledger if r.is_prediction)
+    ledger = [r for r in ledger if not r.is_prediction]
+    mode: Mode = weakest_mode(ledger) if ledger else "sealed"
     mu = mu_of(ledger, mode)
     counted = [r for r in ledger if _is_release(r)]
     releases = sum(r.vectors for r in counted)
@@ -118,6 +124,7 @@ def _spend(owner: str, observer: str, ledger: Sequence[ReleaseRecord], delta: fl
         updates=round(_worst(updates, [1.0] * len(updates))),
         exact=sum(r.vectors for r in counted if math.isinf(r.mu)),
         assumptions=tuple(sorted({r.assumption for r in ledger if r.mechanism in HIDDEN and r.vectors})),
+        predictions=predictions,
     )
 
 

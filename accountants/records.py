@@ -7,14 +7,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri_exp
-from securevfl.accountants import checks
 
+from securevfl.accountants import checks
 from securevfl.errors import AccountingError
 
 Mode: TypeAlias = Literal["strict", "dp-encoder", "frozen", "sealed", "none"]
 MODES: tuple[Mode, ...] = ("strict", "dp-encoder", "frozen", "sealed", "none")
 MECHANISMS = ("gaussian", "exact", "dp-update", "masked", "encrypted", "randomised-response")
 HIDDEN = ("masked", "encrypted")
+PREDICTIONS = ("evaluation", "prediction")
 
 
 def pure_mu(epsilon: float) -> float:
@@ -80,6 +81,11 @@ class ReleaseRecord:
     def pays_per_batch(self) -> bool:
         """Whether each listed row pays for all `vectors`, as in updates and sealed openings."""
         return self.mechanism == "dp-update" or self.mode == "sealed"
+
+    @property
+    def is_prediction(self) -> bool:
+        """Whether it opens scores of single records outside of sealed training, which is counted apart."""
+        return self.mode == "sealed" and self.kind in PREDICTIONS and self.mechanism not in HIDDEN
 
     def _check_rows(self) -> None:
         if self.rows is None or self.mechanism in HIDDEN:

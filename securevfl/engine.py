@@ -61,7 +61,7 @@ class Engine:
         self.algorithm = find_algorithm(plan.algorithm)
         self.device = pick_device(plan.device)
         self.label_holder = _label_holder(plan, data)
-        self.hosts = {**{party: party for party in data.parties}, SERVER: self.label_holder}
+        self.hosts = _hosts(self.algorithm.helpers, data, self.label_holder)
         self.organisations = self._organisations() if self.algorithm.federated else []
         self.observatory = Observatory(self.organisations, self.hosts)
         self.network = VirtualNetwork(
@@ -223,7 +223,7 @@ class Engine:
     def _spent_or_none(self) -> dict[str, float | None]:
         return {name: mu if math.isfinite(mu) else None for name, mu in self.spent().items() if mu}
 
-    def _report(self, processed: int, loss: float) -> None:
+    def _report(self, processed: int, loss: float | None) -> None:
         if self.progress is None:
             return
         total = self.plan.epochs * len(self.data.parties) * self.data.n_train
@@ -319,6 +319,14 @@ def _label_holder(plan: Plan, data: VerticalData) -> str:
             raise PlanError("a party is called 'server', which names the label holder without features")
         return SERVER
     return data.label_holder
+
+
+def _hosts(helpers: tuple[str, ...], data: VerticalData, label_holder: str) -> dict[str, str]:
+    """Who runs which address: parties their own, the label holder the server's, helpers theirs."""
+    for name in helpers:
+        if name in (*data.parties, label_holder, SERVER):
+            raise PlanError(f"a party is called {name!r}, which names a helper of this algorithm; rename it")
+    return {party: party for party in (*data.parties, *helpers)} | {SERVER: label_holder}
 
 
 def _image_shape(data: VerticalData, index: int) -> tuple[int, ...] | None:

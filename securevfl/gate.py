@@ -204,6 +204,56 @@ class Gate:
         )
         return self.ledger.append(record)
 
+    def open_totals(
+        self, *, rows: Rows, sensitivity: float, sigma: float, kind: str, observers: tuple[str, ...]
+    ) -> Head:
+        """Writes down that noisy totals over these records, all parties' together, are about to be opened.
+
+        Args:
+            rows: The batch.
+            sensitivity: L2 sensitivity of the totals, in the unit of `sigma`.
+            sigma: Noise that the observers cannot subtract; 0 for none.
+            kind: What the totals are for.
+            observers: Organisations that obtain a total, or something computed from it.
+
+        Raises:
+            BudgetExceeded: The opening would break the budget; nothing was written.
+        """
+        mechanism = Mechanism(clip=self.mechanism.clip, sigma=sigma)
+        return self._account(
+            mechanism, rows=rows, vectors=1, kind=kind, observers=observers, sensitivity=sensitivity
+        )
+
+    def noisy_statistic(
+        self,
+        values: npt.NDArray[np.float64],
+        *,
+        rows: Rows,
+        change: float,
+        counted: float,
+        sigma: float,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> npt.NDArray[np.float64]:
+        """Adds noise to a statistic of the party's own records, so that weights may depend on it.
+
+        Args:
+            values: The exact statistic.
+            rows: The records it is made of.
+            change: How far one replaced record moves it; the noise's std is in the same unit.
+            counted: The sensitivity to write down, at least `change`: more where others release the like of
+                the same records at the same time.
+            sigma: Noise of each value; 0 for none.
+            kind: What it is.
+            observers: Organisations that see something computed from it.
+        """
+        if not counted >= change > 0:
+            raise PlanError(f"{self.owner}: a statistic that moves by {change} cannot count as {counted}")
+        self.open_totals(rows=rows, sensitivity=counted, sigma=sigma, kind=kind, observers=observers)
+        if not sigma:
+            return values
+        return snap(values + self.noise.gaussian(values.shape, sigma), sigma)
+
     def _release_fresh(self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)

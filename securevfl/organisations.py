@@ -36,7 +36,8 @@ def build_organisation(
         plan: The resolved plan.
         records: How many records there are, training and test part together.
         test_records: How many of them are the test part.
-        holds_labels: True for the label holder, whose gradients carry no guarantee and hence no budget.
+        holds_labels: True for the label holder, whose gradients carry no guarantee and hence no budget
+            (except where training is sealed).
         folder: Where its files are; None keeps everything in memory.
     """
     path = folder.ledger(name) if folder is not None else None
@@ -56,7 +57,7 @@ def build_organisation(
         noise=noise,
         release_once=plan.mode == "frozen",
     )
-    if plan.budget_epsilon and not holds_labels and noise.secure:
+    if plan.budget_epsilon and (not holds_labels or plan.mode == "sealed") and noise.secure:
         set_budget(gate, plan, reserve=test_records)
     receipts = Receipts(name)
     if folder is not None:

@@ -20,6 +20,7 @@ ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
 OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
+PROTECTS = ("person", "features", "label")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,14 @@ class Plan:
         algorithm: Name of the algorithm.
         protocol: How embeddings reach the server: ``plain`` or a secure sum.
         collusion: How many parties may pool what they see of a secure sum; noise in sums withstands them too.
+        protect: Sealed training: what of a record epsilon covers: all of the ``person`` that an observer does
+            not hold itself, one party's ``features``, or the ``label``.
+        weight_bound: Sealed training: L2 bound of each party's weights, which keeps scores in range.
+        average_last: Sealed training: the model is the mean of the iterates of this last share of the run.
+        centring: Sealed training, linear models: share of the squared privacy budget that pays for noisy
+            means, by which each party centres and scales its columns; 0 takes the rows as they are.
+        label_low: Sealed training, regression: public lower bound of the labels.
+        label_high: Sealed training, regression: public upper bound of the labels.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
@@ -48,7 +57,8 @@ class Plan:
         insecure_reproducible_noise: Noise from the seed, for debugging; voids every guarantee.
         epochs: The run ends when all parties together have processed epochs * parties * n_train records.
         batch: Records per step.
-        learning_rate: Rate of the parties.
+        learning_rate: Rate of the parties. Sealed training counts it in units of half the inverse smoothness
+            of the loss, which follows from the clips: 2 / sum of squared clips for the logistic loss.
         server_learning_rate: Rate of the server's model; 0 takes `learning_rate`.
         learning_rates: Rates of single parties, by name.
         optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server; the Flex family resets
@@ -84,6 +94,12 @@ class Plan:
     algorithm: str = "vafl"
     protocol: str = "plain"
     collusion: int = 1
+    protect: str = "person"
+    weight_bound: float = 16.0
+    average_last: float = 0.66
+    centring: float = 0.04
+    label_low: float = 0.0
+    label_high: float = 0.0
     model: str = "linear"
     embedding: int = 0
     hidden: tuple[int, ...] = (32,)
@@ -144,7 +160,7 @@ class Plan:
     @property
     def mode(self) -> str:
         """The accounting mode. It follows from how encoders are trained; nobody chooses it."""
-        return ENCODER_TRAINING[self.encoder_training]
+        return "sealed" if self.algorithm == "sealed" else ENCODER_TRAINING[self.encoder_training]
 
     def with_changes(self, **changes: Any) -> Plan:
         """The same plan with some fields changed."""
@@ -177,15 +193,20 @@ class Plan:
         return cls(**content)
 
     @classmethod
-    def from_toml(cls, path: Path) -> Plan:
-        """Reads ``plan.toml``."""
+    def from_toml(cls, path: Path, defaults: Mapping[str, Any] | None = None) -> Plan:
+        """Reads ``plan.toml``.
+
+        Args:
+            path: The file.
+            defaults: Values of fields that the file does not name, where they differ from this class's.
+        """
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise PlanError(f"plan {path} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise PlanError(f"plan {path} is not TOML: {error}") from error
-        return cls.from_mapping(content)
+        return cls.from_mapping({**(defaults or {}), **content})
 
 
 def nearest(name: str, known: Any) -> str:
@@ -241,6 +262,7 @@ def _check_choices(plan: Plan) -> None:
         _choice("optimiser", name, OPTIMISERS)
     _choice("decay", plan.decay, DECAYS)
     _choice("scaling", plan.scaling, SCALINGS)
+    _choice("protect", plan.protect, PROTECTS)
     _choice("label_holder", plan.label_holder, ("party", "server"))
     _choice("fusion", plan.fusion, ("auto", "concat", "sum"))
     _choice("device", plan.device, ("cpu", "cuda", "auto"))
@@ -276,9 +298,14 @@ def _check_numbers(plan: Plan) -> None:
     ):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) >= 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number of 0 or more")
-    for name in ("clip", "gradient_clip", "learning_rate", "timeout"):
+    for name in ("clip", "gradient_clip", "learning_rate", "timeout", "weight_bound"):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) > 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number above 0")
+    for name in ("average_last", "centring"):
+        if not 0 <= getattr(plan, name) < 1:
+            raise PlanError(f"{name} is {getattr(plan, name)}; it must be at least 0 and below 1")
+    if not (math.isfinite(plan.label_low) and plan.label_low <= plan.label_high < math.inf):
+        raise PlanError(f"labels between {plan.label_low} and {plan.label_high} make no range")
     for name in ("speeds", "learning_rates"):
         for party, value in getattr(plan, name).items():
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):

@@ -68,7 +68,9 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
     plan = plan.with_changes(scaling=scaled.scaling)
-    return (_with_noise(plan, data) if algorithm.federated else plan), scaled
+    if not algorithm.federated:
+        return plan, scaled
+    return algorithm.calibrate(plan, scaled) or _with_noise(plan, data), scaled
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:
@@ -108,7 +110,7 @@ def _scale(plan: Plan, data: VerticalData) -> VerticalData:
     how = plan.scaling
     if how == "auto":
         how = "standard" if plan.mode == "strict" else "public"
-    regression = data.task == "regression"
+    regression = data.task == "regression" and plan.mode != "sealed"  # labels' statistics are private there
     if data.scaling == "standard" and plan.mode != "strict":
         raise PlanError(
             f"the data was scaled with statistics of private rows, which mode {plan.mode!r} forbids; "

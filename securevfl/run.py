@@ -182,6 +182,17 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
     }
 
 
+def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
+    """Per owner: scores of single records that were opened beside sealed training, and to whom."""
+    counted: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if record.is_prediction:
+            mine = counted.setdefault(record.owner, {"scores": 0, "observers": [], "epsilon": None})
+            mine["scores"] += record.vectors
+            mine["observers"] = sorted({*mine["observers"], *record.observers})
+    return counted
+
+
 def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
     plan = engine.plan
     test = {name: _number(value) for name, value in engine.server.test.items()}
@@ -190,6 +201,7 @@ def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
         "protocol": plan.protocol,
         "test": test,
         "privacy": spending(records, plan.delta),
+        **({"prediction": predictions(records)} if plan.mode == "sealed" else {}),
         "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
         "time": {"virtual": engine.time, "wall": round(engine.wall, 3)},
         "messages": engine.network.messages,
@@ -205,6 +217,8 @@ def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
     """How the labels are exposed, in words."""
     mine = [r for r in records if r.owner == label_holder and r.mechanism not in HIDDEN]
+    if mine and all(record.mode == "sealed" for record in mine):
+        return "sealed: only noisy totals of whole batches depend on them, as accounted"
     given = sorted({name for record in mine if record.kind == "labels" for name in record.observers})
     derived = sorted({name for record in mine for name in record.observers} - set(given))
     ways = []

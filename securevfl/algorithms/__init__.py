@@ -1,13 +1,16 @@
 """The training algorithms, written once as asynchronous roles."""
 
+from typing import Any
+
 from securevfl.algorithms.afsgd import AFSAGA, AFSGD, AFSVRG, FSAGA, FSGD, FSVRG
 from securevfl.algorithms.base import SERVER, Algorithm, Progress, Role, ServerRole, Setup
 from securevfl.algorithms.baselines import Central, Local
 from securevfl.algorithms.fdml import FDML
 from securevfl.algorithms.flex import PBCD, Flex, FlexAdaptive, SyncMax, SyncMin
+from securevfl.algorithms.sealed import Sealed
 from securevfl.algorithms.vafl import VAFL, VAFLSync, VAFLTSync
 from securevfl.errors import PlanError
-from securevfl.plan import nearest
+from securevfl.plan import Plan, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm
@@ -27,12 +30,23 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         SyncMin,
         SyncMax,
         PBCD,
+        Sealed,
         Central,
         Local,
     )
 }
 
-__all__ = ["ALGORITHMS", "SERVER", "Algorithm", "Progress", "Role", "ServerRole", "Setup", "find_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "SERVER",
+    "Algorithm",
+    "Progress",
+    "Role",
+    "ServerRole",
+    "Setup",
+    "find_algorithm",
+    "recommended",
+]
 
 
 def find_algorithm(name: str) -> Algorithm:
@@ -44,3 +58,8 @@ def find_algorithm(name: str) -> Algorithm:
     if name not in ALGORITHMS:
         raise PlanError(f"unknown algorithm {name!r}; {nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]()
+
+
+def recommended(algorithm: str, **fields: Any) -> Plan:
+    """A plan with the algorithm's own defaults where `fields` says nothing."""
+    return Plan(**{"algorithm": algorithm, **find_algorithm(algorithm).defaults, **fields})

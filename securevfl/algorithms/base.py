@@ -50,7 +50,7 @@ class Setup:
         links: Address -> its link.
         clock: The runtime's clock.
         device: Where tensors live.
-        report: Called with (records processed, loss) after each server step.
+        report: Called with (records processed, loss) after each server step; None for a loss nobody knows.
     """
 
     plan: Plan
@@ -63,7 +63,7 @@ class Setup:
     links: Mapping[str, Link]
     clock: Clock
     device: torch.device
-    report: Callable[[int, float], None]
+    report: Callable[[int, float | None], None]
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
         """Who sees what `party` sends to `address`: nobody else if both are one organisation."""
@@ -134,6 +134,10 @@ class Algorithm(ABC):
     protocols: ClassVar[tuple[str, ...]] = ("plain",)
     optimisers: ClassVar[tuple[str, ...]] = ("sgd", "momentum", "adam")
     initial_upload: ClassVar[bool] = False
+    helpers: ClassVar[tuple[str, ...]] = ()
+    """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Plan fields that this algorithm sets otherwise where the user leaves them open, see `recommended`."""
 
     @abstractmethod
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
@@ -145,6 +149,10 @@ class Algorithm(ABC):
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
         return plan
+
+    def calibrate(self, plan: Plan, data: VerticalData) -> Plan | None:
+        """The plan with its noise settled, where the algorithm counts releases in a way of its own."""
+        return None
 
     def passes(self, plan: Plan, data: VerticalData) -> float:
         """How often the busiest party is expected to visit each of its records, rounded up generously."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,10 +104,19 @@ def _plan(file: Path | None, options: dict[str, Any], extra: list[str], resume: 
         from securevfl.folder import RunFolder
 
         return RunFolder(resume).read_plan()
-    base = Plan.from_toml(file) if file is not None else Plan()
     changes = {name: value for name, value in options.items() if value is not None}
     changes |= dict(_assignment(text) for text in extra)
+    base = Plan.from_toml(file) if file is not None else Plan()
+    defaults = _defaults(str(changes.get("algorithm", base.algorithm)))
+    base = Plan.from_toml(file, defaults) if file is not None else base.with_changes(**defaults)
     return base.with_changes(**changes)
+
+
+def _defaults(algorithm: str) -> Mapping[str, Any]:
+    """What the algorithm prefers where the user says nothing."""
+    from securevfl.algorithms import find_algorithm
+
+    return find_algorithm(algorithm).defaults
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,15 @@ class StepDelay:
             case _:
                 duration = 1.0
         return float(duration) / self.speed
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {"steps": self.steps, "generator": self.generator.bit_generator.state}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a saved state."""
+        self.steps = int(state["steps"])
+        self.generator.bit_generator.state = state["generator"]
 
 
 def read_trace(path: Path, parties: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
