@@ -13,7 +13,7 @@ from typing import Any
 from securevfl import __version__
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.attacks import ATTACKS
-from securevfl.attacks.canary import CanaryResult, canary_audit
+from securevfl.attacks.canary import CanaryResult, canary_audits
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.registry import find_attack
 from securevfl.attacks.runner import Outcome, evaluate_all
@@ -97,22 +97,21 @@ def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
 
 
 def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[str, CanaryResult]:
-    """A canary audit of the gate for the owners that promise something; equal gates are audited once."""
-    owners = sorted({r.owner for r in source.records if _is_promise(r)})
+    """Canary audits of the gate that all owners of the run share, if any of them promises something."""
+    promises = any(_is_promise(record) for record in source.records)
     plan = source.plan
-    if not owners or plan.sigma <= 0 or plan.insecure_reproducible_noise or plan.mode == "sealed":
+    if not promises or plan.sigma <= 0 or plan.insecure_reproducible_noise or plan.mode == "sealed":
         return {}
     if _facts(source, "")["guarantee"] != "as accounted":
         return {}  # the releases did not pass our gate, so there is no gate to audit
-    result = canary_audit(
+    return canary_audits(
         plan,
         parties=len(source.parties),
         records=256 if source.data is None else source.data.n_train,
         trials=trials,
         seed=seed,
-        progress=lambda share: progress("canaries", share),
+        progress=lambda name, share: progress(f"canaries ({name})", share),
     )
-    return dict.fromkeys(owners, result)
 
 
 def _is_promise(record: ReleaseRecord) -> bool:
@@ -145,7 +144,7 @@ def _finish(
         "owners": {} if tampered else matrix(findings),
         "attacks": [outcome.to_mapping() for outcome in outcomes],
         "checks": [check.to_mapping() for check in checks],
-        "canaries": {owner: result.to_mapping() for owner, result in canaries.items()},
+        "canaries": {name: result.to_mapping() for name, result in canaries.items()},
         "seen": [] if tampered else _who_saw_what(source),
         "environment": _environment(),
     }

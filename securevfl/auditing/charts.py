@@ -18,8 +18,8 @@ def trade_off(canary: dict[str, Any]) -> str:
     claims = {name: mu for name, mu in canary["claims"].items() if mu is not None}
     parts = [_frame("false alarms of the attacker", "misses of the attacker")]
     for name, mu in claims.items():
-        promised = name == canary["mode"]
-        if not promised and mu == claims.get(canary["mode"]):
+        promised = name == canary["accounting"]
+        if not promised and (name != "per-record" or mu == claims.get(canary["accounting"])):
             continue
         parts.append(_curve(mu, "promised" if promised else "other"))
     x, y = _place(fp, fn)

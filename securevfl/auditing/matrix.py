@@ -38,10 +38,10 @@ def matrix(findings: Findings) -> dict[str, dict[str, Any]]:
 
 
 def _cell(findings: Findings, spend: Spend) -> dict[str, Any]:
-    canary = findings.canaries.get(spend.owner)
     claim = _claim(findings.source, spend)
-    measured = canary if canary is not None and math.isfinite(spend.mu) else None
-    reasons = _violations(findings, spend, measured)
+    canaries = findings.canaries if math.isfinite(spend.mu) and spend.mu > 0 else {}
+    measured = max(canaries.values(), key=lambda result: result.mu_lower, default=None)
+    reasons = _violations(findings, spend, canaries)
     verdict = VIOLATED if reasons else (HOLDS if math.isfinite(spend.mu) else NO_GUARANTEE)
     return {
         "claimed": None if claim is None else number(claim.epsilon),
@@ -83,18 +83,18 @@ def _claim(source: Source, spend: Spend) -> Any:
     )
 
 
-def _violations(findings: Findings, spend: Spend, canary: CanaryResult | None) -> list[str]:
+def _violations(findings: Findings, spend: Spend, canaries: Mapping[str, CanaryResult]) -> list[str]:
     """Everything that contradicts the promise for this pair."""
     reasons = [
         f"{check.name}: {check.detail}"
         for check in findings.checks
         if check.status == FAILED and check.owner in ("", spend.owner, spend.observer)
     ]
-    if canary is not None and canary.violated:
-        reasons.append(
-            f"canary audit: mu is at least {canary.mu_lower:.3g}, "
-            f"mode {canary.mode} promises {canary.claim:.3g}"
-        )
+    reasons += [
+        f"canary audit of {name}: mu is at least {result.mu_lower:.3g}, but {result.claim:.3g} is promised"
+        for name, result in canaries.items()
+        if result.violated
+    ]
     for outcome in findings.outcomes:
         score = outcome.score
         if outcome.owner != spend.owner or spend.observer not in outcome.observers or score is None:

@@ -125,38 +125,47 @@ def _comment(cell: dict[str, Any]) -> str:
     return "; ".join([*cell["reasons"], *cell["assumptions"]])
 
 
+CANARIES = {
+    "releases": "What leaves for one record",
+    "sums": "What leaves for one record in a secure sum",
+    "updates": "Noisy updates of the encoder",
+    "training": "Whole training runs",
+}
+
+
 def _canary(content: dict[str, Any]) -> str:
-    distinct = {str(sorted(result.items(), key=str)): result for result in content["canaries"].values()}
-    if not distinct:
+    if not content["canaries"]:
         return ""
     parts = ["<h2>Canary audit</h2>"]
-    for result in distinct.values():
-        other = {name: mu for name, mu in result["claims"].items() if name != result["mode"]}
-        refuted = [name for name, mu in other.items() if mu is not None and result["mu_lower"] > mu]
-        parts.append(charts.trade_off(result))
-        parts.append(_canary_words(result))
-        if refuted:
-            parts.append(
-                "<p>Counting only a record's own releases (dashed curve, "
-                f"mu {figure(other[refuted[0]])}) would be <strong>refuted</strong> by the trials: training "
-                "on raw records spreads each record into what is released for all others.</p>"
-            )
+    for name, result in content["canaries"].items():
+        parts += [
+            f"<h3>{escape(CANARIES.get(name, name))}</h3>",
+            charts.trade_off(result),
+            _canary_words(result),
+        ]
     parts.append(
         "<p class='small'>Solid curve: no attacker may get below it if the promise is kept. Cross: the "
-        "attacker's measured errors.</p>"
+        "attacker's measured errors. Dashed curve: the promise if only a record's own releases counted.</p>"
     )
     return "".join(parts)
 
 
 def _canary_words(result: dict[str, Any]) -> str:
     trials = result["positives"] + result["negatives"]
-    return (
+    text = (
         f"<p>{trials:,} trials through the run's own gate: mu is at least "
-        f"<strong>{figure(result['mu_lower'])}</strong> (95 % confidence); mode {escape(result['mode'])} "
-        f"promises at most {figure(result['claims'][result['mode']])} for these trials. Without assuming "
+        f"<strong>{figure(result['mu_lower'])}</strong> (95 % confidence), at most "
+        f"{figure(result['claims'][result['accounting']])} is promised for these trials. Without assuming "
         f"Gaussian privacy, epsilon is at least {figure(result['epsilon_free'])}; by the one-run bound, "
         f"{figure(result['epsilon_one_run'])}.</p>"
     )
+    own = result["claims"].get("per-record")
+    if result["accounting"] != "per-record" and own is not None and result["mu_lower"] > own:
+        text += (
+            f"<p>Counting only a record's own releases (mu {figure(own)}) would be <strong>refuted</strong> "
+            "by these trials: training on raw records spreads each record into what leaves for all others.</p>"
+        )
+    return text
 
 
 def _attacks(attacks: list[dict[str, Any]]) -> str:

@@ -103,7 +103,7 @@ def test_skipped_clip_is_found_by_canaries(
 ) -> None:
     monkeypatch.setattr("securevfl.gate.clip_rows", lambda vectors, clip: vectors)
     monkeypatch.setattr("securevfl.gate._clip_exactly", lambda values, clip: values)
-    assert "canary audit: mu is at least" in violations(audited(tiny, FROZEN, tmp_path / "run"))
+    assert "canary audit of releases: mu is at least" in violations(audited(tiny, FROZEN, tmp_path / "run"))
 
 
 def test_reused_noise_is_found_by_canaries(
@@ -116,7 +116,7 @@ def test_reused_noise_is_found_by_canaries(
         return first.setdefault(shape, honest(self, shape, std))
 
     monkeypatch.setattr(Noise, "gaussian", reused)
-    assert "canary audit" in violations(audited(tiny, FROZEN, tmp_path / "run"))
+    assert "canary audit of" in violations(audited(tiny, FROZEN, tmp_path / "run"))
 
 
 def test_release_past_the_gate_is_found(
