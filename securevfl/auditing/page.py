@@ -163,7 +163,7 @@ def _canary_words(result: dict[str, Any]) -> str:
     if result["accounting"] != "per-record" and own is not None and result["mu_lower"] > own:
         text += (
             f"<p>Counting only a record's own releases (mu {figure(own)}) would be <strong>refuted</strong> "
-            "by these trials: training on raw records spreads each record into what leaves for all others.</p>"
+            "by the trials: training on raw records spreads each record into what leaves for all others.</p>"
         )
     return text
 
