@@ -356,7 +356,7 @@ def main() -> None:
             "# Flex-VFL",
             command("flex", chosen.quick),
             (
-                f"Mean and deviation of {seeds} seeds, in thousands of time units; the paper's figure, on its "
+                f"Mean and deviation of {seeds} seeds, thousands of time units; the paper's figure, on its "
                 "own data, in brackets; > where a run gave up before it reached the target."
             ),
             "## Table III: time to target",
@@ -391,6 +391,8 @@ NOTES = """## Differences
 - A round takes t_comm plus the longest local training, as in the paper (its own table divides by these
   units without remainder). Rounds do not depend on t_comm, so Flex and its baselines are run once for all
   three; VAFL is run for each. Its first upload and all evaluations are left out of its time.
+- Where a column has momentum, the Flex family resets it every round, as the paper says, so that P-BCD in
+  effect has none; VAFL, which has no rounds, keeps it.
 - Accuracy is measured once per pass, so that times come in steps of one pass.
 - The trace of the adaptive experiment is synthetic: utilisations that wander between 0 and 0.9, in place
   of Google's cluster traces. The fixed rate is A / (tau_max * w_max), the largest that the paper's
