@@ -59,6 +59,13 @@ class Filter:
             return math.inf
         return math.floor((left / mu) ** 2)
 
+    def grow(self, records: int) -> None:
+        """Makes room for row indices below `records`; new records have paid what every record has paid."""
+        more = checks.count("records", records, least=1) - self.records
+        if more > 0:
+            self._own = np.concatenate([self._own, np.zeros(more)])
+            self.records += more
+
     def check(self, record: ReleaseRecord) -> None:
         """Raise `BudgetExceeded` if the record would break the budget. Nothing is changed."""
         self._demand(record)

@@ -124,15 +124,24 @@ class Gate:
         self.noise = noise
         self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
 
-    def release(self, vectors: Tensor, *, rows: Rows, kind: str, observers: tuple[str, ...]) -> Released:
+    def release(
+        self, vectors: Tensor, *, rows: Rows | None, kind: str, observers: tuple[str, ...]
+    ) -> Released:
         """Releases one vector per row to the observers.
+
+        Args:
+            vectors: One row per record.
+            rows: The records; None where they cannot be told from earlier ones, so that every record pays.
+            kind: What the release is for. A record that comes for ``prediction`` may have other features than
+                before, so what was released once is not sent again.
+            observers: Organisations that will see it.
 
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
         self._check_vectors(vectors, rows)
-        if self._cache is None:
+        if self._cache is None or rows is None or kind == "prediction":
             return self._release_fresh(vectors, rows, kind, observers)
         cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
         missing = cache.missing(rows)
@@ -141,16 +150,23 @@ class Gate:
             cache.store(rows[missing], fresh.values)
         return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
 
-    def _check_vectors(self, vectors: Tensor, rows: Rows) -> None:
-        if vectors.ndim != 2 or len(vectors) != len(rows):
-            raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {len(rows)} rows")
+    def _check_vectors(self, vectors: Tensor, rows: Rows | None) -> None:
+        if vectors.ndim != 2 or (rows is not None and len(vectors) != len(rows)):
+            count = "unknown" if rows is None else len(rows)
+            raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {count} rows")
         if not np.isfinite(vectors.detach().cpu().numpy()).all():
             raise TrainingDiverged(
                 f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
             )
 
     def contribute(
-        self, vectors: Tensor, *, rows: Rows, kind: str, observers: tuple[str, ...], noise: NoisySum | None
+        self,
+        vectors: Tensor,
+        *,
+        rows: Rows | None,
+        kind: str,
+        observers: tuple[str, ...],
+        noise: NoisySum | None,
     ) -> Contribution:
         """Lets one vector per row into a secure sum whose total the observers obtain.
 
@@ -161,7 +177,7 @@ class Gate:
 
         Args:
             vectors: One row per record.
-            rows: The records.
+            rows: The records; None as in `release`.
             kind: What the release is for.
             observers: Organisations that obtain the total, or something computed from it.
             noise: The noisy sum that the vectors enter; None for a sum without noise.
@@ -171,7 +187,7 @@ class Gate:
             TrainingDiverged: A vector is not finite.
         """
         self._check_vectors(vectors, rows)
-        where: dict[str, Any] = {"rows": rows, "vectors": len(rows), "kind": kind, "observers": observers}
+        where: dict[str, Any] = {"rows": rows, "vectors": len(vectors), "kind": kind, "observers": observers}
         if noise is None:
             head = self._account(Mechanism(), **where)
             return Contribution(values=_floats(vectors), source=vectors, head=head)
@@ -254,9 +270,11 @@ class Gate:
             return values
         return snap(values + self.noise.gaussian(values.shape, sigma), sigma)
 
-    def _release_fresh(self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]) -> Released:
+    def _release_fresh(
+        self, vectors: Tensor, rows: Rows | None, kind: str, observers: tuple[str, ...]
+    ) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
-        head = self._account(self.mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        head = self._account(self.mechanism, rows=rows, vectors=len(vectors), kind=kind, observers=observers)
         return Released(values=self._protect(source), source=source, head=head)
 
     def _protect(self, source: Tensor) -> Vectors:
@@ -301,7 +319,7 @@ class Gate:
         self,
         mechanism: Mechanism,
         *,
-        rows: Rows,
+        rows: Rows | None,
         vectors: int,
         kind: str,
         observers: tuple[str, ...],

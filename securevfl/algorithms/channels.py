@@ -184,7 +184,7 @@ class Channel:
         vectors: Tensor,
         *,
         party: str,
-        rows: Rows,
+        rows: Rows | None,
         kind: str,
         also: tuple[str, ...] = (),
     ) -> Contribution:

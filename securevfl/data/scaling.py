@@ -6,7 +6,9 @@ record pays only for its own releases does not survive that; public scaling trea
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,53 @@ SCALINGS: tuple[Scaling, ...] = ("none", "standard", "public")
 _RESOLUTION = float(np.finfo(np.float32).eps)
 
 
-def standard(train: Block, test: Block) -> tuple[Block, Block]:
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """How one party's columns are scaled: (value - shift) * factor, then clipped to [-1, 1] on request.
+
+    It depends on the party's training rows if it was fitted on them, so it is the party's own.
+    """
+
+    shift: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    clip: bool = False
+
+    def __call__(self, block: Block) -> Block:
+        """The scaled block."""
+        scaled = _affine(block, self.shift, self.factor)
+        if self.clip:
+            values = scaled.data if sparse.issparse(scaled) else scaled
+            np.clip(values, -1.0, 1.0, out=values)
+        return scaled
+
+    def columns(self, numbers: NDArray[np.intp]) -> Scale:
+        """The same for some of the columns."""
+        return Scale(self.shift[numbers], self.factor[numbers], self.clip)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"shift": self.shift.tolist(), "factor": self.factor.tolist(), "clip": self.clip}
+
+    @classmethod
+    def from_mapping(cls, content: Mapping[str, Any]) -> Scale:
+        """Reverses `to_mapping`."""
+        shift, factor = (np.asarray(content[name], np.float64) for name in ("shift", "factor"))
+        return cls(shift, factor, bool(content["clip"]))
+
+
+def joined_columns(scales: Sequence[Sequence[Scale]], numbers: NDArray[np.intp]) -> tuple[Scale, ...]:
+    """Of all parties' columns side by side, the scalings of some; all parties took the same steps."""
+    return tuple(
+        Scale(
+            np.concatenate([scale.shift for scale in step]),
+            np.concatenate([scale.factor for scale in step]),
+            step[0].clip,
+        ).columns(numbers)
+        for step in zip(*scales, strict=True)
+    )
+
+
+def standard(train: Block) -> Scale:
     """Mean 0 and deviation 1 on the training part; constant columns become 0.
 
     Sparse blocks are divided by the deviation but not centred, so that they stay sparse.
@@ -29,7 +77,7 @@ def standard(train: Block, test: Block) -> tuple[Block, Block]:
     mean, deviation = _moments(train)
     constant = deviation <= _RESOLUTION * np.abs(mean)
     factor = np.where(constant, 1.0, 1.0 / np.where(constant, 1.0, deviation))
-    return _affine(train, mean, factor), _affine(test, mean, factor)
+    return Scale(np.zeros_like(mean) if sparse.issparse(train) else mean, factor)
 
 
 def _moments(block: Block) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -47,6 +95,8 @@ def _moments(block: Block) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _affine(block: Block, shift: NDArray[np.float64], factor: NDArray[np.float64]) -> Block:
+    if sparse.issparse(block) and shift.any():  # fitted on dense rows
+        block = block.toarray()
     if sparse.issparse(block):
         data = (block.data * factor[block.indices]).astype(np.float32)
         return sparse.csr_array((data, block.indices.copy(), block.indptr.copy()), shape=block.shape)
@@ -55,7 +105,7 @@ def _affine(block: Block, shift: NDArray[np.float64], factor: NDArray[np.float64
     return scaled.astype(np.float32).reshape(block.shape)
 
 
-def public(block: Block, bounds: NDArray[np.float64]) -> Block:
+def public(block: Block, bounds: NDArray[np.float64]) -> Scale:
     """Map `bounds` to [-1, 1] and clip there; a column with equal bounds becomes 0.
 
     Sparse blocks are divided by the larger absolute bound instead, so that 0 stays 0.
@@ -66,7 +116,4 @@ def public(block: Block, bounds: NDArray[np.float64]) -> Block:
     else:
         reach, centre = (high - low) / 2, (high + low) / 2
     factor = np.where(reach > 0, 1.0 / np.where(reach > 0, reach, 1.0), 0.0)
-    scaled = _affine(block, centre, factor)
-    values = scaled.data if sparse.issparse(scaled) else scaled
-    np.clip(values, -1.0, 1.0, out=values)
-    return scaled
+    return Scale(centre, factor, clip=True)

@@ -13,11 +13,10 @@ from scipy import sparse
 
 from securevfl.errors import DataError
 
-from . import scaling as scales
 from .bounds import Bounds
 from .checks import Block, flat, nearest, shorten, width
 from .labels import ClassValue, Task
-from .scaling import SCALINGS, Scaling
+from .scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard
 from .split import ColumnSplit, divide_columns
 
 
@@ -47,6 +46,7 @@ class VerticalData:
         scaling: `none`, `public` or `standard`. `standard` couples the records of a party.
         label_scaling: (mean, deviation) that regression labels were standardised with, or None.
         image_size: (height, width) where the columns of all parties together are the pixels of an image.
+        scales: Per party, the scalings that its rows went through, in order; new rows must take the same way.
     """
 
     parties: tuple[str, ...]
@@ -67,6 +67,7 @@ class VerticalData:
     scaling: Scaling = "none"
     label_scaling: tuple[float, float] | None = None
     image_size: tuple[int, int] | None = None
+    scales: tuple[tuple[Scale, ...], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.parties)
@@ -151,6 +152,9 @@ class VerticalData:
             label_holder=shares[0][0] if self.label_holder in self.parties else self.label_holder,
             notes=self.notes + note,
             rows_lost=(),
+            scales=tuple(joined_columns(self.scales, numbers) for _, numbers in shares)
+            if self.scales
+            else (),
         )
 
     def scaled(self, how: Scaling, *, label: bool = False) -> VerticalData:
@@ -166,14 +170,8 @@ class VerticalData:
             raise DataError(f"unknown scaling {how!r}{nearest(str(how), SCALINGS)}")
         data = self._label_scaled() if label else self
         if how == "standard":
-            pairs = [scales.standard(*blocks) for blocks in zip(data.train, data.test, strict=True)]
-            return replace(
-                data,
-                train=tuple(train for train, _ in pairs),
-                test=tuple(test for _, test in pairs),
-                bounds=tuple(None for _ in data.parties),
-                scaling="standard",
-            )
+            fitted = [standard(block) for block in data.train]
+            return data._with_scales(fitted, bounds=tuple(None for _ in data.parties), scaling="standard")
         return data._public_scaled() if how == "public" else data
 
     def _public_scaled(self) -> VerticalData:
@@ -188,12 +186,21 @@ class VerticalData:
             raise DataError(
                 f"public scaling needs public bounds for every column; none for {shorten(unknown)}"
             )
-        return replace(
-            self,
-            train=tuple(scales.public(block, table) for block, table in zip(self.train, tables, strict=True)),
-            test=tuple(scales.public(block, table) for block, table in zip(self.test, tables, strict=True)),
+        return self._with_scales(
+            [public(block, table) for block, table in zip(self.train, tables, strict=True)],
             bounds=tuple(np.tile((-1.0, 1.0), (len(table), 1)) for table in tables),
             scaling="public" if self.scaling == "none" else self.scaling,
+        )
+
+    def _with_scales(self, steps: Sequence[Scale], **changes: Any) -> VerticalData:
+        """Both parts scaled, and the scales noted."""
+        before = self.scales or ((),) * len(self.parties)
+        return replace(
+            self,
+            train=tuple(step(block) for step, block in zip(steps, self.train, strict=True)),
+            test=tuple(step(block) for step, block in zip(steps, self.test, strict=True)),
+            scales=tuple((*done, step) for done, step in zip(before, steps, strict=True)),
+            **changes,
         )
 
     def _label_scaled(self) -> VerticalData:
