@@ -124,7 +124,7 @@ class Composition:
         cells = np.arange(max(0, first), max(0, last) + 1)
         return _Tail(
             losses=self.step * cells.astype(np.float64),
-            mass=mass[cells % size],
+            mass=np.roll(mass, -(int(cells[0]) % size))[: cells.size],
             order=order,
             log_moment=_total_log_moment(self.losses, self.counts, order),
             noise=noise,

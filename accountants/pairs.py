@@ -183,9 +183,9 @@ def _mixture_mass(parts: Mixture, edges: Array, spread: float) -> Array:
     total = np.zeros(edges.size - 1)
     for weight, mean in parts:
         points = (edges - mean) / spread
-        low, high = points[:-1], points[1:]
+        below, above = ndtr(points), ndtr(-points)
         # Take the difference on the side of the smaller tail: no cancellation far out.
-        total += weight * np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+        total += weight * np.where(points[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return total
 
 
