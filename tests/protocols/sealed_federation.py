@@ -25,7 +25,7 @@ def unit_rows(generator, width, records, outputs=1):
 
 
 class Federation:
-    """Members with random rows, scores, labels; `totals` runs a round, `expected` is the same in the clear."""
+    """Members with random rows, scores, labels; `totals` runs a round, `expected` is it in the clear."""
 
     def __init__(
         self,
