@@ -129,6 +129,9 @@ def evaluate(
         score = attack.score(guess, source.truth(attack.truth, info), info)
     except SecureVFLError as error:
         return Outcome(**about, status="failed", reason=str(error))  # type: ignore[arg-type]
+    except Exception as error:  # one broken attack must not cost the audit of all others
+        reason = f"{type(error).__name__}: {error}"
+        return Outcome(**about, status="failed", reason=reason)  # type: ignore[arg-type]
     finally:
         if runner is None:
             own.close()

@@ -174,6 +174,7 @@ def _facts(source: Source, no_data: str) -> dict[str, Any]:
         "epochs": result.get("epochs"),
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
+        "prediction": result.get("prediction") or {},
         "guarantee": result.get("guarantee", "as accounted"),
         "finished": bool(result),
         "views": source.observers,

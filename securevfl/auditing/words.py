@@ -36,7 +36,18 @@ def sentences(content: dict[str, Any]) -> list[str]:
         for observer, cell in row["observers"].items()
     ]
     labels = content["run"].get("labels")
-    return found + ([f"Labels: {labels}."] if labels else []) + _attack_words(content["attacks"])
+    spoken = [f"Labels: {labels}."] if labels else []
+    return found + spoken + _predictions(content["run"]["prediction"]) + _attack_words(content["attacks"])
+
+
+def _predictions(predictions: dict[str, dict[str, Any]]) -> list[str]:
+    """Scores of single records, which mode sealed counts apart from training."""
+    return [
+        f"Counted apart from training: {owner} showed {', '.join(spend['observers'])} the scores of "
+        f"{spend['scores']:,} test records, "
+        + ("without noise." if spend["epsilon"] is None else f"at epsilon {spend['epsilon']:.3g} each.")
+        for owner, spend in predictions.items()
+    ]
 
 
 def _pair(owner: str, observer: str, cell: dict[str, Any]) -> str:
