@@ -43,10 +43,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 READING = """
-How to read it. promised: a sound bound of what one observer can learn about one record of its owner; below 10
-is a promise, thousands are none, infinite means that exact data left. measured: what a canary audit through the
-real gate certifies as a lower bound. label attack: AUC of the best attack on the labels, 0.5 is guessing.
-attacks: how many of the attacks that apply did better than guessing without the view.
+How to read it. promised: a sound bound of what one observer can learn about one record of its owner; below
+10 is a promise, thousands are none, infinite means that exact data left. measured: what a canary audit
+through the real gate certifies as a lower bound. label attack: AUC of the best attack on the labels, 0.5 is
+guessing. attacks: how many of the attacks that apply did better than guessing without the view.
 
 Plans, ledgers, views and models are in {folder}. Open a report:
 {pages}"""
