@@ -35,6 +35,7 @@ class Filter:
         self._common = 0.0  # squared mu that every record has paid
         self._own: NDArray[np.float64] = np.zeros(records)  # squared mu of each record on top
         self._worst = 0.0  # largest entry of _own
+        self._predicted: NDArray[np.bool_] | None = None  # records whose score was opened, mode sealed
 
     @property
     def spent_mu(self) -> float:
@@ -64,6 +65,8 @@ class Filter:
         more = checks.count("records", records, least=1) - self.records
         if more > 0:
             self._own = np.concatenate([self._own, np.zeros(more)])
+            if self._predicted is not None:
+                self._predicted = np.concatenate([self._predicted, np.zeros(more, dtype=bool)])
             self.records += more
 
     def check(self, record: ReleaseRecord) -> None:
@@ -77,6 +80,10 @@ class Filter:
         if rows is not None and rows.size:
             self._own[rows] = own
             self._worst = max(self._worst, float(own.max()))
+        if record.is_prediction and record.rows is not None:
+            if self._predicted is None:
+                self._predicted = np.zeros(self.records, dtype=bool)
+            self._predicted[record.rows] = True
 
     def _demand(self, record: ReleaseRecord) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
         """Return the rows that pay, what they will have paid, and what everybody pays on top."""
@@ -85,7 +92,6 @@ class Filter:
         if (
             record.vectors == 0
             or record.mechanism in HIDDEN
-            or record.is_prediction  # of a model that is itself private: other records than trained on
             or (self.mode == "strict" and _is_update(record))
         ):
             return None, self._own[:0], 0.0
@@ -98,11 +104,24 @@ class Filter:
             raise AccountingError(
                 f"row index {rows[-1]} is out of range; the owner has {self.records} records"
             )
+        if record.is_prediction:
+            return self._predict(record, rows)
+        if self._predicted is not None and self._predicted[rows].any():
+            square = math.inf  # its score was opened exactly before
         # A batch lists each of its records once, however often; a release pays for every mention.
         times = record.vectors if record.pays_per_batch else counts
         own = self._own[rows] + square * times
         self._allow(record, self._common + max(self._worst, float(own.max(initial=0.0))))
         return rows, own, 0.0
+
+    def _predict(
+        self, record: ReleaseRecord, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
+        """Sealed predictions are counted apart, unless their records have been trained on."""
+        if not self._common and not self._own[rows].any():
+            return None, self._own[:0], 0.0
+        self._allow(record, math.inf)
+        return rows, np.full(rows.size, math.inf), 0.0
 
     def _accepts(self, record: ReleaseRecord) -> None:
         if record.mode != self.mode and record.mechanism not in HIDDEN:

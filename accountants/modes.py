@@ -43,7 +43,7 @@ class Spend:
         exact: How many of the releases carried no countable noise.
         assumptions: Under which masked or encrypted messages told nothing.
         predictions: Mode `sealed` only: how many scores of single records were opened besides, for evaluation
-            or prediction. The figures above do not cover the records they belong to.
+            or prediction, of records that no training batch held. The figures above do not cover those.
     """
 
     owner: str
@@ -91,8 +91,16 @@ def privacy_matrix(records: Iterable[ReleaseRecord], delta: float) -> dict[str, 
     matrix: dict[str, dict[str, Spend]] = {}
     for owner, ledger in _by_owner(records).items():
         names = sorted({name for record in ledger for name in record.observers})
+        counted, apart = _set_apart(ledger)
         matrix[owner] = {
-            name: _spend(owner, name, [r for r in ledger if _concerns(r, name)], delta) for name in names
+            name: _spend(
+                owner,
+                name,
+                [r for r in counted if _concerns(r, name)],
+                [r for r in apart if _concerns(r, name)],
+                delta,
+            )
+            for name in names
         }
     return matrix
 
@@ -100,12 +108,37 @@ def privacy_matrix(records: Iterable[ReleaseRecord], delta: float) -> dict[str, 
 def coalition_spend(records: Iterable[ReleaseRecord], delta: float) -> dict[str, Spend]:
     """Return owner -> what all observers together have learned; a shared release counts once."""
     delta = checks.probability("delta", delta)
-    return {owner: _spend(owner, COALITION, ledger, delta) for owner, ledger in _by_owner(records).items()}
+    owners = _by_owner(records)
+    return {name: _spend(name, COALITION, *_set_apart(ledger), delta) for name, ledger in owners.items()}
 
 
-def _spend(owner: str, observer: str, ledger: Sequence[ReleaseRecord], delta: float) -> Spend:
-    predictions = sum(r.vectors for r in ledger if r.is_prediction)
-    ledger = [r for r in ledger if not r.is_prediction]
+def _set_apart(ledger: Sequence[ReleaseRecord]) -> tuple[list[ReleaseRecord], list[ReleaseRecord]]:
+    """Return what is accounted for together, and sealed predictions of records that were not trained on.
+
+    A prediction of a record that took part in training stays with the rest: it makes epsilon infinite.
+    """
+    trained = [r.rows for r in ledger if _is_release(r) and not r.is_prediction and r.vectors]
+    known = [rows for rows in trained if rows is not None]
+    everybody = len(known) < len(trained)
+    rows = np.unique(np.concatenate(known)) if known else np.zeros(0, dtype=np.int64)
+
+    def apart(record: ReleaseRecord) -> bool:
+        if not record.is_prediction or record.rows is None or everybody:
+            return False
+        return not np.isin(record.rows, rows, assume_unique=True).any()
+
+    flags = [apart(record) for record in ledger]
+    kept = [record for record, flag in zip(ledger, flags, strict=True) if not flag]
+    return kept, [record for record, flag in zip(ledger, flags, strict=True) if flag]
+
+
+def _spend(
+    owner: str,
+    observer: str,
+    ledger: Sequence[ReleaseRecord],
+    predictions: Sequence[ReleaseRecord],
+    delta: float,
+) -> Spend:
     mode: Mode = weakest_mode(ledger) if ledger else "sealed"
     mu = mu_of(ledger, mode)
     counted = [r for r in ledger if _is_release(r)]
@@ -124,7 +157,7 @@ def _spend(owner: str, observer: str, ledger: Sequence[ReleaseRecord], delta: fl
         updates=round(_worst(updates, [1.0] * len(updates))),
         exact=sum(r.vectors for r in counted if math.isinf(r.mu)),
         assumptions=tuple(sorted({r.assumption for r in ledger if r.mechanism in HIDDEN and r.vectors})),
-        predictions=predictions,
+        predictions=sum(r.vectors for r in predictions),
     )
 
 

@@ -201,6 +201,11 @@ def _show_run(run: Path, delta: float, *, as_json: bool) -> None:
 def _remarks(together: dict[str, Spend], claims: dict[str, Claim | None]) -> list[str]:
     assumptions = sorted({text for spend in together.values() for text in spend.assumptions})
     remarks = [f"Assumed: {text}." for text in assumptions]
+    remarks += [
+        f"{owner}: {spend.predictions:,} scores of records outside of training were opened besides, exactly."
+        for owner, spend in together.items()
+        if spend.predictions
+    ]
     told: dict[str, list[str]] = {}
     for owner, claim in claims.items():
         if claim is not None:
@@ -234,6 +239,7 @@ def _spend(spend: Spend) -> dict[str, Any]:
         "worst_releases": spend.worst_releases,
         "updates": spend.updates,
         "exact": spend.exact,
+        "predictions": spend.predictions,
         "assumptions": list(spend.assumptions),
     }
 

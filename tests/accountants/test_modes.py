@@ -190,6 +190,43 @@ def test_sealed_openings_are_paid_by_the_batch():
     assert budget.spent_mu == pytest.approx(math.sqrt(3))
 
 
+def predicted(rows):
+    return ReleaseRecord(
+        owner="p1", observers=("server",), kind="prediction", mechanism="exact", rows=rows, mode="sealed"
+    )
+
+
+def test_sealed_predictions_of_other_records_are_counted_apart():
+    opening = release([0, 1], mode="sealed", sensitivity=2.0, vectors=1)
+    spend = privacy_matrix([opening, predicted([2])], 1e-5)["p1"]["server"]
+    assert (spend.mu, spend.predictions, spend.exact) == (1.0, 1, 0)
+    budget = Filter(mode="sealed", budget_mu=2.0, records=3)
+    budget.charge(opening)
+    budget.charge(predicted([2]))
+    assert budget.spent_mu == 1.0
+
+
+@pytest.mark.parametrize("rows", [[1], [1, 2], None])
+def test_sealed_predictions_of_trained_records_void_the_promise(rows):
+    opening = release([0, 1], mode="sealed", sensitivity=2.0, vectors=1)
+    spend = privacy_matrix([opening, predicted(rows)], 1e-5)["p1"]["server"]
+    assert spend.mu == math.inf
+    assert coalition_spend([opening, predicted(rows)], 1e-5)["p1"].mu == math.inf
+    for order in ([opening, predicted(rows)], [predicted(rows), opening]):
+        unlimited = Filter(mode="sealed", budget_mu=math.inf, records=3)
+        for record in order:
+            unlimited.charge(record)
+        assert unlimited.spent_mu == math.inf
+        strict = Filter(mode="sealed", budget_mu=2.0, records=3)
+        with pytest.raises(BudgetExceeded):
+            [strict.charge(record) for record in order]
+
+
+def test_another_observer_of_a_trained_record_learns_it_exactly():
+    opening = release([0, 1], mode="sealed", sensitivity=2.0, vectors=1, observers=("a",))
+    assert privacy_matrix([opening, predicted([0])], 1e-5)["p1"]["server"].mu == math.inf
+
+
 def test_randomised_labels_are_paid_by_their_own_record_in_every_mode():
     labels = ReleaseRecord(
         owner="p1", observers=("s",), mechanism="randomised-response", epsilon=1.0, rows=[0, 1, 2], vectors=3
