@@ -135,7 +135,7 @@ class LinearWorker(Role):
         """The local product, through the gate. Who else sees the total depends on what it is for."""
         product = torch.from_numpy(batch.product(self.block.weights))
         also = self.sums.parties if request.purpose in SHARED else (request.requester,)
-        return self.sums.channels[request.channel].protect(
+        return self.sums.channel(request.channel).protect(
             self.gate, product, party=self.address, rows=request.rows, kind=request.purpose, also=also
         )
 
@@ -219,9 +219,11 @@ class AsyncWorker(LinearWorker):
         self.handlers |= {"start": self._start, "derivative": self._take_derivative}
 
     async def epoch(self) -> None:
-        async with asyncio.TaskGroup() as self._tasks:
-            await super().epoch()
-        self._tasks = None
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await super().epoch()
+        finally:
+            self._tasks = None
 
     async def _start(self, message: Message) -> None:
         if self._tasks is not None:

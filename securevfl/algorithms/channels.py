@@ -18,7 +18,7 @@ from torch import Tensor
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.plain_sum import PlainSum
-from securevfl.errors import InputError, PlanError
+from securevfl.errors import InputError, PlanError, ProtocolError
 from securevfl.gate import MIN_SHARE_STD, Contribution, Gate
 from securevfl.plan import Plan
 from securevfl.protocols.bfv import BFVSum
@@ -154,6 +154,9 @@ class Channel:
             also: Addresses that are handed the total, or something computed from it, by the receiver.
         """
         places = [self.name, *also]
+        unknown = set(places) - set(self.hosts)
+        if unknown:
+            raise ProtocolError(f"a total is asked for by {min(unknown)!r}, who takes no part")
         if isinstance(self.protocol, PlainTreeSum):
             places += [self.places[address] for address in self._ancestors(party)]
         return tuple(sorted({self.hosts[place] for place in places} - {self.hosts[party]}))

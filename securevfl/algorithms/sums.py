@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.algorithms.base import Setup
+from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import HIDING, Channel
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.gate import Contribution
@@ -54,7 +54,13 @@ class SumRequest:
 
     @classmethod
     def read(cls, message: Message) -> SumRequest:
-        """Reads an announcement; the rows are checked by whoever computes something from them."""
+        """Reads an announcement; the rows are checked by whoever computes something from them.
+
+        Raises:
+            ProtocolError: It is malformed, or not from the one role that announces.
+        """
+        if message.sender != SERVER:
+            raise ProtocolError(f"{message.sender} announces a sum; only {SERVER} does")
         fields = message.fields
         channel, purpose, requester = (fields.get(name) for name in ("channel", "purpose", "for"))
         number, rows = fields.get("round"), fields.get("rows")
@@ -175,6 +181,16 @@ class SumParticipant:
             names = tuple(sorted(observers))
             self.gate.note_hidden(mechanism=mechanism, observers=names, assumption=assumption)
 
+    def channel(self, name: str) -> Channel:
+        """The channel of that name.
+
+        Raises:
+            ProtocolError: The run has none.
+        """
+        if name not in self.channels:
+            raise ProtocolError(f"this run has no sum for {name!r}")
+        return self.channels[name]
+
     # -- taking part ----------------------------------------------------------------------------------------
 
     async def receive(self) -> Message:
@@ -223,7 +239,7 @@ class SumParticipant:
     async def join(self, request: SumRequest, contribution: Contribution) -> None:
         """Takes part in an announced round with this party's values."""
         self._check_present()
-        channel = self.channels[request.channel]
+        channel = self.channel(request.channel)
         values = contribution.values
         at_home = contribution.head is None
         machines = {}

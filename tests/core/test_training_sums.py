@@ -414,6 +414,12 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
 
         with pytest.raises(ProtocolError, match=match):
             net.run(body)
+    with pytest.raises(ProtocolError, match="only server does"):
+        SumRequest.read(Message(kind=REQUEST, sender="p2", receiver="p1", number=1, fields={}))
+    with pytest.raises(ProtocolError, match="no sum for 'p9'"):
+        net.sums["p2"].channel("p9")
+    with pytest.raises(ProtocolError, match="p9"):
+        net.channel.observers("p2", also=("p9",))
     with pytest.raises(ProtocolError, match="without round or rows"):
         SumRequest.read(
             Message(
