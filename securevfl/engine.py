@@ -6,19 +6,18 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms import SERVER, Progress, Role, Setup, find_algorithm
+from securevfl.algorithms import SERVER, Algorithm, Progress, Role, Setup, find_algorithm
 from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, PlanError, SecureVFLError
 from securevfl.folder import RunFolder
-from securevfl.ledger import to_record
 from securevfl.models import (
     Fusion,
     build_encoder,
@@ -29,10 +28,11 @@ from securevfl.models import (
     pick_device,
     save_module,
 )
-from securevfl.organisations import Observatory, Organisation, build_organisation, set_budget
+from securevfl.organisations import Observatory, Organisation, build_organisation, kept_records, set_budget
 from securevfl.plan import Plan
 from securevfl.runtime import VirtualClock, VirtualNetwork, run_virtual
 from securevfl.seeds import torch_generator
+from securevfl.trained import Trained
 
 
 class Engine:
@@ -45,6 +45,9 @@ class Engine:
         encoders: Encoders that the caller supplies, by party.
         head: The caller's model for the label holder.
         progress: Called after every step of the server.
+        on_epoch: Called with each line of metrics.
+        algorithm: What to run instead of the plan's algorithm, such as prediction.
+        organisations: Whose gates go on counting, instead of new ones.
     """
 
     def __init__(
@@ -56,13 +59,19 @@ class Engine:
         encoders: Mapping[str, nn.Module] | None = None,
         head: nn.Module | None = None,
         progress: Callable[[Progress], None] | None = None,
+        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+        algorithm: Algorithm | None = None,
+        organisations: Sequence[Organisation] | None = None,
     ) -> None:
-        self.plan, self.data, self.folder, self.progress = plan, data, folder, progress
-        self.algorithm = find_algorithm(plan.algorithm)
+        self.plan, self.data, self.folder = plan, data, folder
+        self.progress, self.on_epoch = progress, on_epoch
+        self.algorithm = algorithm or find_algorithm(plan.algorithm)
         self.device = pick_device(plan.device)
         self.label_holder = _label_holder(plan, data)
         self.hosts = _hosts(self.algorithm.helpers, data, self.label_holder)
-        self.organisations = self._organisations() if self.algorithm.federated else []
+        self.organisations = list(organisations or ())
+        if self.algorithm.federated and organisations is None:
+            self.organisations = self._organisations()
         self.observatory = Observatory(self.organisations, self.hosts)
         self.network = VirtualNetwork(
             self.hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
@@ -163,12 +172,16 @@ class Engine:
         self.wall = time.monotonic() - begun
         self._save_models()
 
+    def evaluate(self) -> None:
+        """Runs the roles' evaluation once."""
+        self._phase(lambda role: role.evaluate())
+
     def _epoch(self, epoch: int) -> None:
         self._phase(lambda role: role.epoch())
         last = epoch + 1 == self.plan.epochs
         every = self.plan.evaluate_every
         if every and (epoch + 1) % every == 0 and not last:
-            self._phase(lambda role: role.evaluate())
+            self.evaluate()
         self._record()
         if self._has_stalled():
             self.stopped = f"early: the training loss has not improved for {self.plan.patience} epochs"
@@ -196,7 +209,7 @@ class Engine:
                     set_budget(each.gate, self.plan)
         self.network.forget_undelivered()
         try:
-            self._phase(lambda role: role.evaluate())
+            self.evaluate()
         except BudgetExceeded as refused:
             self.stopped = self.stopped or f"budget: {refused}"
             self.server.test = dict.fromkeys(self.server.test)
@@ -255,13 +268,12 @@ class Engine:
         self.metrics.append(json.loads(json.dumps(line)))
         if self.folder is not None:
             self.folder.append_metrics(self.metrics[-1])
+        if self.on_epoch is not None:
+            self.on_epoch(self.metrics[-1])
 
     def records(self) -> list[ReleaseRecord]:
         """All releases of a run that is kept in memory."""
-        entries = [
-            (each.name, json.loads(line)) for each in self.organisations for line in each.gate.ledger.lines
-        ]
-        return [to_record(name, content) for name, content in entries if content["kind"] != "session"]
+        return kept_records(self.organisations)
 
     # -- saving ---------------------------------------------------------------------------------------------
 
@@ -307,6 +319,12 @@ class Engine:
         for party, encoder in self.setup.encoders.items():
             save_module(self.folder.model(party), encoder)
         save_module(self.folder.model(SERVER), self.setup.head)
+        self.trained().save(self.folder)
+
+    def trained(self) -> Trained:
+        """What is needed to take new records."""
+        last = max(link.number for link in self.network.links.values())
+        return Trained.of(self.data, messages=last, time=self.time)
 
     def close(self) -> None:
         """Closes ledgers and views."""

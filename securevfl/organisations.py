@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
+from securevfl.accountants.records import ReleaseRecord
 from securevfl.folder import RunFolder
 from securevfl.gate import Gate, Mechanism
 from securevfl.ledger import Ledger, read_ledger, to_record
@@ -76,6 +78,12 @@ def set_budget(gate: Gate, plan: Plan, *, reserve: int = 0) -> None:
     if gate.mode == "strict":
         square = max(0.0, square - reserve * (2 * plan.clip / plan.sigma) ** 2)
     gate.budget.budget_mu = square**0.5
+
+
+def kept_records(organisations: Iterable[Organisation]) -> list[ReleaseRecord]:
+    """All releases of organisations that keep their ledgers in memory."""
+    entries = [(each.name, json.loads(line)) for each in organisations for line in each.gate.ledger.lines]
+    return [to_record(name, content) for name, content in entries if content["kind"] != "session"]
 
 
 class Observatory:

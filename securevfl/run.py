@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
-from securevfl.algorithms import Progress
+from securevfl.algorithms import SERVER, Progress
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
 from securevfl.errors import PlanError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
-from securevfl.ledger import read_records
 from securevfl.plan import Plan
+from securevfl.prediction import Floats, Predictor, load_own, written_records
 from securevfl.resolve import resolve
 
 
@@ -34,6 +34,7 @@ class Run:
         folder: Where it is, if it was written.
         encoders: The trained encoders by party (only in the process that trained).
         head: The label holder's model (only in the process that trained).
+        predictor: Applies the model to new records.
     """
 
     plan: Plan
@@ -42,6 +43,45 @@ class Run:
     folder: Path | None = None
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     head: nn.Module | None = None
+    predictor: Predictor | None = field(default=None, repr=False, compare=False)
+
+    def predict(
+        self, blocks: Sequence[Any] | Mapping[str, Any], *, ids: Sequence[Any] | None = None
+    ) -> Floats:
+        """Predicts for new records; their embeddings leave through the gates and count like all others.
+
+        The label holder obtains the result. Its own embeddings stay inside; those of all other parties (on a
+        secure sum: their total) are released to it with kind ``prediction``, refused over budget, and written
+        to the ledgers. `privacy` and ``result.json`` are brought up to date.
+
+        Args:
+            blocks: New rows of every party, in the order of the parties or by name, in the units of the
+                training data before scaling.
+            ids: Who the records are. In modes that count per record, a known ID pays for its release, a new
+                one starts at nothing. Without IDs nobody can tell new records from old ones, so every record
+                pays for every row. Mode ``strict`` counts that way in any case.
+
+        Returns:
+            Binary: each row's probability of the second class; multiclass: (rows, classes) probabilities;
+            regression: values in the units of the labels.
+
+        Raises:
+            DataError: The rows or IDs do not fit.
+            BudgetExceeded: A party's gate refuses; what other parties released until then stays counted.
+            PlanError: The run is sealed: no score of a single record is opened after training.
+            RunError: The run was written by something else and keeps no model.
+        """
+        if self.predictor is None:
+            raise RunError("this run keeps no model to predict with")
+        try:
+            return self.predictor.predict(blocks, ids)
+        finally:
+            self._update_privacy(self.predictor)
+
+    def _update_privacy(self, predictor: Predictor) -> None:
+        self.result["privacy"] = spending(predictor.records(), self.plan.delta)
+        if predictor.folder is not None:
+            predictor.folder.write_result(self.result)
 
     @property
     def test(self) -> dict[str, float | None]:
@@ -110,7 +150,7 @@ def train(
         engine.run()
     finally:
         engine.close()
-    records = engine.records() if folder is None else read_records_or_none(folder.path)
+    records = engine.records() if folder is None else written_records(folder.path)
     result = _result(engine, records)
     if folder is not None:
         folder.write_result(result)
@@ -121,11 +161,30 @@ def train(
         folder=None if folder is None else folder.path,
         encoders=engine.setup.encoders,
         head=engine.setup.head,
+        predictor=Predictor(
+            plan=resolved,
+            folder=folder,
+            encoders=engine.setup.encoders,
+            head=engine.setup.head,
+            trained=engine.trained(),
+            organisations=engine.organisations,
+        ),
     )
 
 
-def load_run(folder: Path | str) -> Run:
+def load_run(
+    folder: Path | str,
+    *,
+    encoders: Mapping[str, nn.Module] | None = None,
+    head: nn.Module | None = None,
+) -> Run:
     """Opens a finished run.
+
+    Args:
+        folder: The run's folder.
+        encoders: Modules like those that were given to `train`; their parameters are read from the folder.
+            Needed only to predict, and only for encoders that are not the plan's own.
+        head: The same for the label holder's model.
 
     Raises:
         RunError: The folder holds no finished run.
@@ -133,14 +192,18 @@ def load_run(folder: Path | str) -> Run:
     files = RunFolder(Path(folder))
     if not files.path.is_dir():
         raise RunError(f"there is no run folder {files.path}")
+    plan, result = files.read_plan(), files.read_result()
+    for name, module in {**(encoders or {}), **({} if head is None else {SERVER: head})}.items():
+        load_own(files, name, module)
     return Run(
-        plan=files.read_plan(), metrics=files.read_metrics(), result=files.read_result(), folder=files.path
+        plan=plan,
+        metrics=files.read_metrics(),
+        result=result,
+        folder=files.path,
+        encoders=encoders or {},
+        head=head,
+        predictor=Predictor(plan=plan, folder=files, encoders=encoders or {}, head=head),
     )
-
-
-def read_records_or_none(folder: Path) -> list[ReleaseRecord]:
-    """The releases of a run; none where nothing could leave."""
-    return read_records(folder) if (folder / "ledger").is_dir() else []
 
 
 def _check_same_plan(folder: RunFolder | None, plan: Plan) -> None:

@@ -1,0 +1,162 @@
+"""Prediction for new records: the trained model's roles run once more, and what they release counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+from torch import nn
+
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms import SERVER, Algorithm, find_algorithm
+from securevfl.algorithms.prediction import PooledPredicting, Predicting
+from securevfl.data import VerticalData
+from securevfl.engine import Engine
+from securevfl.errors import PlanError, RunError
+from securevfl.folder import RunFolder
+from securevfl.ledger import read_records
+from securevfl.models import load_module
+from securevfl.organisations import Organisation, build_organisation, kept_records
+from securevfl.plan import Plan
+from securevfl.trained import Trained
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A trained model with everything that releases of new records need.
+
+    Attributes:
+        plan: The resolved plan of the run.
+        folder: The run's folder; None if it is kept in memory.
+        encoders: Trained encoders by party; those that are missing are read from the folder.
+        head: The label holder's trained model, or None to read it.
+        trained: Of a run in memory: how new rows are taken, and which records have paid.
+        organisations: Of a run in memory: whose gates go on counting.
+    """
+
+    plan: Plan
+    folder: RunFolder | None = None
+    encoders: Mapping[str, nn.Module] = field(default_factory=dict)
+    head: nn.Module | None = None
+    trained: Trained | None = None
+    organisations: Sequence[Organisation] = ()
+
+    def predict(self, blocks: Sequence[Any] | Mapping[str, Any], ids: Sequence[Any] | None) -> Floats:
+        """See `securevfl.run.Run.predict`."""
+        if self.plan.mode == "sealed":
+            raise PlanError(
+                "sealed runs open no score of a single record after training; evaluate on a test part instead"
+            )
+        trained = self._trained()
+        rows = trained.take(blocks)
+        engine = self._engine(trained, rows, self._algorithm(trained, ids, rows.n_train))
+        try:
+            engine.evaluate()
+        finally:
+            self._finish(trained, engine)
+        return _in_label_units(rows, engine.server.predictions.detach().cpu().double().numpy())
+
+    def records(self) -> list[ReleaseRecord]:
+        """All releases so far."""
+        return kept_records(self.organisations) if self.folder is None else written_records(self.folder.path)
+
+    def _trained(self) -> Trained:
+        """A folder is read anew each time: others may have predicted with it meanwhile."""
+        if self.folder is not None:
+            return Trained.load(self.folder)
+        if self.trained is None:
+            raise RunError("this run keeps no model to predict with")
+        return self.trained
+
+    def _algorithm(self, trained: Trained, ids: Sequence[Any] | None, count: int) -> Algorithm:
+        if not find_algorithm(self.plan.algorithm).federated:
+            return PooledPredicting()
+        numbers = trained.number(ids, count)
+        if self.folder is not None:
+            trained.save_records(self.folder)  # before anything is charged to these indices
+        # In mode strict every record pays for every release anyway.
+        return Predicting(numbers, told_apart=ids is not None or self.plan.mode == "strict")
+
+    def _engine(self, trained: Trained, rows: VerticalData, algorithm: Algorithm) -> Engine:
+        engine = Engine(
+            self.plan,
+            rows,
+            folder=self.folder,
+            encoders=self.encoders,
+            head=self.head,
+            algorithm=algorithm,
+            organisations=self._organisations(trained) if algorithm.federated else (),
+        )
+        if self.folder is not None:
+            self._read_models(engine, self.folder)
+        engine.time = trained.time
+        for link in engine.network.links.values():
+            link.number = trained.messages
+        return engine
+
+    def _organisations(self, trained: Trained) -> Sequence[Organisation]:
+        if self.folder is None:
+            for each in self.organisations:
+                each.gate.budget.grow(trained.records)
+            return self.organisations
+        data = trained.template
+        holder = SERVER if self.plan.label_holder == "server" else data.label_holder
+        return [
+            build_organisation(
+                name,
+                self.plan,
+                records=trained.records,
+                test_records=0,
+                holds_labels=name == holder,
+                folder=self.folder,
+            )
+            for name in dict.fromkeys((*data.parties, holder))
+        ]
+
+    def _read_models(self, engine: Engine, folder: RunFolder) -> None:
+        for party, encoder in engine.setup.encoders.items():
+            if party not in self.encoders:
+                load_own(folder, party, encoder)
+        if self.head is None:
+            load_own(folder, SERVER, engine.setup.head)
+
+    def _finish(self, trained: Trained, engine: Engine) -> None:
+        trained.time = engine.time
+        trained.messages = max(link.number for link in engine.network.links.values())
+        if self.folder is not None:
+            trained.save_records(self.folder)
+            engine.observatory.save(self.folder)
+            engine.close()
+
+
+def written_records(folder: Path) -> list[ReleaseRecord]:
+    """The releases of a run's ledgers; none where nothing could leave."""
+    return read_records(folder) if (folder / "ledger").is_dir() else []
+
+
+def load_own(folder: RunFolder, name: str, module: nn.Module) -> None:
+    """Fills a module from the run's file; says what to do where the run had a module of the caller's own."""
+    try:
+        load_module(folder.model(name), module)
+    except RunError as error:
+        raise RunError(
+            f"{error}; for a module of your own: load_run(folder, encoders=..., head=...)"
+        ) from error
+
+
+def _in_label_units(data: VerticalData, outputs: Floats) -> Floats:
+    if data.task == "multiclass":
+        chances: Floats = special.softmax(outputs, axis=1)
+        return chances
+    if data.task == "binary":
+        chance: Floats = special.expit(outputs[:, 0])
+        return chance
+    mean, deviation = data.label_scaling or (0.0, 1.0)
+    return outputs[:, 0] * deviation + mean

@@ -1,0 +1,238 @@
+"""What a finished run keeps of its data: how new rows are scaled, and which records have paid already."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from securevfl.data import VerticalData
+from securevfl.data.checks import as_block, not_finite
+from securevfl.data.scaling import Scale
+from securevfl.errors import DataError, RunError
+from securevfl.folder import RunFolder
+from securevfl.rows import Rows
+
+SERVER_FILE = "server"
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """Takes new rows on behalf of a finished run.
+
+    Attributes:
+        template: The run's data without its rows.
+        numbers: ID -> record index, of all records that can be told apart.
+        records: How many record indices are taken.
+        messages: Highest number of a message so far; later ones go on from here.
+        time: Virtual time at which the last phase ended.
+    """
+
+    template: VerticalData
+    numbers: dict[int | str, int]
+    records: int
+    messages: int = 0
+    time: float = 0.0
+
+    @classmethod
+    def of(cls, data: VerticalData, *, messages: int, time: float) -> Trained:
+        """What remains of scaled training data."""
+        ids = [*data.ids_train.tolist(), *data.ids_test.tolist()]
+        empty = tuple(block[:0] for block in data.train)
+        template = replace(
+            data,
+            train=empty,
+            test=empty,
+            y_train=data.y_train[:0],
+            y_test=data.y_test[:0],
+            ids_train=data.ids_train[:0],
+            ids_test=data.ids_test[:0],
+        )
+        numbers = {identity: number for number, identity in enumerate(ids)}
+        return cls(template=template, numbers=numbers, records=len(ids), messages=messages, time=time)
+
+    def take(self, blocks: Sequence[Any] | Mapping[str, Any]) -> VerticalData:
+        """New rows, checked and scaled as in training, as the training part of data without labels.
+
+        Raises:
+            DataError: The blocks do not fit the run; the message names the party.
+        """
+        parties = self.template.parties
+        if isinstance(blocks, Mapping):
+            if set(blocks) != set(parties):
+                raise DataError(
+                    f"found blocks of {', '.join(map(str, blocks))}; expected {', '.join(parties)}"
+                )
+            blocks = [blocks[party] for party in parties]
+        if isinstance(blocks, np.ndarray) or len(blocks) != len(parties):
+            raise DataError(
+                f"expected one block of rows for each of {', '.join(parties)}, found {len(blocks)}"
+            )
+        taken = [self._block(index, block) for index, block in enumerate(blocks)]
+        counts = {block.shape[0] for block in taken}
+        if len(counts) != 1 or 0 in counts:
+            raise DataError(f"blocks have {sorted(counts)} rows; expected the same records, at least one")
+        count = counts.pop()
+        return replace(
+            self.template,
+            train=tuple(taken),
+            y_train=np.zeros(count, self.template.y_train.dtype),
+            ids_train=np.arange(count),
+        )
+
+    def _block(self, index: int, values: Any) -> Any:
+        party, example = self.template.parties[index], self.template.train[index]
+        block = as_block(values, party)
+        if not sparse.issparse(block) and np.prod(block.shape[1:]) == np.prod(example.shape[1:]):
+            block = block.reshape(len(block), *example.shape[1:])
+        if block.shape[1:] != example.shape[1:]:
+            raise DataError(
+                f"party {party}: rows have shape {block.shape[1:]}; the model takes {example.shape[1:]}"
+            )
+        rows, columns = not_finite(block)
+        if rows.size:
+            raise DataError(f"party {party}: row {rows[0]}, column {columns[0]} is not a finite number")
+        for scale in self.template.scales[index] if self.template.scales else ():
+            block = scale(block)
+        return block
+
+    def number(self, ids: Sequence[Any] | None, count: int) -> Rows:
+        """Record indices of `count` new rows: known IDs keep theirs, all others get new ones.
+
+        Raises:
+            DataError: The IDs do not fit the rows.
+        """
+        if ids is None:
+            numbers = np.arange(self.records, self.records + count, dtype=np.int64)
+            self.records += count
+            return numbers
+        names = np.asarray(ids)
+        if names.shape != (count,) or names.dtype.kind not in "iuU":
+            raise DataError(
+                f"ids have shape {names.shape}, type {names.dtype}; expected {count} numbers or texts"
+            )
+        if np.unique(names).size != count:
+            raise DataError("an ID comes twice; predict a record once per call")
+        for name in names.tolist():
+            if name not in self.numbers:
+                self.numbers[name] = self.records
+                self.records += 1
+        return np.array([self.numbers[name] for name in names.tolist()], np.int64)
+
+    # -- files ----------------------------------------------------------------------------------------------
+
+    def save(self, folder: RunFolder) -> None:
+        """Writes one private file per party and one for the label holder, next to their models."""
+        data = self.template
+        for index, party in enumerate(data.parties):
+            block = data.train[index]
+            scales = [scale.to_mapping() for scale in data.scales[index]] if data.scales else []
+            content = {"shape": block.shape[1:], "sparse": sparse.issparse(block), "scales": scales}
+            _write_private(folder.model(party).with_suffix(".json"), content)
+        self.save_records(folder)
+
+    def save_records(self, folder: RunFolder) -> None:
+        """Writes the label holder's file."""
+        data = self.template
+        content = {
+            "parties": data.parties,
+            "label_holder": data.label_holder,
+            "task": data.task,
+            "classes": data.classes,
+            "label_scaling": data.label_scaling,
+            "image_size": data.image_size,
+            "scaling": data.scaling,
+            "name": data.name,
+            "ids": list(self.numbers.items()),
+            "records": self.records,
+            "messages": self.messages,
+            "time": self.time,
+        }
+        _write_private(folder.model(SERVER_FILE).with_suffix(".json"), content)
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> Trained:
+        """Reads what `save` wrote.
+
+        Raises:
+            RunError: The files are missing or damaged.
+        """
+        try:
+            return cls._load(folder)
+        except (KeyError, TypeError, ValueError, DataError) as error:
+            raise RunError(f"{folder.path / 'models'}: what prediction needs is damaged: {error}") from error
+
+    @classmethod
+    def _load(cls, folder: RunFolder) -> Trained:
+        content = _read(folder.model(SERVER_FILE).with_suffix(".json"))
+        parties = tuple(content["parties"])
+        own = [_read(folder.model(party).with_suffix(".json")) for party in parties]
+        blocks = tuple(_empty(tuple(each["shape"]), bool(each["sparse"])) for each in own)
+        nothing = np.zeros(0, np.int64 if content["task"] == "multiclass" else np.float32)
+        template = VerticalData(
+            parties=parties,
+            train=blocks,
+            test=blocks,
+            y_train=nothing,
+            y_test=nothing,
+            task=content["task"],
+            classes=tuple(content["classes"]),
+            ids_train=np.zeros(0, np.int64),
+            ids_test=np.zeros(0, np.int64),
+            columns=tuple(
+                tuple(f"x{column}" for column in range(int(np.prod(each["shape"])))) for each in own
+            ),
+            bounds=(None,) * len(parties),
+            label_holder=content["label_holder"],
+            name=content["name"],
+            scaling=content["scaling"],
+            label_scaling=_pair(content["label_scaling"]),
+            image_size=_pair(content["image_size"]),
+            scales=tuple(tuple(Scale.from_mapping(scale) for scale in each["scales"]) for each in own),
+        )
+        return cls(
+            template=template,
+            numbers={identity: int(number) for identity, number in content["ids"]},
+            records=int(content["records"]),
+            messages=int(content["messages"]),
+            time=float(content["time"]),
+        )
+
+
+def _pair(values: Any) -> Any:
+    return None if values is None else tuple(values)
+
+
+def _empty(shape: tuple[int, ...], thin: bool) -> Any:
+    return sparse.csr_array((0, *shape), dtype=np.float32) if thin else np.zeros((0, *shape), np.float32)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read ({error.strerror}); the run keeps no way to predict"
+        ) from error
+
+
+def _write_private(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a file in one step; scales and IDs are private, so it is readable by its owner alone."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(
+            os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
