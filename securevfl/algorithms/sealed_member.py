@@ -25,7 +25,7 @@ from securevfl.protocols.sealed import read
 from securevfl.protocols.sealed_party import SealedParty
 from securevfl.seeds import numpy_generator
 
-READY = "sealed-ready"
+HELLO, BEGIN, READY = "sealed-hello", "sealed-begin", "sealed-ready"
 ASSUMPTION = (
     "the dealer colludes with nobody and sees no message between members; masks come from AES-128-CTR; all "
     "follow the protocol, at most {} members pool what they see"
@@ -117,10 +117,21 @@ class SealedMember:
 
     # -- the protocol ---------------------------------------------------------------------------------------
 
-    async def open_session(self) -> SealedParty:
-        """Once per process: fresh masks for the static operands, and a note of what hides the rest."""
-        if self._party is not None:
-            return self._party
+    async def begin(self) -> None:
+        """Starts a phase: the dealer says where all go on, or that masks are dealt anew.
+
+        A session lasts as long as all processes do and no phase is broken off half-way.
+        """
+        await self.link.send(DEALER, HELLO, {"round": self._round, "session": self._party is not None})
+        message = await self.link.receive()
+        if message.kind != BEGIN or message.sender != DEALER or message["round"] < 0:
+            raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender} out of turn")
+        self._round = int(message["round"])
+        if message["fresh"]:
+            self._party = await self._open_session()
+
+    async def _open_session(self) -> SealedParty:
+        """Fresh masks for the static operands, and a note of what hides the rest."""
         model = self.ready_model
         party = SealedParty(
             self.settings.protocol(*member_shapes(self.setup, self.settings)),
@@ -131,8 +142,13 @@ class SealedMember:
         assumption = ASSUMPTION.format(self.setup.plan.collusion)
         head = self.gate.note_hidden(mechanism="masked", observers=self.observers, assumption=assumption)
         await self._run(party.setup(), head)
-        self._party = party
         return party
+
+    @property
+    def _session(self) -> SealedParty:
+        if self._party is None:
+            raise ProtocolError(f"{self.address} has no session; a phase starts with one")
+        return self._party
 
     async def _run(self, machine: Machine, head: Head | None) -> None:
         """Tells the dealer that this member is ready, then follows the machine to its end."""
@@ -162,7 +178,7 @@ class SealedMember:
 
     async def iterate(self) -> int:
         """One iteration; returns the number of records in it."""
-        party, model = await self.open_session(), self.ready_model
+        party, model = self._session, self.ready_model
         if self.delay is not None:
             await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
         rows = None if self.batches is None else self.batches.next()
@@ -216,7 +232,7 @@ class SealedMember:
 
     async def predict(self) -> npt.NDArray[np.float64] | None:
         """Opens the summed scores of the test part to the label holder, who gets them returned."""
-        party, model = await self.open_session(), self.ready_model
+        party, model = self._session, self.ready_model
         data, holder = self.setup.data, self.index == self.settings.label_holder
         with self._averaged_weights(model):
             scores = model.test_scores()

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
-from securevfl.algorithms.sealed_member import READY, SealedMember, member_shapes, shared_schedule
+from securevfl.algorithms.sealed_member import (
+    BEGIN,
+    HELLO,
+    READY,
+    SealedMember,
+    member_shapes,
+    shared_schedule,
+)
 from securevfl.algorithms.sealed_settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
@@ -33,12 +40,14 @@ class PartyRole(Role):
         self.member.prepare()
 
     async def epoch(self) -> None:
+        await self.member.begin()
         for _ in range(self.settings.iterations):
             count = await self.member.iterate()
             if self._reports:
                 await self.member.link.send(SERVER, OPENED, {"count": count})
 
     async def evaluate(self) -> None:
+        await self.member.begin()
         outputs = await self.member.predict()
         if outputs is not None:
             await self.member.link.send(SERVER, OUTPUTS, {"values": outputs})
@@ -70,6 +79,8 @@ class SealedServer(ServerRole):
             self.member.prepare()
 
     async def epoch(self) -> None:
+        if self.member is not None:
+            await self.member.begin()
         for _ in range(self.settings.iterations):
             if self.member is not None:
                 count = await self.member.iterate()
@@ -87,6 +98,7 @@ class SealedServer(ServerRole):
 
     async def evaluate(self) -> None:
         if self.member is not None:
+            await self.member.begin()
             outputs = await self.member.predict()
         else:
             outputs = np.array((await self._from_home(OUTPUTS))["values"])
@@ -131,16 +143,29 @@ class DealerRole(Role):
             receiver = self.settings.members[envelope.receiver]
             await self.link.send(receiver, envelope.message.kind, dict(vars(envelope.message)))
 
-    async def _all_ready(self, round: int) -> None:  # noqa: A002
-        waiting = set(self.settings.members)
-        while waiting:
+    async def _hear(self, kind: str) -> list[Message]:
+        """One message of this kind from every member."""
+        heard: dict[str, Message] = {}
+        while len(heard) < len(self.settings.members):
             message = await self.link.receive()
-            if message.kind != READY or message.sender not in waiting or message["round"] != round:
+            if message.kind != kind or message.sender not in self.settings.members or message.sender in heard:
                 raise ProtocolError(f"dealer received {message.kind!r} from {message.sender} out of turn")
-            waiting.discard(message.sender)
+            heard[message.sender] = message
+        return list(heard.values())
 
-    async def _open_session(self) -> None:
-        if not self._session:
+    async def _all_ready(self, round: int) -> None:  # noqa: A002
+        for message in await self._hear(READY):
+            if message["round"] != round:
+                raise ProtocolError(f"{message.sender} is in round {message['round']}, not in {round}")
+
+    async def _begin(self) -> None:
+        """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
+        hellos = await self._hear(HELLO)
+        fresh = not (self._session and all(hello["session"] for hello in hellos))
+        self._round = 0 if fresh else max(self._round, *(int(hello["round"]) for hello in hellos))
+        for member in self.settings.members:
+            await self.link.send(member, BEGIN, {"fresh": fresh, "round": self._round})
+        if fresh:
             await self._all_ready(SETUP_ROUND)
             await self._deal(self.dealer.setup())
             self._session = True
@@ -151,14 +176,14 @@ class DealerRole(Role):
         return self._round - 1
 
     async def epoch(self) -> None:
-        await self._open_session()
+        await self._begin()
         for _ in range(self.settings.iterations):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
             await self._deal(self.dealer.deal(round=number, rows=rows))
 
     async def evaluate(self) -> None:
-        await self._open_session()
+        await self._begin()
         number = await self._next_round()
         await self._deal(self.dealer.deal_scores(round=number, count=self.test_records))
 
