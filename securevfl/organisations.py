@@ -59,13 +59,20 @@ def build_organisation(
         noise=noise,
         release_once=plan.mode == "frozen",
     )
-    if plan.budget_epsilon and (not holds_labels or plan.mode == "sealed") and noise.secure:
+    if plan.budget_epsilon and _is_promised(plan, holds_labels=holds_labels) and noise.secure:
         set_budget(gate, plan, reserve=test_records)
     receipts = Receipts(name)
     if folder is not None:
         receipts.load(folder.path)
     view = ViewWriter(folder.view(name), name) if folder is not None and plan.record_views else None
     return Organisation(name=name, gate=gate, receipts=receipts, view=view)
+
+
+def _is_promised(plan: Plan, *, holds_labels: bool) -> bool:
+    """Whether the plan promises anything about an organisation's records."""
+    if plan.mode == "sealed":
+        return holds_labels or plan.protect != "label"
+    return not holds_labels
 
 
 def set_budget(gate: Gate, plan: Plan, *, reserve: int = 0) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress
+from securevfl.callbacks import Callback, Callbacks
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
 from securevfl.errors import PlanError, RunError, SecureVFLError
@@ -109,6 +110,7 @@ def train(
     encoders: Mapping[str, nn.Module] | None = None,
     head: nn.Module | None = None,
     progress: Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Trains on vertical data, every release gated and accounted for.
 
@@ -123,6 +125,7 @@ def train(
         encoders: Your own encoder for some or all parties.
         head: Your own model for the label holder.
         progress: Called after every step.
+        callbacks: Told of the start, of every epoch and of the end; see `securevfl.trackers`.
 
     Raises:
         PlanError: The plan does not fit itself or the data.
@@ -138,22 +141,34 @@ def train(
         _check_same_plan(folder, resolved)
     elif folder is not None:
         folder.create(resolved)
+    follow = Callbacks(tuple(callbacks))
     try:
         engine = Engine(
-            resolved, scaled, folder=folder, encoders=encoders or {}, head=head, progress=progress
+            resolved,
+            scaled,
+            folder=folder,
+            encoders=encoders or {},
+            head=head,
+            progress=progress,
+            on_epoch=follow.on_epoch,
         )
     except SecureVFLError:
         if folder is not None and not resume:
             folder.remove()  # made a moment ago; nothing has been released
         raise
     try:
+        follow.on_start(resolved)
         engine.run()
+    except BaseException as error:
+        follow.on_error(error)
+        raise
     finally:
         engine.close()
     records = engine.records() if folder is None else written_records(folder.path)
     result = _result(engine, records)
     if folder is not None:
         folder.write_result(result)
+    follow.on_finish(result)
     return Run(
         plan=resolved,
         metrics=engine.metrics,
@@ -281,7 +296,9 @@ def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
     """How the labels are exposed, in words."""
     mine = [r for r in records if r.owner == label_holder and r.mechanism not in HIDDEN]
     if mine and all(record.mode == "sealed" for record in mine):
-        return "sealed: only noisy totals of whole batches depend on them, as accounted"
+        partial = any("(features)" in record.kind for record in mine)
+        covered = "but epsilon covers features only" if partial else "as accounted"
+        return f"sealed: only noisy totals of whole batches depend on them, {covered}"
     given = sorted({name for record in mine if record.kind == "labels" for name in record.observers})
     derived = sorted({name for record in mine for name in record.observers} - set(given))
     ways = []

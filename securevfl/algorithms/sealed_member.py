@@ -71,7 +71,7 @@ class SealedMember:
         self.averaged = 0
         self._party: SealedParty | None = None
         self._round = 0
-        self._sensitivity = settings.sensitivity(self.index)
+        self._cost = settings.cost(self.index)
 
     # -- preparation ----------------------------------------------------------------------------------------
 
@@ -192,9 +192,9 @@ class SealedMember:
         )
         head = self.gate.open_totals(
             rows=chosen,
-            sensitivity=self._sensitivity,
-            sigma=self.setup.plan.sigma,
-            kind="totals",
+            sensitivity=self._cost[0],
+            sigma=self._cost[1],
+            kind=f"totals ({self.setup.plan.protect})",
             observers=self.observers,
         )
         await self._run(machine, head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from securevfl.accountants.sealed_noise import SealedShifts, Variances
@@ -121,10 +121,18 @@ class SealedSettings:
             tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in self.share_stds
         )
 
-    def sensitivity(self, member: int) -> float:
-        """What an iteration costs the member's records, in the unit of the plan's sigma."""
-        mu = self.shifts.mu(self.variances, colluders=self.plan.collusion, owner=member)
-        return mu * self.plan.sigma * (1 + 1e-12)
+    def cost(self, member: int) -> tuple[float, float]:
+        """What an iteration costs the member's records: sensitivity and sigma, both 0 without a guarantee.
+
+        Where only labels are protected, the others' features are not: their ledgers say so.
+        """
+        shifts = self.shifts
+        if self.plan.protect == "label" and member != self.label_holder:
+            shifts = replace(shifts, protects="features")
+        mu = shifts.mu(self.variances, colluders=self.plan.collusion, owner=member)
+        if not self.plan.sigma or math.isinf(mu):
+            return 0.0, 0.0
+        return mu * self.plan.sigma * (1 + 1e-12), self.plan.sigma
 
     def centring_sigmas(self, diameter: float) -> tuple[float, float, float]:
         """Noise for a party's sums of columns and of squared distances, and the factor of their sensitivity.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from securevfl.errors import PlanError
 from securevfl.plan import Plan
 
 if TYPE_CHECKING:
+    from securevfl.callbacks import Callback
     from securevfl.data import VerticalData
     from securevfl.run import Run
 
@@ -54,6 +55,7 @@ def train(
         bool, typer.Option("--record-views", help="Write what each observer saw.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; it must not exist.")] = None,
+    tracker: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow too.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the unfinished run in this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -83,12 +85,15 @@ def train(
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
     from securevfl.resolve import load_planned
+    from securevfl.trackers import build_tracker
 
     chosen = _plan(plan, options, set_field or [], resume)
     loaded = load_planned(chosen)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
-    run = run_with_progress(loaded, chosen, resume or out, quiet=json, resume=resume is not None)
+    where = resume or out
+    callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
+    run = run_with_progress(loaded, chosen, where, quiet=json, resume=resume is not None, callbacks=callbacks)
     if json:
         print_json(run.result)
     else:
@@ -146,13 +151,14 @@ def run_with_progress(
     quiet: bool,
     resume: bool = False,
     label: str = "training",
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Trains with a progress bar; Ctrl-C leaves a folder that can be resumed."""
     from securevfl import run as runs
 
     try:
         with progress_bar(label, quiet=quiet) as progress:
-            return runs.train(data, plan, out, resume=resume, progress=progress)
+            return runs.train(data, plan, out, resume=resume, progress=progress, callbacks=callbacks)
     except KeyboardInterrupt:
         typer.echo(f"securevfl: interrupted; go on with: securevfl train --resume {out}", err=True)
         raise typer.Exit(130) from None
@@ -170,6 +176,12 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], run.plan.delta))
+    for owner, opened in result.get("prediction", {}).items():
+        console.print(
+            f"apart from training, {owner} opened {opened['scores']:,} scores of test records to "
+            f"{', '.join(opened['observers'])}: no guarantee for those records",
+            soft_wrap=True,
+        )
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
     console.print(f"labels {result['labels']}")
