@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from securevfl.defences import DEFENCES
 from securevfl.errors import PlanError
 
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
-OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying")
+OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
 PROTECTS = ("person", "features", "label")
@@ -52,8 +53,13 @@ class Plan:
         epsilon: Target; sigma is calibrated to it. Excludes sigma.
         delta: The delta at which every epsilon is stated.
         budget_epsilon: The gate refuses whatever would exceed it.
-        gradient_clip: L2 bound of a record's gradient for ``encoder_training = "dp"``.
+        gradient_clip: L2 bound of a record's gradient for ``encoder_training = "dp"`` and defence ``noise``.
         gradient_sigma: Noise on the summed gradient for ``encoder_training = "dp"``.
+        label_epsilon: Randomised response: labels are flipped once, before anything is computed from them, and
+            are epsilon-differentially private then; 0 uses them as they are.
+        defence: What the label holder does to gradients that leave, a name of `securevfl.defences.DEFENCES`.
+            All but ``noise`` are heuristics without a guarantee.
+        defence_level: How much of it; 0 takes the defence's own default.
         insecure_reproducible_noise: Noise from the seed, for debugging; voids every guarantee.
         epochs: The run ends when all parties together have processed epochs * parties * n_train records.
         batch: Records per step.
@@ -63,12 +69,14 @@ class Plan:
         learning_rates: Rates of single parties, by name.
         optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server; the Flex family resets
             momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``.
-        optimisers: Optimisers of single parties (or of ``server``), by name.
+        optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family) makes a
+            party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
         proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
         l2: Coefficient of the regulariser l2/2 * ||theta||^2.
         wait_for: t of the t-synchronous algorithm.
         active: Workers of the AFSGD family that have the labels; none named means all of them.
+        snapshot_every: SVRG of the AFSGD family computes a full gradient after so many epochs.
         delay_bound: D of VAFL: no embedding older than D iterations is used; 0 sets no bound.
         staleness: tau of FDML: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
         timeout: Time units of local training per round, Flex family.
@@ -115,6 +123,9 @@ class Plan:
     budget_epsilon: float = 0.0
     gradient_clip: float = 1.0
     gradient_sigma: float = 0.0
+    label_epsilon: float = 0.0
+    defence: str = "none"
+    defence_level: float = 0.0
     insecure_reproducible_noise: bool = False
     epochs: int = 10
     batch: int = 64
@@ -128,6 +139,7 @@ class Plan:
     l2: float = 1e-4
     wait_for: int = 0
     active: tuple[str, ...] = ()
+    snapshot_every: int = 2
     delay_bound: int = 0
     staleness: int = 0
     timeout: float = 10.0
@@ -263,6 +275,7 @@ def _check_choices(plan: Plan) -> None:
     _choice("decay", plan.decay, DECAYS)
     _choice("scaling", plan.scaling, SCALINGS)
     _choice("protect", plan.protect, PROTECTS)
+    _choice("defence", plan.defence, DEFENCES)
     _choice("label_holder", plan.label_holder, ("party", "server"))
     _choice("fusion", plan.fusion, ("auto", "concat", "sum"))
     _choice("device", plan.device, ("cpu", "cuda", "auto"))
@@ -271,7 +284,7 @@ def _check_choices(plan: Plan) -> None:
 
 
 def _check_numbers(plan: Plan) -> None:
-    for name in ("epochs", "batch", "collusion"):
+    for name in ("epochs", "batch", "collusion", "snapshot_every"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}; at least 1 is needed")
     for name in (
@@ -295,6 +308,8 @@ def _check_numbers(plan: Plan) -> None:
         "latency",
         "proximal",
         "server_learning_rate",
+        "label_epsilon",
+        "defence_level",
     ):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) >= 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number of 0 or more")

@@ -75,15 +75,17 @@ class AFSGD(Algorithm):
     def passes(self, plan: Plan, data: VerticalData) -> float:
         """Every step of any worker releases all workers' products; so does every record of a snapshot."""
         steps = plan.epochs * (1 if self.synchronous else len(data.parties))
-        snapshots = {"never": 0, "once": 1, "every epoch": plan.epochs}
+        snapshots = {"never": 0, "once": 1, "repeated": -(-plan.epochs // plan.snapshot_every)}
         return float(steps + snapshots[ESTIMATORS[self.estimator].snapshots])
 
 
 class AFSVRG(AFSGD):
-    """Asynchronous SVRG (Algorithm 4), with a snapshot at the beginning of every epoch."""
+    """Asynchronous SVRG (Algorithm 4); an inner loop is as many epochs as the plan's ``snapshot_every``."""
 
     name = "afsvrg"
-    summary = "asynchronous SVRG on linear models: a full gradient at the beginning of every epoch"
+    summary = (
+        "asynchronous SVRG on linear models: a full gradient every few epochs (field snapshot_every)"
+    )
     estimator = "svrg"
 
 

@@ -38,7 +38,7 @@ class Coordinator(ServerRole):
         setup: What the run is built from.
         channels: All channels of the run; the coordinator's own serves snapshots and evaluation.
         active: Names of the active workers.
-        snapshots: When the workers need all derivatives: ``never``, ``once`` or ``every epoch``.
+        snapshots: When the workers need all derivatives: ``never``, ``once`` or ``repeated``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Coordinator(ServerRole):
 
     async def epoch(self) -> None:
         await self.sums.begin()
-        if self.snapshots == "every epoch":
+        if self.snapshots == "repeated" and self.epochs_done % self.setup.plan.snapshot_every == 0:
             await self._take_snapshot()
         self._losses = []
         await self._train((self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train)

@@ -47,7 +47,7 @@ class SGD:
 class SVRG(SGD):
     """v = (derivative - derivative at the snapshot) times features + full gradient at the snapshot."""
 
-    snapshots = "every epoch"
+    snapshots = "repeated"
 
     def __init__(self, block: LinearBlock) -> None:
         super().__init__(block)
