@@ -299,13 +299,30 @@ def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
         partial = any("(features)" in record.kind for record in mine)
         covered = "but epsilon covers features only" if partial else "as accounted"
         return f"sealed: only noisy totals of whole batches depend on them, {covered}"
-    given = sorted({name for record in mine if record.kind == "labels" for name in record.observers})
-    derived = sorted({name for record in mine for name in record.observers} - set(given))
+    flipped = [record for record in mine if record.kind == "randomised labels"]
+    sent = [record for record in mine if record.kind != "randomised labels"]
+    given = sorted({name for record in sent if record.kind == "labels" for name in record.observers})
+    derived = sorted({name for record in sent for name in record.observers} - set(given))
+    noisy = all(record.mechanism == "gaussian" for record in sent)
     ways = []
     if given:
         ways.append(f"shared: all training labels were sent to {', '.join(given)}")
     if derived:
-        ways.append(f"exposed: exact gradients of the loss go to {', '.join(derived)}")
+        ways.append(f"exposed: {_gradients_in_words(sent)} go to {', '.join(derived)}")
     if not ways:
         return f"not exposed: {label_holder} sends nothing that depends on labels"
-    return "; ".join([*ways, "no guarantee"])
+    guarantees = [
+        f"randomised response: all is computed from flipped labels, epsilon {record.epsilon:g} for each"
+        for record in flipped
+        if record.epsilon is not None and record.mechanism == "randomised-response"
+    ]
+    return "; ".join([*ways, *(guarantees or ["as accounted" if noisy else "no guarantee"])])
+
+
+def _gradients_in_words(sent: list[ReleaseRecord]) -> str:
+    """What a defence made of the gradients: it is part of the kind, in parentheses."""
+    defences = sorted({record.kind.partition("(")[2].rstrip(")") for record in sent} - {""})
+    if defences:
+        return f"gradients of the loss, changed by {' and '.join(defences)} (a heuristic),"
+    exact = any(record.mechanism == "exact" for record in sent)
+    return "exact gradients of the loss" if exact else "clipped gradients of the loss with Gaussian noise"
