@@ -14,6 +14,8 @@ from securevfl.cli.align import align
 from securevfl.cli.audit import audit
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
+from securevfl.cli.suggest import suggest
+from securevfl.cli.sweep import sweep
 from securevfl.cli.train import train
 from securevfl.cli.trees import trees
 from securevfl.errors import SecureVFLError
@@ -21,6 +23,8 @@ from securevfl.errors import SecureVFLError
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "audit": audit,
+    "sweep": sweep,
+    "suggest": suggest,
     "account": account,
     "trees": trees,
     "align": align,

@@ -1,0 +1,122 @@
+"""What is kept of a finished point: one plain record, made from the files in its run folder alone.
+
+A record can be made again from the folder at any time, so that a crash between the end of a run and the
+line in the journal loses nothing and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from securevfl.run import Run
+from securevfl.sweeps.spec import DEFAULTS
+
+OK, FAILED = "ok", "failed"
+
+
+def failed_record(name: str, error: str) -> dict[str, Any]:
+    """The record of a point that could not be run."""
+    return {"id": name, "status": FAILED, "error": " ".join(error.split())}
+
+
+def finished_record(name: str, run: Run, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The record of a point.
+
+    Args:
+        name: The point's id.
+        run: The finished run.
+        report: The content of its audit report.
+        seconds: Wall time of the audit.
+    """
+    result = run.result
+    return {
+        "id": name,
+        "status": OK,
+        "error": "",
+        "plan": {k: v for k, v in asdict(run.plan).items() if v != DEFAULTS[k]},
+        "mode": run.plan.mode,
+        "parties": len(report["run"]["parties"]),
+        "test": result["test"],
+        "train_loss": result["loss"],
+        "epochs_done": result["epochs"],
+        "stopped": result["stopped"],
+        "labels": result["labels"],
+        "guarantee": result["guarantee"],
+        "verdict": report["verdict"],
+        "privacy": _privacy(run, report),
+        "attacks": _attacks(report["attacks"]),
+        "curve": [{"time": line["time"], "loss": line["loss"], "test": line["test"]} for line in run.metrics],
+        "virtual_time": result["time"]["virtual"],
+        "messages": result["messages"],
+        "bytes": result["bytes"],
+        "seconds": {"train": result["time"]["wall"], "audit": round(seconds, 3)},
+    }
+
+
+def _privacy(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Epsilon towards the worst observer: of those who only have features, and of the label holder.
+
+    They are kept apart because most algorithms send exact gradients, so that the labels have no guarantee
+    however well the features are protected. Infinite is written as null together with ``exposed``.
+    """
+    holder = report["run"]["label_holder"]
+    cells = [
+        (owner, observer, cell)
+        for owner, row in report["owners"].items()
+        for observer, cell in row["observers"].items()
+    ]
+    features = [cell for cell in cells if cell[0] != holder]
+    labels = [cell for cell in cells if cell[0] == holder]
+    worst = max(features, key=lambda found: _size(found[2]), default=None)
+    everything = run.plan.algorithm == "central"
+    return {
+        "claimed": _largest(cell["claimed"] for _, _, cell in features),
+        "sound": _bound(worst, everything),
+        "measured": _largest(cell["epsilon_lower"] for _, _, cell in features),
+        "mu": None if worst is None else worst[2]["mu_upper"],
+        "owner": "" if worst is None else worst[0],
+        "observer": "" if worst is None else worst[1],
+        "releases": 0 if worst is None else worst[2]["releases"],
+        "exposed": everything or (worst is not None and worst[2]["epsilon_upper"] is None),
+        "labels": _bound(max(labels, key=lambda found: _size(found[2]), default=None), everything),
+        "labels_exposed": everything or any(cell["epsilon_upper"] is None for _, _, cell in labels),
+    }
+
+
+def _size(cell: Mapping[str, Any]) -> float:
+    return math.inf if cell["epsilon_upper"] is None else float(cell["epsilon_upper"])
+
+
+def _bound(found: tuple[str, str, Mapping[str, Any]] | None, everything: bool) -> float | None:
+    """The sound epsilon; None is infinite, and 0 where nothing left."""
+    if everything:
+        return None
+    return 0.0 if found is None else found[2]["epsilon_upper"]
+
+
+def _largest(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _attacks(attacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each attack the pair on which it did best, or why it has no score. Wall time is left out."""
+    best: dict[str, dict[str, Any]] = {}
+    for attack in attacks:
+        if attack["name"] not in best or _worse(attack, best[attack["name"]]):
+            best[attack["name"]] = attack
+    kept = ("name", "metric", "owner", "observer", "score", "low", "high", "baseline", "status", "reason")
+    return [{key: best[name][key] for key in kept} for name in sorted(best)]
+
+
+def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True where `one` leaks more than `other`."""
+    from securevfl.attacks.contract import METRICS
+
+    if one["score"] is None or other["score"] is None:
+        return other["score"] is None and one["score"] is not None
+    more = METRICS[one["metric"]].more_is_worse
+    return bool(one["score"] > other["score"] if more else one["score"] < other["score"])

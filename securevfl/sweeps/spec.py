@@ -1,0 +1,318 @@
+"""A sweep file: which plans to run, and how each is audited.
+
+A sweep file is a plan file with lists. Fields of a plan at the top hold for every point; ``[grid]`` names
+fields with a list of values each and takes all combinations; every ``[[point]]`` is a variant with fields
+(and, as ``grid = {...}``, lists) of its own, crossed with the grid. ``[audit]`` says what is measured on each
+run, ``[target]`` which value the time to target is about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from securevfl.errors import PlanError
+from securevfl.plan import Plan, nearest
+
+DEFAULTS: dict[str, Any] = {f.name: getattr(Plan(), f.name) for f in fields(Plan)}
+SECTIONS = ("grid", "point", "audit", "target", "title")
+# Where the files lie and whether views are kept does not make another point.
+_NOT_IDENTITY = ("data_folder", "record_views")
+MOST_POINTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """What is measured on every run.
+
+    Attributes:
+        attacks: Names of attacks; ``("all",)`` or ``("none",)``.
+        canaries: Canary trials per run; 0 takes the audit's own number, negative none.
+        keep_views: Keep what observers saw after the audit. Views are large and private material.
+    """
+
+    attacks: tuple[str, ...] = ("all",)
+    canaries: int = 2000
+    keep_views: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attacks, str):
+            object.__setattr__(self, "attacks", (self.attacks,))
+        if not isinstance(self.attacks, list | tuple) or not all(isinstance(a, str) for a in self.attacks):
+            raise PlanError(f"audit.attacks is {self.attacks!r}; expected 'all', 'none' or a list of names")
+        object.__setattr__(self, "attacks", tuple(self.attacks) or ("none",))
+        if isinstance(self.canaries, bool) or not isinstance(self.canaries, int):
+            raise PlanError(f"audit.canaries is {self.canaries!r}; expected a whole number")
+        if not isinstance(self.keep_views, bool):
+            raise PlanError(f"audit.keep_views is {self.keep_views!r}; expected true or false")
+
+    @property
+    def names(self) -> str | list[str]:
+        """As `securevfl.audit` takes them."""
+        return self.attacks[0] if self.attacks in (("all",), ("none",)) else list(self.attacks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the time to target is about.
+
+    Attributes:
+        metric: ``loss`` (training loss, which costs no release), or a test metric with `evaluate_every`.
+        value: The value to reach; None takes one tenth above the lowest loss that any point reaches.
+    """
+
+    metric: str = "loss"
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        known = ("loss", "auc", "accuracy", "r2")
+        if self.metric not in known:
+            raise PlanError(f"unknown target.metric {self.metric!r}; {nearest(str(self.metric), known)}")
+        number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        if self.value is not None and not (number and math.isfinite(self.value)):
+            raise PlanError(f"target.value is {self.value!r}; expected a number")
+        if self.value is None and self.metric != "loss":
+            raise PlanError(f"target.metric {self.metric!r} needs a target.value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        number: Its place in the sweep; the table is in this order.
+        id: Follows from the plan and the audit settings alone, and names the run's folder.
+        label: Name of the variant, if the file gives one.
+        fields: The plan's fields, as far as they are not at their default.
+        error: Why the fields make no plan; empty if they do.
+    """
+
+    number: int
+    id: str
+    label: str
+    fields: Mapping[str, Any]
+    error: str = ""
+
+    def plan(self) -> Plan:
+        """The plan.
+
+        Raises:
+            PlanError: The fields contradict each other.
+        """
+        return Plan.from_mapping(self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """All points of a sweep, in order, each once.
+
+    Attributes:
+        title: For people.
+        points: The points.
+        audit: What is measured on each.
+        target: For the time to target.
+        repeated: How many points of the file were the same as an earlier one and are left out.
+        text: The file's own text, to be kept beside the results.
+    """
+
+    title: str
+    points: tuple[Point, ...]
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    target: Target = field(default_factory=Target)
+    repeated: int = 0
+    text: str = ""
+
+
+def read_sweep(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Sweep:
+    """Reads a sweep file; see `parse_sweep`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"sweep {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"sweep {path} is not UTF-8 text") from error
+    return parse_sweep(text, source=str(path), overrides=overrides)
+
+
+def parse_sweep(text: str, *, source: str = "the sweep", overrides: Mapping[str, Any] | None = None) -> Sweep:
+    """The points of a sweep file's text.
+
+    Args:
+        text: The TOML.
+        source: How errors name it.
+        overrides: Plan fields that win over the file's, such as the folder of the data.
+
+    Raises:
+        PlanError: The file is not TOML, has an unknown key (the nearest known one is named), sets a field in
+            two places, or none of its points is a plan.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{source} is not TOML: {error}") from error
+    _check_keys(content, (*DEFAULTS, *SECTIONS, "seeds"), "a sweep")
+    audit = _section(AuditSettings, content.get("audit", {}), "audit")
+    base = {name: value for name, value in content.items() if name in DEFAULTS}
+    combinations = _expand(content, base, dict(overrides or {}))
+    points, repeated = _distinct(combinations, audit)
+    if not points:
+        raise PlanError(f"{source} names no point; give plan fields, [grid] or [[point]]")
+    if all(point.error for point in points):
+        raise PlanError(points[0].error)
+    return Sweep(
+        title=_title(content),
+        points=points,
+        audit=audit,
+        target=_section(Target, content.get("target", {}), "target"),
+        repeated=repeated,
+        text=text,
+    )
+
+
+def _title(content: Mapping[str, Any]) -> str:
+    title = content.get("title", "Sweep")
+    if not isinstance(title, str):
+        raise PlanError(f"title is {title!r}; expected text")
+    return title
+
+
+def _check_keys(found: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    for name in found:
+        if name not in known:
+            raise PlanError(f"{what} has no key {name!r}; {nearest(name, known)}")
+
+
+def _section(kind: Any, content: Any, name: str) -> Any:
+    if not isinstance(content, dict):
+        raise PlanError(f"{name} is {content!r}; expected a table [{name}]")
+    _check_keys(content, tuple(f.name for f in fields(kind)), f"[{name}]")
+    return kind(**content)
+
+
+def _grid(content: Any, where: str) -> dict[str, list[Any]]:
+    """Field -> its values; ``seeds = 3`` is short for ``seed = [0, 1, 2]``."""
+    if not isinstance(content, dict):
+        raise PlanError(f"{where} is {content!r}; expected a table of lists")
+    _check_keys(content, (*DEFAULTS, "seeds"), f"[{where}]")
+    found = {name: _values(value, f"{where}.{name}") for name, value in content.items() if name != "seeds"}
+    if "seeds" in content:
+        if "seed" in found:
+            raise PlanError(f"[{where}] gives both seed and seeds; keep one of them")
+        found["seed"] = _seeds(content["seeds"], f"{where}.seeds")
+    for name, values in found.items():
+        if isinstance(DEFAULTS[name], tuple) and not all(isinstance(value, list) for value in values):
+            raise PlanError(f"{where}.{name} varies a list, so each of its values is one: [[32], [64, 64]]")
+    return found
+
+
+def _values(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise PlanError(f"{name} is {value!r}; expected a list with at least one value, such as [1, 2]")
+    return value
+
+
+def _seeds(value: Any, name: str) -> list[Any]:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return list(range(value))
+    return _values(value, name)
+
+
+def _expand(
+    content: Mapping[str, Any], base: dict[str, Any], overrides: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """(label, fields) of every combination: variants in the file's order, each with the whole grid."""
+    common = _grid(content.get("grid", {}), "grid")
+    if "seeds" in content:
+        if "seed" in common or "seed" in base:
+            raise PlanError("seeds is given twice; keep one of seed and seeds")
+        common["seed"] = _seeds(content["seeds"], "seeds")
+    _refuse_both(base, common, "the top of the file", "[grid]")
+    variants = content.get("point", [{}])
+    if not isinstance(variants, list) or not all(isinstance(variant, dict) for variant in variants):
+        raise PlanError("point is not a list of tables; write each variant as [[point]]")
+    plans = [_variant(variant, number + 1, base, common) for number, variant in enumerate(variants)]
+    total = sum(math.prod(len(values) for values in grid.values()) for _, _, grid in plans)
+    if total > MOST_POINTS:
+        raise PlanError(f"the sweep has {total:,} points; at most {MOST_POINTS:,} are allowed")
+    return [
+        (label, {**own, **chosen, **overrides})
+        for label, own, grid in plans
+        for chosen in _combinations(grid)
+    ]
+
+
+def _variant(
+    variant: Mapping[str, Any], number: int, base: dict[str, Any], common: dict[str, list[Any]]
+) -> tuple[str, dict[str, Any], dict[str, list[Any]]]:
+    where = f"point {number}"
+    _check_keys(variant, (*DEFAULTS, "label", "grid", "seeds"), where)
+    label = variant.get("label", "")
+    if not isinstance(label, str):
+        raise PlanError(f"label of {where} is {label!r}; expected text")
+    own = {name: value for name, value in variant.items() if name in DEFAULTS}
+    lists = dict(variant.get("grid", {})) if isinstance(variant.get("grid", {}), dict) else variant["grid"]
+    if "seeds" in variant and isinstance(lists, dict):
+        lists["seeds"] = variant["seeds"]
+    grid = _grid(lists, f"{where}.grid")
+    _refuse_both(own, grid, where, "its grid")
+    # A variant that says something itself is not varied there by the common grid.
+    rest = {name: values for name, values in common.items() if name not in own and name not in grid}
+    settled = {name: value for name, value in {**base, **own}.items() if name not in grid}
+    return label, settled, {**grid, **rest}
+
+
+def _refuse_both(single: Mapping[str, Any], grid: Mapping[str, Any], where: str, other: str) -> None:
+    both = sorted(set(single) & set(grid))
+    if both:
+        raise PlanError(f"{both[0]} is set both by {where} and by {other}; keep one of them")
+
+
+def _combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _distinct(
+    combinations: list[tuple[str, dict[str, Any]]], audit: AuditSettings
+) -> tuple[tuple[Point, ...], int]:
+    points: dict[str, Point] = {}
+    for label, chosen in combinations:
+        error = ""
+        try:
+            chosen = _differing(Plan.from_mapping({**_preferred(chosen), **chosen}))
+        except PlanError as problem:
+            error = str(problem)
+        except (TypeError, AttributeError, ValueError) as problem:  # a table where a number belongs, say
+            error = f"the fields make no plan: {problem}"
+        name = point_id(chosen, audit)
+        if name not in points:
+            points[name] = Point(number=len(points), id=name, label=label, fields=chosen, error=error)
+    return tuple(points.values()), len(combinations) - len(points)
+
+
+def _preferred(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the algorithm prefers where the file says nothing."""
+    from securevfl.algorithms import find_algorithm
+
+    return find_algorithm(chosen.get("algorithm", DEFAULTS["algorithm"])).defaults
+
+
+def _differing(plan: Plan) -> dict[str, Any]:
+    """The fields that are not at their default, so that a new field does not make all points new."""
+    return {name: value for name, value in asdict(plan).items() if value != DEFAULTS[name]}
+
+
+def point_id(chosen: Mapping[str, Any], audit: AuditSettings) -> str:
+    """Twelve hexadecimal digits that follow from the plan's fields and the audit settings."""
+    content = {name: value for name, value in chosen.items() if name not in _NOT_IDENTITY}
+    text = json.dumps(
+        {"plan": content, "audit": [audit.attacks, audit.canaries]}, sort_keys=True, default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,179 @@
+"""From rows to findings: means over seeds with intervals, the Pareto line, what each way keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import t as student
+
+from securevfl.sweeps.records import OK
+from securevfl.sweeps.results import Results, Row
+
+MAIN_METRICS = ("auc", "r2", "accuracy")
+BASELINES = {"local": "label holder alone", "central": "all features in one place"}
+# What is not a difference between ways of training, only between points of one way.
+_SAME_WAY = ("seed", "epsilon", "sigma", "gradient_sigma", "data_folder", "record_views")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Points that differ in nothing but the seed.
+
+    Attributes:
+        series: The way of training it belongs to.
+        rows: Its rows.
+        metric: The test metric that counts for the task.
+        mean: Its mean over seeds; None where no run was evaluated.
+        low: Lower end of the 95 % interval of the mean (Student); the mean itself for a single seed.
+        high: Upper end.
+        epsilon: Sound epsilon, the largest of all seeds.
+        claimed: What the paper would claim, likewise.
+        measured: Certified lower bound, likewise.
+        target: The epsilon that the plan asked for, if it did.
+    """
+
+    series: str
+    rows: tuple[Row, ...]
+    metric: str
+    mean: float | None
+    low: float | None
+    high: float | None
+    epsilon: float
+    claimed: float | None
+    measured: float | None
+    target: float | None
+
+    @property
+    def first(self) -> Row:
+        """The first row, for what all rows share."""
+        return self.rows[0]
+
+
+def groups_of(results: Results) -> list[Group]:
+    """The finished points by plan without seed, in the order of the sweep."""
+    fields = {point.id: point.fields for point in results.sweep.points}
+    found: dict[str, list[Row]] = {}
+    for row in results.finished:
+        shared = {
+            k: v for k, v in fields[row["id"]].items() if k not in ("seed", "data_folder", "record_views")
+        }
+        found.setdefault(json.dumps([row["label"], shared], sort_keys=True, default=list), []).append(row)
+    names = _series_names(results)
+    return [_group(names[rows[0]["id"]], rows) for rows in found.values()]
+
+
+def _group(series: str, rows: list[Row]) -> Group:
+    metric = main_metric(rows)
+    bounds = (0.0, 1.0) if metric in ("auc", "accuracy") else (-math.inf, math.inf)
+    mean, low, high = interval([row[metric] for row in rows if row[metric] is not None], bounds)
+    return Group(
+        series=series,
+        rows=tuple(rows),
+        metric=metric,
+        mean=mean,
+        low=low,
+        high=high,
+        epsilon=max(
+            (row["sound_epsilon"] for row in rows if row["sound_epsilon"] is not None), default=math.inf
+        ),
+        claimed=_most(rows, "claimed_epsilon"),
+        measured=_most(rows, "measured_epsilon"),
+        target=rows[0]["target_epsilon"],
+    )
+
+
+def _most(rows: Iterable[Row], name: str) -> float | None:
+    known = [row[name] for row in rows if row[name] is not None]
+    return max(known) if known else None
+
+
+def main_metric(rows: Sequence[Row]) -> str:
+    """The metric that counts: AUC where there is one, R2 for regression, else accuracy."""
+    return next((name for name in MAIN_METRICS if any(row[name] is not None for row in rows)), "accuracy")
+
+
+def interval(
+    values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> tuple[float | None, float | None, float | None]:
+    """Mean and 95 % Student interval of the mean within what is possible; one value is its own interval."""
+    if not values:
+        return None, None, None
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, mean, mean
+    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    half = float(student.ppf(0.975, len(values) - 1)) * spread / math.sqrt(len(values))
+    return mean, max(mean - half, bounds[0]), min(mean + half, bounds[1])
+
+
+def _series_names(results: Results) -> dict[str, str]:
+    """Point id -> name of its way of training: its label, or what tells it from the others."""
+    fields = {point.id: point.fields for point in results.sweep.points}
+    rows = results.finished
+    others = sorted({k for f in fields.values() for k in f} - {*_SAME_WAY, "algorithm", "protocol", "data"})
+    others = [k for k in others if len({json.dumps(f.get(k), default=list) for f in fields.values()}) > 1]
+    names = {}
+    for row in rows:
+        plan: Mapping[str, Any] = fields[row["id"]]
+        parts = [
+            row["algorithm"],
+            *([] if row["protocol"] == "plain" else [row["protocol"]]),
+            str(row["mode"]),
+        ]
+        parts += [f"{k} {plan[k]}" for k in others if k in plan and k != "encoder_training"]
+        names[row["id"]] = row["label"] or BASELINES.get(row["algorithm"]) or ", ".join(parts)
+    return names
+
+
+def pareto(groups: Sequence[Group]) -> list[Group]:
+    """The groups that no other group beats both in epsilon and in utility, from strong to weak protection."""
+    line: list[Group] = []
+    for group in sorted(
+        (g for g in groups if g.mean is not None), key=lambda g: (g.epsilon, -(g.mean or 0.0))
+    ):
+        if not line or (group.mean or 0.0) > (line[-1].mean or 0.0):
+            line.append(group)
+    return line
+
+
+def data_sets(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups by data set."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(str(group.first["data"]), []).append(group)
+    return found
+
+
+def kept(groups: Sequence[Group]) -> tuple[list[float], dict[str, dict[float, Group]]]:
+    """Target epsilons in order, and for each way of training that was given some, the group at each."""
+    ways: dict[str, dict[float, Group]] = {}
+    for group in groups:
+        if group.target:
+            ways.setdefault(group.series, {})[float(group.target)] = group
+    return sorted({target for way in ways.values() for target in way}), ways
+
+
+def reference(groups: Sequence[Group], algorithm: str) -> Group | None:
+    """The baseline of that name, if the sweep has it."""
+    return next((g for g in groups if g.first["algorithm"] == algorithm and g.mean is not None), None)
+
+
+def attack_names(results: Results) -> list[str]:
+    """Attacks with a score on at least one point."""
+    return sorted({name for _, attack in scored_attacks(results) for name in (attack["name"],)})
+
+
+def scored_attacks(results: Results) -> list[tuple[Row, dict[str, Any]]]:
+    """(row, attack) for every attack that has a score."""
+    rows = {row["id"]: row for row in results.finished}
+    return [
+        (rows[point.id], attack)
+        for point in results.sweep.points
+        if (record := results.records.get(point.id)) is not None and record["status"] == OK
+        for attack in record["attacks"]
+        if attack["score"] is not None
+    ]

@@ -1,0 +1,118 @@
+"""One point of a sweep, from its plan to its record: what every executor runs, wherever it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from securevfl.data import VerticalData
+from securevfl.errors import RunError, SecureVFLError
+from securevfl.plan import Plan
+from securevfl.resolve import load_planned
+from securevfl.run import Run, load_run, train
+from securevfl.sweeps.records import failed_record, finished_record
+from securevfl.sweeps.spec import AuditSettings, Point
+
+MARKER = "sweep.toml"
+
+
+def task_of(point: Point, audit: AuditSettings, folder: Path) -> dict[str, Any]:
+    """What an executor is given: plain values, so that they travel as JSON."""
+    return {
+        "id": point.id,
+        "fields": dict(point.fields),
+        "attacks": audit.names,
+        "canaries": audit.canaries,
+        "keep_views": audit.keep_views,
+        "folder": str(folder),
+    }
+
+
+def run_alone(task: Mapping[str, Any]) -> dict[str, Any]:
+    """`run_point` in a process of its own: one thread, so that results do not depend on who else works."""
+    import torch
+
+    torch.set_num_threads(1)
+    return run_point(task)
+
+
+def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains and audits one point; whatever goes wrong becomes the point's record."""
+    try:
+        return _run(task)
+    except SecureVFLError as error:
+        return failed_record(task["id"], str(error))
+    except Exception as error:
+        return failed_record(task["id"], f"{type(error).__name__}: {error}")
+
+
+def _run(task: Mapping[str, Any]) -> dict[str, Any]:
+    root = Path(task["folder"])
+    if not (root / MARKER).is_file():
+        raise RunError(f"{root} is not the sweep's folder on this machine; use one that all machines share")
+    plan = Plan.from_mapping(task["fields"])
+    plan = plan.with_changes(record_views=task["keep_views"] or task["attacks"] != "none")
+    data = planned_data(
+        plan.data, plan.data_folder, plan.parties, plan.seed, plan.id_column, plan.label_column
+    )
+    folder = root / "runs" / task["id"]
+    run = _trained(plan, data, folder)
+    begun = time.monotonic()
+    report = _audited(run, data, folder, task)
+    if not task["keep_views"]:
+        shutil.rmtree(folder / "views", ignore_errors=True)
+    return finished_record(task["id"], run, report, time.monotonic() - begun)
+
+
+def _trained(plan: Plan, data: VerticalData, folder: Path) -> Run:
+    """The run; one that finished before is taken as it is, one that was cut off starts again."""
+    if (folder / "result.json").is_file():
+        return load_run(folder)
+    if folder.exists():
+        shutil.rmtree(folder)
+    return train(data, plan, folder)
+
+
+def _audited(run: Run, data: VerticalData, folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
+    saved = folder / "report.json"
+    if saved.is_file() and (folder / "report.html").is_file():
+        return dict(json.loads(saved.read_text(encoding="utf-8")))
+    from securevfl.auditing import audit
+
+    report = audit(run, task["attacks"], data=data, canaries=task["canaries"], seed=run.plan.seed, workers=1)
+    report.save(folder)
+    return report.content
+
+
+@lru_cache(maxsize=4)
+def planned_data(
+    name: str, folder: str, parties: int, seed: int, id_column: str, label_column: str
+) -> VerticalData:
+    """The data of a plan, kept for the next point that has the same.
+
+    A folder that holds one folder per data set serves all of them.
+    """
+    plan = Plan(
+        data=name,
+        data_folder=folder,
+        parties=parties,
+        seed=seed,
+        id_column=id_column,
+        label_column=label_column,
+    )
+    return load_planned(plan, _own_folder(folder, name))
+
+
+def _own_folder(folder: str, name: str) -> str | None:
+    """The set's folder within the given one, if it has one; names may go on, as in parkinson_speech."""
+    base, plain = Path(folder), name.replace("-", "_")
+    if not folder or "/" in name or not base.is_dir():
+        return None
+    inner = sorted(place for place in base.iterdir() if place.is_dir())
+    exact = [place for place in inner if place.name in (name, plain)]
+    return next((str(place) for place in exact + [p for p in inner if p.name.startswith(f"{plain}_")]), None)
