@@ -73,10 +73,26 @@ class Ledger:
         if path is not None:
             index, digest = self._open(path)
         self.head = Head(owner, index, digest)
+        self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
+        self._begin_session()
+
+    def _begin_session(self) -> None:
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes_raw().hex()
-        guarantee = "void: reproducible noise" if reproducible else "as accounted"
-        self._write({"kind": "session", "format": FORMAT, "public_key": public, "guarantee": guarantee})
+        self._write({"kind": "session", "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A ledger in memory can be copied; the copy signs with a key of its own, in a session of its own."""
+        if self.path is not None:
+            raise LedgerError(f"the ledger {self.path} cannot be copied: one file, one writer")
+        return {"owner": self.owner, "lines": list(self.lines), "guarantee": self._guarantee}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
+        self.path = self._file = None
+        last = json.loads(self.lines[-1])
+        self.head = Head(self.owner, last["index"], last["hash"])
+        self._begin_session()
 
     def _open(self, path: Path) -> tuple[int, str]:
         """Opens the file for appending; a last line that a crash tore was never synced, so it is dropped."""
@@ -111,6 +127,8 @@ class Ledger:
             content["rows"] = rows_to_text(record.rows)
         if record.assumption:
             content["assumption"] = record.assumption
+        if record.epsilon is not None:
+            content["epsilon"] = record.epsilon
         return self._write(content)
 
     def _write(self, content: Mapping[str, Any]) -> Head:
@@ -230,6 +248,7 @@ def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
         vectors=content["vectors"],
         ids_visible=content["ids_visible"],
         mode=content["mode"],
+        epsilon=content.get("epsilon"),
         assumption=content.get("assumption", ""),
     )
 

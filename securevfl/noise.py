@@ -47,6 +47,14 @@ class Noise:
         noise.secure = False
         return noise
 
+    def __getstate__(self) -> dict[str, bool]:
+        """A copy or a pickle never holds the key: it would repeat the noise."""
+        return {"secure": self.secure}
+
+    def __setstate__(self, state: dict[str, bool]) -> None:
+        self._stream = KeyStream.from_os_entropy()
+        self.secure = state["secure"]
+
     def _unit(self, count: int) -> Floats:
         """Uniform values in (0, 1], on a grid of 2^-53, never zero."""
         words = self._stream.words(count, np.uint64)
