@@ -182,7 +182,7 @@ def train(
             encoders=engine.setup.encoders,
             head=engine.setup.head,
             trained=engine.trained(),
-            organisations=engine.organisations,
+            organisations=engine.organisations if folder is None else (),
         ),
     )
 
