@@ -7,8 +7,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -72,6 +74,7 @@ class Engine:
         self.organisations = list(organisations or ())
         if self.algorithm.federated and organisations is None:
             self.organisations = self._organisations()
+            self.data = self._with_randomised_labels()
         self.observatory = Observatory(self.organisations, self.hosts)
         self.network = VirtualNetwork(
             self.hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
@@ -98,6 +101,21 @@ class Engine:
             )
             for name in dict.fromkeys(self.hosts.values())
         ]
+
+    def _with_randomised_labels(self) -> VerticalData:
+        """The data with its training labels flipped once; a resumed run goes on with those it has."""
+        data, plan = self.data, self.plan
+        if not plan.label_epsilon:
+            return data
+        saved = load_checkpoint(self.folder.path) if self.folder is not None else None
+        if saved is not None:
+            return replace(data, y_train=np.array(saved["labels"]))
+        holder = next(each for each in self.organisations if each.name == self.label_holder)
+        observers = tuple(sorted(set(self.hosts.values()) - {self.label_holder}))
+        flipped = holder.gate.randomise_labels(
+            data.y_train, classes=len(data.classes), epsilon=plan.label_epsilon, observers=observers
+        )
+        return replace(data, y_train=flipped)
 
     def _setup(self, encoders: dict[str, nn.Module], head: nn.Module | None) -> Setup:
         plan, data = self.plan, self.data
@@ -291,6 +309,7 @@ class Engine:
             "server": self.server.state(),
             "parties": {role.address: role.state() for role in self.parties},
             "gates": {each.name: each.gate.state() for each in self.organisations},
+            "labels": self.data.y_train if self.plan.label_epsilon else None,
         }
         save_checkpoint(self.folder.path, state)
 

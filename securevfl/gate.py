@@ -19,6 +19,7 @@ from torch import Tensor
 
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
+from securevfl.defences import randomise_labels
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.ledger import Ledger
 from securevfl.messages import Head
@@ -288,6 +289,47 @@ class Gate:
     def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
         """Writes down that something leaves without protection, such as gradients of the labels."""
         return self._account(Mechanism(), rows=rows, vectors=vectors, kind=kind, observers=observers)
+
+    def release_noisy(
+        self,
+        values: npt.NDArray[np.float64],
+        mechanism: Mechanism,
+        *,
+        rows: Rows,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> tuple[npt.NDArray[np.float64], Head]:
+        """Releases one vector per row with a protection of its own, such as noisy gradients.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+        """
+        clipped = _clip_exactly(values, mechanism.clip)
+        head = self._account(mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        noisy = clipped + self.noise.gaussian(clipped.shape, mechanism.sigma)
+        return snap(noisy, mechanism.sigma), head
+
+    def randomise_labels(
+        self, labels: npt.NDArray[Any], *, classes: int, epsilon: float, observers: tuple[str, ...]
+    ) -> npt.NDArray[Any]:
+        """Flips the training labels by randomised response, to be used instead of the true ones from now on.
+
+        To be called once in a run: drawing again costs epsilon again, and is written down again.
+        """
+        record = ReleaseRecord(
+            owner=self.owner,
+            observers=observers,
+            kind="randomised labels",
+            mechanism="randomised-response" if self.noise.secure else "exact",
+            epsilon=epsilon,
+            rows=np.arange(len(labels), dtype=np.int64),
+            vectors=len(labels),
+            mode=self.mode,
+        )
+        self.budget.check(record)
+        self.ledger.append(record)
+        self.budget.charge(record)
+        return randomise_labels(labels, classes, epsilon, self.noise)
 
     def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
         """Adds noise to a sum of clipped per-record gradients, so that the encoder may depend on it.

@@ -82,7 +82,7 @@ class Ledger:
         self._write({"kind": "session", "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
 
     def __getstate__(self) -> dict[str, Any]:
-        """A ledger in memory can be copied; the copy signs with a key of its own, in a session of its own."""
+        """A copy of a ledger in memory signs with a key of its own; from there on the two count apart."""
         if self.path is not None:
             raise LedgerError(f"the ledger {self.path} cannot be copied: one file, one writer")
         return {"owner": self.owner, "lines": list(self.lines), "guarantee": self._guarantee}

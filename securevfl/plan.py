@@ -55,8 +55,8 @@ class Plan:
         budget_epsilon: The gate refuses whatever would exceed it.
         gradient_clip: L2 bound of a record's gradient for ``encoder_training = "dp"`` and defence ``noise``.
         gradient_sigma: Noise on the summed gradient for ``encoder_training = "dp"``.
-        label_epsilon: Randomised response: labels are flipped once, before anything is computed from them, and
-            are epsilon-differentially private then; 0 uses them as they are.
+        label_epsilon: Randomised response: labels are flipped once, before anything is computed from them,
+            and are epsilon-differentially private then; 0 uses them as they are.
         defence: What the label holder does to gradients that leave, a name of `securevfl.defences.DEFENCES`.
             All but ``noise`` are heuristics without a guarantee.
         defence_level: How much of it; 0 takes the defence's own default.
@@ -69,8 +69,8 @@ class Plan:
         learning_rates: Rates of single parties, by name.
         optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server; the Flex family resets
             momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``.
-        optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family) makes a
-            party an active attacker that enlarges its own gradients, for audits.
+        optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
+            makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
         proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
         l2: Coefficient of the regulariser l2/2 * ||theta||^2.

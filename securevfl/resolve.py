@@ -9,6 +9,7 @@ from pathlib import Path
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import SERVER, Algorithm, find_algorithm
 from securevfl.data import VerticalData
+from securevfl.defences import DEFENCES
 from securevfl.errors import DataError, PlanError
 from securevfl.plan import Plan
 
@@ -64,6 +65,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"it runs on {', '.join(algorithm.protocols)}"
         )
     _check_optimisers(plan, algorithm)
+    _check_defence(plan, algorithm, data)
     algorithm.check(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
@@ -91,6 +93,23 @@ def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
                 f"algorithm {plan.algorithm!r} has no optimiser {name!r}; "
                 f"it has {', '.join(algorithm.optimisers)}"
             )
+
+
+def _check_defence(plan: Plan, algorithm: Algorithm, data: VerticalData) -> None:
+    defence = DEFENCES[plan.defence]
+    if plan.defence != "none" and not algorithm.answers_with_gradients(plan):
+        raise PlanError(
+            f"defence {plan.defence!r} changes gradients of single records; this plan of {plan.algorithm!r} "
+            "sends none"
+        )
+    if defence.binary and data.task != "binary":
+        raise PlanError(f"defence {plan.defence!r} knows two classes only; the task is {data.task}")
+    if defence.counted and plan.mode != "strict":
+        raise PlanError(f"defence {plan.defence!r} is accounted for in mode 'strict' only, not {plan.mode!r}")
+    if plan.label_epsilon and data.task == "regression":
+        raise PlanError("randomised response flips classes; label_epsilon cannot serve regression")
+    if plan.label_epsilon and (not algorithm.federated or plan.mode == "sealed"):
+        raise PlanError(f"label_epsilon has no use in {plan.algorithm!r}, where no label leaves its holder")
 
 
 def _with_models(plan: Plan, data: VerticalData) -> Plan:

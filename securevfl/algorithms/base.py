@@ -150,6 +150,10 @@ class Algorithm(ABC):
         """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
         return plan
 
+    def answers_with_gradients(self, plan: Plan) -> bool:
+        """True where the label holder sends gradients of single records, which a defence may change."""
+        return False
+
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan | None:
         """The plan with its noise settled, where the algorithm counts releases in a way of its own."""
         return None

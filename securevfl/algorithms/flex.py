@@ -51,6 +51,10 @@ class Flex(Algorithm):
         """How many steps everybody takes, given how many would fit; None leaves it to each of them."""
         return None
 
+    def answers_with_gradients(self, plan: Plan) -> bool:
+        """Only where the labels stay with the server."""
+        return plan.private_labels
+
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
         """The server role and one role per party."""
         parties: list[Role] = [

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from securevfl.algorithms.answers import GradientAnswers
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
@@ -46,6 +47,7 @@ class FlexServer(SharingServer):
         self.choose_steps = steps
         self.adaptive = adaptive
         self.waits_for_timeout = waits_for_timeout
+        self.answers = GradientAnswers(setup)
         self.head = setup.head
         self.fusion = Fusion(setup.plan.fusion, (setup.plan.embedding,) * len(self.parties))
         parameters = [p for p in setup.head.parameters() if p.requires_grad]
@@ -129,20 +131,20 @@ class FlexServer(SharingServer):
         self, message: Message, rows: Rows, fields: dict[str, Value], snapshot: Tensor, gradient: Tensor
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
-        kind = "gradient" if self.setup.plan.private_labels else "snapshot"
-        if kind == "gradient":
-            fields["values"] = gradient.cpu().numpy()
-        else:
-            summed = self.fusion.kind == "sum" and snapshot.ndim == 3
-            shared = snapshot.sum(dim=1) if summed else snapshot
-            fields["values"] = shared.cpu().numpy()
-            for name, tensor in self.head.state_dict().items():
-                fields[HEAD + name] = tensor.detach().cpu().numpy().copy()
         observers = self.setup.observers(message.sender, self.setup.label_holder)
+        if self.setup.plan.private_labels:
+            fields["values"], head = self.answers.release(gradient, rows=rows, observers=observers)
+            await self._reply(message, "gradient", fields, head)
+            return
+        summed = self.fusion.kind == "sum" and snapshot.ndim == 3
+        shared = snapshot.sum(dim=1) if summed else snapshot
+        fields["values"] = shared.cpu().numpy()
+        for name, tensor in self.head.state_dict().items():
+            fields[HEAD + name] = tensor.detach().cpu().numpy().copy()
         head = None
         if observers:
-            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
-        await self._reply(message, kind, fields, head)
+            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="snapshot", observers=observers)
+        await self._reply(message, "snapshot", fields, head)
 
     async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
         begun = self.setup.clock.now()

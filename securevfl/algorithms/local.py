@@ -63,6 +63,8 @@ def build_optimiser(
     else:
         momentum = MOMENTUM if kind == "momentum" else 0.0
         optimiser = torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
+    if kind == "malicious":
+        optimiser.register_step_pre_hook(enlarge_gradients)
     if plan.decay == "sqrt":
         for group in optimiser.param_groups:
             group["steps"], group["first_rate"] = 0, rate
@@ -82,6 +84,23 @@ class Together(NamedTuple):
 
     lockstep: Lockstep
     place: int
+
+
+def enlarge_gradients(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    """What an active attacker does to its own updates, so that the common model leans on its encoder.
+
+    Each gradient is scaled by 1 + g_t / g_(t-1), within 1 and 5 (Fu et al., Label Inference Attacks Against
+    Vertical Federated Learning, USENIX Security 2022, Algorithm 1): steps in a steady direction grow.
+    """
+    for group in optimiser.param_groups:
+        for parameter in group["params"]:
+            slots, gradient = optimiser.state[parameter], parameter.grad
+            if gradient is None:
+                continue
+            if "previous" in slots:
+                ratio = 1 + gradient / (slots["previous"] + 1e-7)
+                gradient.mul_(ratio.clamp(1.0, 5.0))
+            slots["previous"] = gradient.detach().clone()
 
 
 class LocalModel:

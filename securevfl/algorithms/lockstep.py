@@ -46,7 +46,8 @@ class Lockstep:
         """
         if plan.delays != "constant" or plan.latency:
             return None
-        plain = plan.optimiser == "sgd" and not plan.learning_rates and not plan.hidden_noise
+        alike = not (plan.optimisers or plan.learning_rates)
+        plain = plan.optimiser == "sgd" and alike and not plan.hidden_noise
         dense = all(model.trains and not model.private and not model.records.sparse for model in models)
         if not plain or not dense or len(models) < 2 or why_not_stackable([m.encoder for m in models]):
             return None

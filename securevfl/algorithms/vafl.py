@@ -29,12 +29,17 @@ class VAFL(Algorithm):
     name = "vafl"
     summary = "asynchronous: the server steps on every upload, with the latest embeddings of the others"
     protocols = SUMS
+    optimisers = ("sgd", "momentum", "adam", "malicious")
     shared_schedule = False
     initial_upload = True
 
     def wait_for(self, plan: Plan, parties: int) -> int:
         """How many uploads one iteration takes."""
         return 1
+
+    def answers_with_gradients(self, plan: Plan) -> bool:
+        """Unless encoders are frozen, every upload is answered with gradients."""
+        return plan.encoder_training != "none"
 
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
         """The server role and one role per party."""

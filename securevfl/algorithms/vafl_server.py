@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from securevfl.algorithms.answers import GradientAnswers
 from securevfl.algorithms.base import SERVER, ServerRole, Setup
 from securevfl.algorithms.local import build_optimiser, check_finite, load_module_state, module_state
 from securevfl.errors import ProtocolError
@@ -37,7 +38,7 @@ class VAFLServer(ServerRole):
         self.parties = data.parties
         self.wait_for = wait_for
         self.shared_schedule = shared_schedule
-        self.gate = setup.gates[setup.label_holder]
+        self.answers = GradientAnswers(setup)
         self.head = setup.head
         self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(self.parties))
         parameters = [p for p in setup.head.parameters() if p.requires_grad]
@@ -229,10 +230,8 @@ class VAFLServer(ServerRole):
         if observers and self.setup.plan.encoder_training == "none":
             await self.link.reply(message, "received", {})
             return
-        head = None
-        if observers:
-            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="gradient", observers=observers)
-        await self.link.reply(message, "gradient", {"values": gradient.cpu().numpy()}, head)
+        values, head = self.answers.release(gradient, rows=rows, observers=observers)
+        await self.link.reply(message, "gradient", {"values": values}, head)
 
     def figures(self) -> dict[str, Any]:
         """Iterations so far, and the age of the oldest embedding that was used."""

@@ -1,0 +1,49 @@
+"""Gradients as a label holder's answers: through its defence and its gate."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from securevfl.algorithms.base import Setup
+from securevfl.defences import DEFENCES
+from securevfl.gate import Mechanism
+from securevfl.messages import Head
+from securevfl.rows import Rows
+
+
+class GradientAnswers:
+    """Lets gradients of the batch's mean loss out, one row per record, as the plan's defence changes them."""
+
+    def __init__(self, setup: Setup) -> None:
+        plan = setup.plan
+        self.name = plan.defence
+        self.defence = DEFENCES[plan.defence]
+        self.level = plan.defence_level or self.defence.level
+        self.gate = setup.gates[setup.label_holder]
+        self.labels = np.asarray(setup.data.y_train)
+        self.mechanism = Mechanism(clip=plan.gradient_clip, sigma=self.level * plan.gradient_clip)
+
+    def release(
+        self, gradient: Tensor, *, rows: Rows, observers: tuple[str, ...]
+    ) -> tuple[npt.NDArray[np.float32], Head | None]:
+        """What may be sent, and the ledger head to send along; without observers nothing is changed."""
+        values = gradient.detach().cpu().numpy()
+        if not observers:
+            return values, None
+        if self.defence.counted:
+            # A record's own gradient is its share of the mean, times the number of records.
+            noisy, head = self.gate.release_noisy(
+                values.astype(np.float64) * len(rows),
+                self.mechanism,
+                rows=rows,
+                kind="gradient",
+                observers=observers,
+            )
+            return (noisy / len(rows)).astype(np.float32), head
+        kind = "gradient" if self.name == "none" else f"gradient ({self.name})"
+        head = self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        labels, noise = self.labels[rows], self.gate.noise
+        changed = self.defence.change(values.astype(np.float64), labels, self.level, noise)
+        return changed.astype(np.float32), head
