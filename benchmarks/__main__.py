@@ -5,7 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("core", "models", "protocols", "homomorphic", "discrete_gaussian", "accountants", "attacks", "sealed")
+NAMES = (
+    "core",
+    "models",
+    "protocols",
+    "homomorphic",
+    "discrete_gaussian",
+    "accountants",
+    "attacks",
+    "sealed",
+)
 
 
 def main() -> None:

@@ -6,4 +6,5 @@ data = VerticalData.load("breast-cancer", parties=2)
 plan = Plan(epochs=100, sigma=20.0, budget_epsilon=20.0)
 run = train(data, plan)
 print("stopped by", run.stopped)
-print(f"after {run.result['epochs']} epochs: epsilon {run.privacy['p1']['epsilon']:.2f}, AUC {run.test['auc']:.3f}")
+epsilon = run.privacy["p1"]["epsilon"]
+print(f"after {run.result['epochs']} epochs: epsilon {epsilon:.2f}, AUC {run.test['auc']:.3f}")

@@ -24,7 +24,8 @@ with tempfile.TemporaryDirectory() as folder:
         for rows in torch.randperm(len(labels)).split(64):
             own, other = mine(blocks[0][rows]), functional.normalize(theirs(blocks[1][rows]))
             sent = (other + SIGMA * torch.randn_like(other)).detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(top(torch.cat([own, sent], 1))[:, 0], labels[rows])
+            outputs = top(torch.cat([own, sent], 1))[:, 0]
+            loss = functional.binary_cross_entropy_with_logits(outputs, labels[rows])
             optimiser.zero_grad()
             loss.backward()
             other.backward(sent.grad)

@@ -4,7 +4,7 @@ import numpy as np
 
 from securevfl.protocols import PairwiseMaskSum, TwoTreeSum, build_trees
 
-salaries = [np.array([52_000.0, 1.0]), np.array([61_500.0, 1.0]), np.array([48_250.0, 1.0]), np.array([70_000.0, 1.0])]
+salaries = [np.array([salary, 1.0]) for salary in (52_000, 61_500, 48_250, 70_000)]
 total, count = TwoTreeSum(workers=4, collusion=2).sum(salaries)
 print(f"mean salary {total / count:,.2f}")
 

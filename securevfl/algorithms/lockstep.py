@@ -55,7 +55,7 @@ class Lockstep:
 
     def embed(self, place: int, rows: Rows) -> Tensor:
         """The embeddings of one party, as a leaf that collects its gradient."""
-        if self._outputs is None or not np.array_equal(self._rows, rows):
+        if self._outputs is None or self._rows is None or not np.array_equal(self._rows, rows):
             if self._gradients:
                 raise ProtocolError("a party is at its next batch before all have learned from the last one")
             index = torch.from_numpy(rows).to(self.inputs.device)
@@ -72,6 +72,7 @@ class Lockstep:
         if self._outputs is None or len(self._gradients) < len(self._outputs):
             return
         self.optimiser.zero_grad(set_to_none=True)
-        self._outputs.backward(torch.stack([self._gradients[i] for i in range(len(self._outputs))]))
+        gradients = torch.stack([self._gradients[place] for place in range(len(self._outputs))])
+        self._outputs.backward(gradients)  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self._outputs, self._gradients = None, {}

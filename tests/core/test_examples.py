@@ -17,7 +17,8 @@ README = (ROOT / "README.md").read_text()
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     bin_folder = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from securevfl.accountants.filters import Filter
 
+from securevfl.accountants.filters import Filter
 from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.gate import Gate, Mechanism, clip_rows
 from securevfl.ledger import Ledger

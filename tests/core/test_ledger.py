@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from securevfl.accountants.records import ReleaseRecord
 
+from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
 from securevfl.ledger import Ledger, read_ledger, to_record
 from securevfl.rows import rows_from_text, rows_to_text
