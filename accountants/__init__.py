@@ -25,6 +25,7 @@ from securevfl.accountants.moments import MomentsAccountant
 from securevfl.accountants.numerical import PLDAccountant, PRVAccountant
 from securevfl.accountants.records import MODES, ReleaseRecord
 from securevfl.accountants.sealed import sealed_mu, sealed_sensitivity, sealed_sigma
+from securevfl.accountants.sealed_noise import SealedShifts
 
 __all__ = [
     "ACCOUNTANTS",
@@ -46,6 +47,7 @@ __all__ = [
     "PRVAccountant",
     "RandomisedResponse",
     "ReleaseRecord",
+    "SealedShifts",
     "Spend",
     "best_upper_bound",
     "calibrate_sigma",

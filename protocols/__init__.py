@@ -6,6 +6,7 @@ from securevfl.protocols.ckks import CKKSSum
 from securevfl.protocols.contract import (
     AGGREGATOR,
     COORDINATOR,
+    DEALER,
     KEY_HOLDER,
     Envelope,
     Machine,
@@ -17,12 +18,16 @@ from securevfl.protocols.driver import Driver, run_round, run_setup
 from securevfl.protocols.noise import DistributedNoise, NoisySum
 from securevfl.protocols.pairwise import PairwiseMaskSum
 from securevfl.protocols.ring import FixedPoint
+from securevfl.protocols.sealed import SealedProtocol
+from securevfl.protocols.sealed_dealer import SealedDealer
+from securevfl.protocols.sealed_party import SealedParty
 from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
 from securevfl.protocols.trees import TreePair, build_trees
 
 __all__ = [
     "AGGREGATOR",
     "COORDINATOR",
+    "DEALER",
     "KEY_HOLDER",
     "BFVSum",
     "CKKSSum",
@@ -37,6 +42,9 @@ __all__ = [
     "PairwiseMaskSum",
     "PlainTreeSum",
     "PrivateAlignment",
+    "SealedDealer",
+    "SealedParty",
+    "SealedProtocol",
     "SecureSum",
     "TreePair",
     "TwoTreeSum",

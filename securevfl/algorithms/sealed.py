@@ -72,6 +72,11 @@ class Sealed(Algorithm):
         bounds = [table for table in data.bounds if table is not None]
         known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
         scaling = plan.scaling
+        if scaling == "auto" and not known and data.scaling == "none":
+            raise PlanError(
+                "sealed training scales columns by public bounds, and the data has none: give bounds, or set "
+                "scaling = 'none' to clip the rows as they are"
+            )
         if scaling == "auto":
             small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
             scaling = "none" if small or not known else "public"

@@ -198,8 +198,8 @@ def test_what_does_not_fit_the_ring_is_refused():
         run(make_data(parties=1))
     with pytest.raises(PlanError, match="dealer"):
         data = make_data()
-        named = VerticalData.from_arrays({"dealer": data.train[0], "b": data.train[1]}, data.y_train)
-        run(named)
+        blocks = {"dealer": data.train[0], "b": data.train[1]}
+        run(VerticalData.from_arrays(blocks, data.y_train, bounds=(-1, 1)))
 
 
 def test_statistics_of_the_rows_are_noisy_and_paid_for(tmp_path):
@@ -214,7 +214,9 @@ def test_statistics_of_the_rows_are_noisy_and_paid_for(tmp_path):
     assert squares["scale"] == pytest.approx(0.05 * whole, rel=1e-6)
     assert squares["totals"] <= 0.8 * whole * (1 + 1e-6)
     unbounded = VerticalData.from_arrays(list(data.train), data.y_train)
-    assert run(unbounded, epochs=2).plan.centring == 0.0
+    assert run(unbounded, epochs=2, scaling="none").plan.centring == 0.0
+    with pytest.raises(PlanError, match="public bounds"):
+        run(unbounded, epochs=2)
 
 
 # -- views --------------------------------------------------------------------------------------------------
