@@ -58,6 +58,8 @@ class Predictor:
         rows = trained.take(blocks)
         engine = self._engine(trained, rows, self._algorithm(trained, ids, rows.n_train))
         try:
+            if self.folder is not None:
+                self._read_models(engine, self.folder)
             engine.evaluate()
         finally:
             self._finish(trained, engine)
@@ -94,8 +96,6 @@ class Predictor:
             algorithm=algorithm,
             organisations=self._organisations(trained) if algorithm.federated else (),
         )
-        if self.folder is not None:
-            self._read_models(engine, self.folder)
         engine.time = trained.time
         for link in engine.network.links.values():
             link.number = trained.messages

@@ -16,7 +16,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from securevfl.algorithms import recommended
 from securevfl.data import VerticalData
 from securevfl.data.split import divide_columns
 from securevfl.errors import DataError
@@ -85,7 +84,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             "protocol": self.protocol,
             "seed": int(check_random_state(self.random_state).randint(2**31 - 1)),
         }
-        return recommended(**{**own, **(self.plan_fields or {})})
+        return Plan.from_mapping({**own, **(self.plan_fields or {})})
 
     def _groups(self, columns: int) -> list[npt.NDArray[np.intp]]:
         """Column numbers of each party; a number of parties above that of the columns means one each."""

@@ -82,7 +82,7 @@ class PredictingServer(_Finished, ServerRole):
         expected = rows, self.setup.plan.embedding
         if np.shape(values) != expected:
             raise ProtocolError(f"{sender} gives embeddings of shape {np.shape(values)}; expected {expected}")
-        return torch.from_numpy(np.asarray(values, np.float32)).to(self.setup.device)
+        return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
 
 
 class PredictingParty(_Finished):
