@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securevfl.attacks.contract import Evidence, Guess, Info, Need, Score, Truth
 from securevfl.attacks.feature import EmbeddingAttack, profile, seen_embeddings
@@ -32,15 +33,13 @@ class AttributeInference(EmbeddingAttack):
         known = evidence.auxiliary["known_records/rows"].astype(np.int64)
         have = np.isin(known, rows)
         values = np.asarray(evidence.auxiliary["known_records/values"], np.float64)[have]
-        cuts = np.median(values, axis=0)
-        place, sides = np.searchsorted(rows, known[have]), (values > cuts).astype(np.float64)
+        place, sides = np.searchsorted(rows, known[have]), _upper(values).astype(np.float64)
         column = _most_readable(full[place], without[place], sides)
         rest = ~np.isin(rows, known)
         side = sides[:, [column]]
         return {
             "rows": rows[rest],
             "column": np.array([column]),
-            "cut": cuts[[column]],
             "scores": decode(full[place], side, full[rest])[:, 0],
             "without": decode(without[place], side, without[rest])[:, 0],
         }
@@ -49,10 +48,17 @@ class AttributeInference(EmbeddingAttack):
     def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
         """AUC against that of the same predictor without embeddings."""
         column = int(guess["column"][0])
-        sides = truth["features"][guess["rows"], column] > guess["cut"][0]
+        sides = _upper(truth["features"][guess["rows"]][:, [column]])[:, 0]
         baseline = auc_of(sides, guess["without"]).value
         note = f"column {column} of {info.owner}, above its median or not; the baseline is without embeddings"
         return score_auc(sides, guess["scores"], baseline=baseline, note=note)
+
+
+def _upper(values: Floats) -> NDArray[np.bool_]:
+    """Which values lie above their column's median, or on it where none lies above."""
+    cuts = np.median(values, axis=0)
+    above = values > cuts
+    return np.where(above.any(axis=0), above, values >= cuts)
 
 
 def _most_readable(full: Floats, without: Floats, sides: Floats) -> int:

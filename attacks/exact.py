@@ -23,6 +23,7 @@ from securevfl.attacks.scoring import score_recovered
 
 OPEN = ("plain", "plain-tree")  # protocols that show products of single parties to somebody
 TOLERANCE = 1e-3  # a value counts as recovered within this much; scaled features have deviations near 1
+_EXPLAINED, _LATEST = 1e-6, 3
 _CONDITION = 1e4  # equations that amplify rounding of 2^-24 by more than this say nothing sure
 
 
@@ -103,7 +104,8 @@ class ExactInference(LinearAttack):
         owner = frozenset({evidence.info.owner})
         products = [moment for moment in moments(evidence) if moment.parties == owner]
         rows, features, equations = from_products(products, *anchors(evidence))
-        return answer(evidence, rows, features, equations)
+        trained = rows < evidence.info.n_train  # others were multiplied once, after training
+        return answer(evidence, rows[trained], features[trained], equations)
 
 
 def from_products(products: list[Moment], known: Rows, values: Floats) -> tuple[Rows, Floats, int]:
@@ -233,41 +235,54 @@ class ReverseMultiplication(LinearAttack):
         lookup = dict(zip(known.tolist(), values, strict=True))
         left: list[Floats] = []
         right: list[dict[int, float]] = []
-        for step, change in _changes(evidence):
-            if step not in lookup:
-                continue
-            shared = [row for row in change if row in lookup]
-            inner = np.array([lookup[step] @ lookup[row] for row in shared])
-            moved = np.array([change[row] for row in shared])
-            if inner @ inner > 0 and moved @ moved > 0:
-                scale = float(inner @ moved / (inner @ inner))
+        for recent, change in _changes(evidence):
+            step, scale = _explain(change, [row for row in recent if row in lookup], lookup)
+            if scale:
                 left.append(lookup[step])
                 right.append({row: value / scale for row, value in change.items()})
         rows, features = _solve_steps(left, right, values.shape[1])
         return answer(evidence, rows, features, len(left))
 
 
-def _changes(evidence: Evidence) -> list[tuple[int, dict[int, float]]]:
-    """The owner's single steps: the record of the step, and how far each record's product moved."""
+def _explain(change: dict[int, float], steps: list[int], lookup: dict[int, Floats]) -> tuple[int, float]:
+    """Which step moved the products, and c in change = c x_i . x_j; c is 0 where none explains the change."""
+    shared = [row for row in change if row in lookup]
+    moved = np.array([change[row] for row in shared])
+    for step in steps:
+        inner = np.array([lookup[step] @ lookup[row] for row in shared])
+        square = float(inner @ inner)
+        scale = float(inner @ moved) / square if square else 0.0
+        if scale and np.linalg.norm(moved - scale * inner) < _EXPLAINED * np.linalg.norm(moved):
+            return step, scale
+    return -1, 0.0
+
+
+def _changes(evidence: Evidence) -> list[tuple[list[int], dict[int, float]]]:
+    """Changes of products between two sums: the owner's latest steps, and how far each record's moved."""
     info = evidence.info
-    found: list[tuple[int, dict[int, float]]] = []
+    found: list[tuple[list[int], dict[int, float]]] = []
     products = iter([m for m in moments(evidence) if m.parties == frozenset({info.owner})])
     before: dict[int, float] = {}
-    steps: list[Rows] = []
+    steps: list[int] = []
+    announced: set[tuple[str, int]] = set()
     for seen in evidence.view.messages("sum-request"):
-        receiver = info.hosts[str(seen.fields["channel"])]
+        key = (str(seen.fields["channel"]), int(seen.fields["round"]))
+        if key in announced:
+            continue
+        announced.add(key)
         if str(seen.fields["for"]) == info.owner:
-            steps.append(seen.fields["rows"])
-        if receiver not in info.observers:
+            steps.insert(0, int(seen.fields["rows"][0]))
+        if info.hosts[key[0]] not in info.observers:
             continue
         moment = next(products, None)
         if moment is None:
             break
         after = dict(zip(moment.rows.tolist(), moment.values[:, 0].tolist(), strict=True))
-        shared = before.keys() & after.keys()
-        if len(steps) == 1 and shared:
-            found.append((int(steps[0][0]), {row: after[row] - before[row] for row in shared}))
-        before, steps = after, []
+        # A step follows its announcement by the time it takes to compute, so the latest few may be meant.
+        if before.keys() & after.keys():
+            shared = before.keys() & after.keys()
+            found.append((steps[:_LATEST], {row: after[row] - before[row] for row in sorted(shared)}))
+        before = after
     return found
 
 
