@@ -18,6 +18,7 @@ from securevfl.algorithms.sealed_roles import DealerRole, PartyRole, SealedServe
 from securevfl.algorithms.sealed_settings import DEALER, SealedSettings
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
+from securevfl.models.heads import SumHead
 from securevfl.plan import Plan
 
 FULL_BATCH = 2**31 - 1
@@ -42,6 +43,8 @@ class Sealed(Algorithm):
 
     def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
         """The label holder's role, one per party, and the dealer."""
+        if type(setup.head) is not SumHead:
+            raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
         settings = SealedSettings(plan=setup.plan, data=setup.data)
         parties: list[Role] = [PartyRole(setup, settings, name) for name in setup.data.parties]
         return SealedServer(setup, settings), [*parties, DealerRole(setup, settings)]

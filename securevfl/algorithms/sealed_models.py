@@ -187,8 +187,14 @@ class NetworkModel(SealedModel):
             out: Tensor = functional_call(self.encoder, values, (row.unsqueeze(0),))
             return out.squeeze(0)
 
-        found = vmap(jacrev(score), in_dims=(None, 0))(weights, inputs)
-        flat = torch.cat([part.reshape(len(inputs), self._outputs, -1) for part in found.values()], dim=2)
+        one = jacrev(score)
+        if any(isinstance(part, nn.RNNBase) for part in self.encoder.modules()):
+            # torch's fused recurrent layers have no batching rule: one record after the other.
+            singles = [one(weights, row) for row in inputs]
+            found = {name: torch.stack([single[name] for single in singles]) for name in weights}
+        else:
+            found = vmap(one, in_dims=(None, 0))(weights, inputs)
+        flat = torch.cat([found[name].reshape(len(inputs), self._outputs, -1) for name in weights], dim=2)
         return np.asarray(flat.reshape(len(inputs), -1).cpu().numpy(), np.float64)
 
     def set_gradients(self, total: Floats, count: int) -> None:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import recommended
@@ -287,6 +288,29 @@ def test_a_networks_operand_is_its_clipped_jacobian():
     model.set_gradients(total, 2)
     flat = torch.cat([p.grad.reshape(-1) for p in encoder.parameters()])
     assert np.allclose(flat.numpy(), total[:, 0] / 2)
+
+
+class Recurrent(nn.Module):
+    """A user's own module, with a layer that torch cannot batch over records."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(1, 3, batch_first=True)
+        self.output = nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.output(self.layer(inputs.unsqueeze(-1))[0][:, -1])
+
+
+def test_own_modules_are_welcome_and_own_heads_are_not():
+    data = make_data(records=60)
+    plan = recommended("sealed", epochs=3, epsilon=8.0, learning_rate=0.5)
+    done = train(data, plan, encoders={"p1": Recurrent()})
+    assert done.privacy["p1"]["epsilon"] <= 8.0
+    with pytest.raises(PlanError, match="label holder"):
+        train(data, plan, head=nn.Linear(1, 1))
+    with pytest.raises(PlanError, match="couples records"):
+        train(data, plan, encoders={"p1": nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))})
 
 
 class _Rows:
