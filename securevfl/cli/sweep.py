@@ -17,6 +17,8 @@ from securevfl.errors import PlanError
 if TYPE_CHECKING:
     from securevfl.sweeps import Results, Sweep, SweepProgress
 
+WIDE = 110  # columns of a terminal on which shares fit beside intervals
+
 
 def sweep(
     file: Annotated[Path | None, typer.Argument(help="The sweep file: a plan with lists.")] = None,
@@ -132,7 +134,7 @@ def show_results(console: Console, results: Results) -> None:
 
     for name, groups in data_sets(groups_of(results)).items():
         console.print(f"{name}:", markup=False, highlight=False)
-        for made in (kept_table(groups), promise_table(groups)):
+        for made in (kept_table(groups, shares=console.width >= WIDE), promise_table(groups)):
             if made is not None:
                 console.print(_table(*made))
         for text in sentences(groups):

@@ -8,9 +8,11 @@ from html import escape
 from typing import Any
 
 from securevfl.sweeps.looks import Look
+from securevfl.sweeps.records import gain
 from securevfl.sweeps.results import Row
 from securevfl.sweeps.scales import Scale, epsilon_scale, linear_scale
-from securevfl.sweeps.summary import BASELINES, Group, pareto, reference
+from securevfl.sweeps.spec import Target
+from securevfl.sweeps.summary import BASELINES, Group, gain_words, pareto, reference
 
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 16, 52
@@ -170,13 +172,13 @@ def claimed_against_sound(groups: Sequence[Group], looks: Mapping[str, Look]) ->
     if low < high and any(r["claimed_epsilon"] for _, r in rows):
         ends = f"M{x(low):.1f} {y(low):.1f}L{x(high):.1f} {y(high):.1f}"
         parts.append(f'<path class="level" d="{ends}"/>')
-        parts.append(words("claim = truth", x(high) - 6, y(high) + 16, side="end", more=SOFT))
+        parts.append(words("claim = truth", x(high) - 6, y(high) + 22, side="end", more=SOFT))
     for order, (group, row) in enumerate(rows):
         # Points without a claim share one slot: spread them a little.
         aside = 0.0 if row["claimed_epsilon"] else ((order * 7) % 29) - 14
         place = x(row["claimed_epsilon"]) + aside, y(row["sound_epsilon"])
         parts.append(mark(row, looks[group.series], *place, says(group.series, row, group.metric)))
-        if row["measured_epsilon"]:
+        if row["measured_epsilon"] and row["claimed_epsilon"]:
             parts.append(_measured(row, place[0], y))
     return svg("Claimed against sound epsilon", parts)
 
@@ -195,37 +197,39 @@ def attack_chart(
     series: Mapping[str, str],
     looks: Mapping[str, Look],
 ) -> str:
-    """One attack: its score with interval against sound epsilon, and what guessing gives."""
+    """One attack: how much better than guessing it does, with interval, against sound epsilon."""
     width, height = SMALL
     x = epsilon_scale([row["sound_epsilon"] for row, _ in scored], start=LEFT, end=width - RIGHT)
-    values = [v for _, a in scored for v in (a["score"], a["low"], a["high"], a["baseline"]) if v is not None]
-    y = linear_scale(values, start=height - BOTTOM, end=TOP)
-    metric = str(scored[0][1]["metric"])
-    parts = [axes(x, y, "sound epsilon of the features (log scale)", metric, height=height)]
-    base = [a["baseline"] for _, a in scored if a["baseline"] is not None]
-    if base:
-        level = y(math.fsum(base) / len(base))
-        parts.append(f'<path class="level" d="M{x.start} {level:.1f}H{x.end}"/>')
-        parts.append(words("without the view", x.end - 6, level - 5, side="end", more=SOFT))
+    y = linear_scale([0.0, *(gain(attack) for _, attack in scored)], start=height - BOTTOM, end=TOP)
+    words_up = gain_words(str(scored[0][1]["metric"]))
+    parts = [axes(x, y, "sound epsilon of the features (log scale)", words_up, height=height)]
+    parts.append(f'<path class="level" d="M{x.start} {y(0.0):.1f}H{x.end}"/>')
+    parts.append(words("guessing", x.end - 6, y(0.0) - 5, side="end", more=SOFT))
     for order, (row, attack) in enumerate(scored):
         place = x(row["sound_epsilon"]) + ((order * 5) % 13) - 6
-        look = looks[series[row["id"]]]
-        text = (
-            f"{series[row['id']]}, seed {row['seed']}: {metric} {number(attack['score'])} "
-            f"on {attack['owner']} by {attack['observer']}, sound epsilon {number(row['sound_epsilon'])}"
-        )
-        if attack["low"] is not None and attack["high"] is not None:
-            ends = f"M{place:.1f} {y(attack['low']):.1f}V{y(attack['high']):.1f}"
-            parts.append(f'<path class="f whisker" {tags(row)} d="{ends}" stroke="{look.colour}"/>')
-        parts.append(mark(row, look, place, y(attack["score"]), text))
+        parts.append(_attack_mark(row, attack, series[row["id"]], looks[series[row["id"]]], place, y))
     return svg(f"Attack {name} against epsilon", parts, width=width, height=height)
+
+
+def _attack_mark(row: Row, attack: Mapping[str, Any], series: str, look: Look, place: float, y: Scale) -> str:
+    text = (
+        f"{series}, seed {row['seed']}: {attack['metric']} {number(attack['score'])} on {attack['owner']} by "
+        f"{attack['observer']}, guessing {number(attack['baseline'])}, sound epsilon "
+        f"{number(row['sound_epsilon'])}"
+    )
+    whisker = ""
+    if attack["low"] is not None and attack["high"] is not None:
+        low, high = (min(max(y(gain(attack, end)), y.end), y.start) for end in ("low", "high"))
+        path = f"M{place:.1f} {low:.1f}V{high:.1f}"
+        whisker = f'<path class="f whisker" {tags(row)} d="{path}" stroke="{look.colour}"/>'
+    return whisker + mark(row, look, place, y(gain(attack)), text)
 
 
 def times(groups: Sequence[Group], looks: Mapping[str, Look]) -> str:
     """Virtual time to the target, one line per plan; those that never got there say so."""
-    height, left = 40 + 24 * len(groups) + BOTTOM, 330
+    height, left = 40 + 24 * len(groups) + BOTTOM, 370
     values = [r["time_to_target"] for g in groups for r in g.rows if r["time_to_target"] is not None]
-    x = linear_scale([0.0, *values], start=left, end=WIDTH - RIGHT)
+    x = Scale(start=left, end=WIDTH - RIGHT, low=0.0, high=1.1 * max(values))
     foot = height - BOTTOM
     parts = [f'<path class="axis" d="M{left} {TOP}V{foot}H{x.end}"/>']
     for place, text in x.ticks():
@@ -238,13 +242,11 @@ def times(groups: Sequence[Group], looks: Mapping[str, Look]) -> str:
 
 
 def _time_line(group: Group, look: Look, x: Scale, place: float) -> str:
-    """One plan: its name, a mark per seed, and how many did not get there."""
-    name, about = _short(f"{group.series}, epsilon {number(group.epsilon)}"), tags(group.first)
-    parts = [words(name, x.start - 8, place + 4, side="end", more=f'class="f" {about}')]
-    missed = sum(row["time_to_target"] is None for row in group.rows)
-    if missed:
-        note = f"not reached by {missed} of {len(group.rows)}"
-        parts.append(words(note, x.end, place + 4, side="end", more=f'class="f soft" {about}'))
+    """One plan: its name, how many seeds got there, and a mark for each of them."""
+    there = sum(row["time_to_target"] is not None for row in group.rows)
+    count = "" if there == len(group.rows) else f", {there} of {len(group.rows)} seeds"
+    name = _short(f"{group.series}, epsilon {number(group.epsilon)}{count}")
+    parts = [words(name, x.start - 8, place + 4, side="end", more=f'class="f" {tags(group.first)}')]
     for row in group.rows:
         if row["time_to_target"] is not None:
             text = f"{group.series}, seed {row['seed']}: target reached at {number(row['time_to_target'])}"
@@ -252,8 +254,14 @@ def _time_line(group: Group, look: Look, x: Scale, place: float) -> str:
     return "".join(parts)
 
 
-def _short(text: str, most: int = 52) -> str:
+def _short(text: str, most: int = 58) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def target_words(target: Target) -> str:
+    """What has to be reached."""
+    side = "at most" if target.metric == "loss" else "at least"
+    return f"{NAMES[target.metric]} is {side} {number(target.value)}"
 
 
 def legend(looks: Mapping[str, Look]) -> str:

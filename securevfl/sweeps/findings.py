@@ -11,22 +11,27 @@ from securevfl.sweeps.summary import BASELINES, Group, kept, reference
 Table = tuple[str, list[str], list[list[str]]]
 
 
-def kept_table(groups: Sequence[Group]) -> Table | None:
-    """Utility by way of training and promised epsilon, between the two baselines; None without targets."""
+def kept_table(groups: Sequence[Group], *, shares: bool = True) -> Table | None:
+    """Utility by way of training and promised epsilon, and of the two baselines; None without targets.
+
+    Args:
+        groups: The groups of one data set.
+        shares: Add how much of the way between the baselines is kept.
+    """
     targets, ways = kept(groups)
     if not targets:
         return None
     metric = next(iter(next(iter(ways.values())).values())).metric
-    head = ["way of training", *(f"ε = {target:g}" for target in targets)]
-    rows = [[name, *(_mean(way.get(target), groups) for target in targets)] for name, way in ways.items()]
+    ends = _gap(groups) if shares else None
+    rows = [[name, *(_mean(way.get(target), ends) for target in targets)] for name, way in ways.items()]
     for algorithm, text in BASELINES.items():
         found = reference(groups, algorithm)
         if found is not None:
             rows.append([text, *[_plain(found)] * len(targets)])
     caption = f"Test {metric}: mean ± half of the 95 % interval over seeds"
-    if _gap(groups):
+    if ends:
         caption += "; in brackets how much of the way from the label holder alone to all features is kept"
-    return caption, head, rows
+    return caption, ["way of training", *(f"ε = {target:g}" for target in targets)], rows
 
 
 def _plain(group: Group | None) -> str:
@@ -36,10 +41,9 @@ def _plain(group: Group | None) -> str:
     return f"{group.mean:.3f}" + (f" ± {half:.3f}" if half else "")
 
 
-def _mean(group: Group | None, groups: Sequence[Group]) -> str:
+def _mean(group: Group | None, ends: tuple[float, float] | None) -> str:
     text = _plain(group)
-    ends = _gap(groups)
-    if group is None or group.mean is None or not ends:
+    if group is None or group.mean is None or ends is None:
         return text
     return f"{text} ({max(0.0, (group.mean - ends[0]) / (ends[1] - ends[0])):.0%})"
 
@@ -75,31 +79,35 @@ def promise_table(groups: Sequence[Group]) -> Table | None:
 
 def sentences(groups: Sequence[Group]) -> list[str]:
     """The findings in words."""
-    found = []
     targets, ways = kept(groups)
-    for target in targets:
-        at = [
-            (name, way[target])
-            for name, way in ways.items()
-            if target in way and way[target].mean is not None
-        ]
-        if at:
-            name, best = max(at, key=lambda pair: pair[1].mean or 0.0)
-            found.append(f"At epsilon {target:g}, {name} keeps most: {best.metric} {_mean(best, groups)}.")
     alone = reference(groups, "local")
-    if alone is not None and alone.mean is not None and targets:
-        # Only a whole interval above the baseline counts as better.
-        better = {g.series for way in ways.values() for g in way.values() if (g.low or 0.0) > alone.mean}
-        if not better:
-            found.append("No way of training beats the label holder alone at these epsilons.")
-        else:
-            found.append(f"Better than the label holder alone at some epsilon: {', '.join(sorted(better))}.")
-    broken = [
-        g for g in groups if g.claimed is not None and math.isfinite(g.epsilon) and g.claimed < g.epsilon
-    ]
-    for g in broken:
-        found.append(
-            f"{g.series} with sigma {g.first['sigma']:g} would claim epsilon {number(g.claimed)}; "
-            f"what holds is {number(g.epsilon)}."
-        )
+    found = []
+    for target in targets:
+        at = [way[target] for way in ways.values() if target in way and way[target].mean is not None]
+        if at:
+            found.append(_best_at(target, max(at, key=lambda group: group.mean or 0.0), alone, groups))
+    for group in groups:
+        published = not group.target and group.claimed is not None and math.isfinite(group.epsilon)
+        if published and (group.claimed or 0.0) < group.epsilon:
+            found.append(
+                f"{group.series}, sigma {group.first['sigma']:g}: the paper would claim epsilon "
+                f"{number(group.claimed)}; what holds is {number(group.epsilon)}."
+            )
     return found
+
+
+def _best_at(target: float, best: Group, alone: Group | None, groups: Sequence[Group]) -> str:
+    """Who keeps most at an epsilon, and whether that is clearly better than the label holder alone."""
+    start, most = (
+        f"At epsilon {target:g}",
+        f"{best.series} keeps most: {best.metric} {_mean(best, _gap(groups))}",
+    )
+    text = f"{start}, {most}"
+    if alone is None or alone.mean is None:
+        return f"{text}."
+    # Only a whole interval above the baseline counts as better.
+    if (best.low or 0.0) > alone.mean:
+        return f"{text}; better than the label holder alone ({alone.mean:.3f})."
+    if (best.mean or 0.0) > alone.mean:
+        return f"{text}; not clearly better than the label holder alone ({alone.mean:.3f})."
+    return f"{start} nothing beats the label holder alone ({alone.mean:.3f}); {most}."

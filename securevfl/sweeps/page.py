@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from securevfl.sweeps import charts
-from securevfl.sweeps.charts import NAMES, number
+from securevfl.sweeps.charts import number, target_words
 from securevfl.sweeps.findings import kept_table, promise_table, sentences
 from securevfl.sweeps.looks import Look, looks_of
 from securevfl.sweeps.results import Results, Row
@@ -117,26 +117,36 @@ def _pictures(results: Results, groups: Sequence[Group], looks: dict[str, Look])
 
 def _attacks(results: Results, groups: Sequence[Group], looks: dict[str, Look]) -> list[str]:
     series = {row["id"]: group.series for group in groups for row in group.rows}
-    scored = scored_attacks(results)
+    by_chart: dict[tuple[str, str], list[Any]] = {}
+    for row, attack in scored_attacks(results):
+        by_chart.setdefault((attack["name"], str(row["data"])), []).append((row, attack))
+    several = len(data_sets(groups)) > 1
     parts = []
-    for name in attack_names(results):
-        mine = [(row, attack) for row, attack in scored if attack["name"] == name]
+    for (name, data), mine in sorted(by_chart.items()):
         picture = charts.attack_chart(name, mine, series, looks)
-        parts.append(
-            f'<div class="attack" data-attack="{escape(name)}"><h3>{escape(name)}</h3>{picture}</div>'
-        )
-    return ["<h2>Attacks against epsilon</h2><div class='attacks'>", *parts, "</div>"] if parts else []
+        heading = escape(f"{name}: {data}" if several else name)
+        parts.append(f'<div class="attack" data-attack="{escape(name)}"><h3>{heading}</h3>{picture}</div>')
+    if not parts:
+        return []
+    note = "How much better an attacker does with the view than without it; 0 is guessing."
+    return [
+        f"<h2>Attacks against epsilon</h2><p class='small'>{note}</p><div class='attacks'>",
+        *parts,
+        "</div>",
+    ]
 
 
 def _times(results: Results, groups: Sequence[Group], looks: dict[str, Look]) -> list[str]:
-    shown = [group for group in groups if group.first["virtual_time"]]
-    target = results.target
-    if not shown or target.value is None:
-        return []
-    words = (
-        f"{NAMES[target.metric]} {'at most' if target.metric == 'loss' else 'at least'} {target.value:.4g}"
-    )
-    return [f"<h2>Time to target: {escape(words)}</h2>", charts.times(shown, looks)]
+    parts = []
+    for name, found in data_sets(groups).items():
+        racing = [group for group in found if group.first["virtual_time"]]
+        there = [group for group in racing if any(row["time_to_target"] is not None for row in group.rows)]
+        if there:
+            words = f"Time until {target_words(results.targets[name])}: {name}"
+            parts.append(f"<h2>{escape(words)}</h2>{charts.times(there, looks)}")
+            if len(there) < len(racing):
+                parts.append(f'<p class="small">{len(racing) - len(there)} other plans never got there.</p>')
+    return parts
 
 
 def _filters(results: Results) -> str:

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securevfl.sweeps.charts import NAMES, number
+from securevfl.sweeps.charts import NAMES, number, target_words
 from securevfl.sweeps.looks import Look, looks_of
+from securevfl.sweeps.records import gain
 from securevfl.sweeps.results import Results
 from securevfl.sweeps.scales import label, log_ticks
+from securevfl.sweeps.spec import Target
 from securevfl.sweeps.summary import (
     BASELINES,
     Group,
     attack_names,
     data_sets,
+    gain_words,
     groups_of,
     pareto,
     reference,
@@ -37,13 +40,15 @@ def write_plots(results: Results) -> list[Path]:
     looks = looks_of([group.series for group in groups])
     found: dict[str, Figure] = {}
     for order, (name, mine) in enumerate(data_sets(groups).items()):
+        ending = f"-{order + 1}" if order else ""
         if any(group.mean is not None for group in mine):
-            found["frontier" if order == 0 else f"frontier-{order + 1}"] = _frontier(name, mine, looks)
+            found[f"frontier{ending}"] = _frontier(name, mine, looks)
+        there = [g for g in mine if g.first["virtual_time"] and _reached(g)]
+        if there:
+            found[f"time-to-target{ending}"] = _times(results.targets[name], there, looks)
     found["claimed-sound"] = _claimed(groups, looks)
     if attack_names(results):
         found["attacks"] = _attacks(results, groups, looks)
-    if any(row["time_to_target"] is not None for group in groups for row in group.rows):
-        found["time-to-target"] = _times(results, groups, looks)
     return [path for name, figure in found.items() for path in _save(figure, results.folder / "plots", name)]
 
 
@@ -138,8 +143,8 @@ def _frontier(title: str, groups: Sequence[Group], looks: Mapping[str, Look]) ->
         ]
         joined = len({g.epsilon for g in mine}) == len(mine)
         ax.errorbar(
-            [x(g.epsilon) for g in mine], means, yerr=spread, color=look.colour, marker=look.marker, ms=6,
-            ls=_dashes(look) if joined else "", lw=1.5, capsize=3, mec="white", label=series,
+            [x(g.epsilon) for g in mine], means, yerr=spread, color=look.colour, marker=look.marker, ms=7,
+            ls=_dashes(look) if joined else "", lw=1.5, capsize=3, mec="white", mew=0.5, label=series,
         )  # fmt: skip
     x.dress(ax.xaxis)
     values = [v for g in shown for v in (g.mean, *(row[g.metric] for row in g.rows)) if v is not None]
@@ -161,7 +166,9 @@ def _claimed(groups: Sequence[Group], looks: Mapping[str, Look]) -> Figure:
     for series in dict.fromkeys(g.series for g in groups):
         mine, look = [g for g in groups if g.series == series], looks[series]
         places = [x(g.claimed) for g in mine], [y(g.epsilon) for g in mine]
-        ax.plot(*places, ls="", marker=look.marker, color=look.colour, mec="white", ms=7, label=series)
+        ax.plot(
+            *places, ls="", marker=look.marker, color=look.colour, mec="white", mew=0.5, ms=7, label=series
+        )
     x.dress(ax.xaxis)
     y.dress(ax.yaxis)
     ax.set(xlabel="epsilon that the paper would claim", ylabel="sound epsilon")
@@ -184,36 +191,33 @@ def _attacks(results: Results, groups: Sequence[Group], looks: Mapping[str, Look
         x = _Epsilons([row["sound_epsilon"] for row, _ in mine])
         for row, attack in mine:
             look = looks[series[row["id"]]]
-            ax.plot(
-                x(row["sound_epsilon"]),
-                attack["score"],
-                marker=look.marker,
-                color=look.colour,
-                mec="white",
-                alpha=0.8,
-            )
-        base = [attack["baseline"] for _, attack in mine if attack["baseline"] is not None]
-        if base:
-            ax.axhline(math.fsum(base) / len(base), color="#777777", ls=":", lw=1)
+            place = x(row["sound_epsilon"]), gain(attack)
+            ax.plot(*place, marker=look.marker, color=look.colour, mec="white", mew=0.5, alpha=0.8)
+        ax.axhline(0.0, color="#777777", ls=":", lw=1)
         x.dress(ax.xaxis)
-        ax.set_title(f"{name} ({mine[0][1]['metric']})", fontsize=9)
+        ax.set_title(name, fontsize=9)
+        ax.set_ylabel(gain_words(str(mine[0][1]["metric"])), fontsize=8)
         ax.set_xlabel("sound epsilon", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.grid(color="#eeeeee")
     return figure
 
 
-def _times(results: Results, groups: Sequence[Group], looks: Mapping[str, Look]) -> Figure:
+def _reached(group: Group) -> list[float]:
+    return [row["time_to_target"] for row in group.rows if row["time_to_target"] is not None]
+
+
+def _times(target: Target, groups: Sequence[Group], looks: Mapping[str, Look]) -> Figure:
     figure, grid = _figure(width=8.5, height=1.2 + 0.28 * len(groups))
     ax = grid[0][0]
     for place, group in enumerate(groups):
-        look = looks[group.series]
-        values = [row["time_to_target"] for row in group.rows if row["time_to_target"] is not None]
-        ax.plot(values, [place] * len(values), ls="", marker=look.marker, color=look.colour, mec="white")
+        look, values = looks[group.series], _reached(group)
+        places = [place] * len(values)
+        ax.plot(values, places, ls="", marker=look.marker, color=look.colour, mec="white", mew=0.5)
     words = [f"{g.series}, epsilon {number(g.epsilon)}" for g in groups]
     ax.set_yticks(range(len(groups)), words, fontsize=7)
     ax.invert_yaxis()
-    target = results.target
-    ax.set_xlabel(f"virtual time until {NAMES[target.metric]} {target.value:.4g}; no mark: not reached")
+    ax.set_xlim(left=0)
+    ax.set_xlabel(f"virtual time until {target_words(target)}")
     ax.grid(color="#eeeeee")
     return figure

@@ -112,11 +112,24 @@ def _attacks(attacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: best[name][key] for key in kept} for name in sorted(best)]
 
 
-def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True where `one` leaks more than `other`."""
+def gain(attack: Mapping[str, Any], key: str = "score") -> float:
+    """How much better than without the view: 0 is guessing, more is a leak.
+
+    Scores that grow with the leak are compared by difference, errors by the share of the error that is
+    removed. Baselines differ from run to run, so that scores alone cannot be compared.
+    """
     from securevfl.attacks.contract import METRICS
 
-    if one["score"] is None or other["score"] is None:
-        return other["score"] is None and one["score"] is not None
-    more = METRICS[one["metric"]].more_is_worse
-    return bool(one["score"] > other["score"] if more else one["score"] < other["score"])
+    value, base = float(attack[key]), float(attack["baseline"])
+    if METRICS[attack["metric"]].more_is_worse:
+        return value - base
+    return 1 - value / base if base else 0.0
+
+
+def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True where `one` leaks more than `other`; what has no score leaks least."""
+    sizes = [
+        -math.inf if attack["score"] is None or attack["baseline"] is None else gain(attack)
+        for attack in (one, other)
+    ]
+    return sizes[0] > sizes[1]

@@ -60,13 +60,19 @@ class Results:
         found = [(p, self.records[p.id]) for p in self.sweep.points if p.id in self.records]
         attacks = sorted({a["name"] for _, record in found for a in record.get("attacks", ())})
         varied = _varied(self.sweep.points)
-        return [_row(point, record, varied, attacks, self.target) for point, record in found]
+        return [
+            _row(point, record, varied, attacks, self.targets[point.fields.get("data", "")])
+            for point, record in found
+        ]
 
     @cached_property
-    def target(self) -> Target:
-        """What the time to target is about, with its value."""
-        found = [self.records[p.id] for p in self.sweep.points if p.id in self.records]
-        return settled(self.sweep.target, found)
+    def targets(self) -> dict[str, Target]:
+        """For each data set what the time to target is about, with its value."""
+        by_data: dict[str, list[dict[str, Any]]] = {}
+        for point in self.sweep.points:
+            if point.id in self.records:
+                by_data.setdefault(point.fields.get("data", ""), []).append(self.records[point.id])
+        return {name: settled(self.sweep.target, found) for name, found in by_data.items()}
 
     @property
     def finished(self) -> list[Row]:

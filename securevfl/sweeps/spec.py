@@ -65,7 +65,7 @@ class Target:
 
     Attributes:
         metric: ``loss`` (training loss, which costs no release), or a test metric with `evaluate_every`.
-        value: The value to reach; None takes one tenth above the lowest loss that any point reaches.
+        value: The value to reach; None takes one tenth above the lowest loss on the same data.
     """
 
     metric: str = "loss"

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from securevfl.algorithms import ALGORITHMS, find_algorithm
 from securevfl.data import VerticalData, make_synthetic
 from securevfl.data.registry import find_info
@@ -60,12 +62,14 @@ class Shape:
         widths: Features of each party; the label holder's first.
         task: ``binary``, ``multiclass`` or ``regression``.
         classes: Number of classes; 0 for regression.
+        bounded: Whether every column has public bounds to scale it by.
     """
 
     rows: int
     widths: tuple[int, ...]
     task: str
     classes: int
+    bounded: bool = True
 
     @classmethod
     def of(cls, data: VerticalData) -> Shape:
@@ -77,6 +81,7 @@ class Shape:
             widths=(data.widths[holder], *others),
             task=data.task,
             classes=0 if data.task == "regression" else len(data.classes),
+            bounded=_is_bounded(data),
         )
 
     def stand_in(self, seed: int) -> VerticalData:
@@ -89,6 +94,10 @@ class Shape:
             parties=self.widths,
             seed=seed,
         )
+
+
+def _is_bounded(data: VerticalData) -> bool:
+    return all(table is not None and not np.isnan(table).any() for table in data.bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +152,13 @@ class Suggestion:
     def command(self, given: Mapping[str, Any], out: str = "runs/suggested") -> str:
         """The command line that trains it."""
         words = ["securevfl", "train"]
-        for name in str(given.get("data", "")).split(","):
+        data = str(given.get("data", ""))
+        for name in data.split(",") if _are_files(data) else [data]:
             words += ["--data", name]
         for name in ("data_folder", "id_column", "label_column"):
             if given.get(name) and given[name] != DEFAULTS[name]:
                 words += [f"--{name.replace('_', '-')}", str(given[name])]
-        if not given.get("data_folder") and _needs_folder(str(given.get("data", ""))):
+        if not given.get("data_folder") and _needs_folder(data):
             words += ["--data-folder", "DIR"]
         for name, value in self.best.fields.items():
             option = f"--{name.replace('_', '-')}"
@@ -221,7 +231,10 @@ def suggest(
         raise PlanError("one party alone has nobody to hide from; give data of at least two")
     data = {seed: public if public is not None else shape.stand_in(seed) for seed in seeds}
     promise = {"epsilon": plan.epsilon, "delta": plan.delta}
-    parties = {"parties": plan.parties} if plan.parties else {}
+    # Statistics of private rows are no way to scale them here: without public bounds they stay as they are.
+    bounded = shape.bounded and (public is None or _is_bounded(public))
+    common: dict[str, Any] = {"parties": plan.parties} if plan.parties else {}
+    common |= {} if bounded else {"scaling": "none"}
     ways = {
         name: {**_settled(fields, shape), **promise} for name, fields in CANDIDATES.items() if _known(fields)
     }
@@ -229,7 +242,7 @@ def suggest(
     found = []
     for number, (name, fields) in enumerate(todo):
         progress(name, number / len(todo))
-        found.append(_trial(name, {**fields, **parties}, data))
+        found.append(_trial(name, {**fields, **common}, data))
     trials, references = found[: len(ways)], found[len(ways) :]
     ranked = sorted(trials, key=lambda t: -math.inf if t.score is None else t.score, reverse=True)
     if ranked[0].score is None:

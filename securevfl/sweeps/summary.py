@@ -164,16 +164,23 @@ def reference(groups: Sequence[Group], algorithm: str) -> Group | None:
 
 def attack_names(results: Results) -> list[str]:
     """Attacks with a score on at least one point."""
-    return sorted({name for _, attack in scored_attacks(results) for name in (attack["name"],)})
+    return sorted({attack["name"] for _, attack in scored_attacks(results)})
 
 
 def scored_attacks(results: Results) -> list[tuple[Row, dict[str, Any]]]:
-    """(row, attack) for every attack that has a score."""
+    """(row, attack) for every attack that has a score to compare with guessing."""
     rows = {row["id"]: row for row in results.finished}
     return [
         (rows[point.id], attack)
         for point in results.sweep.points
         if (record := results.records.get(point.id)) is not None and record["status"] == OK
         for attack in record["attacks"]
-        if attack["score"] is not None
+        if attack["score"] is not None and attack["baseline"] is not None
     ]
+
+
+def gain_words(metric: str) -> str:
+    """What `gain` is for a metric."""
+    from securevfl.attacks.contract import METRICS
+
+    return f"{metric} above guessing" if METRICS[metric].more_is_worse else f"share of the {metric} removed"

@@ -9,11 +9,18 @@ from securevfl.sweeps.spec import Target
 
 
 def settled(target: Target, records: Sequence[Mapping[str, Any]]) -> Target:
-    """The target with its value: one tenth above the lowest loss of all points, if the sweep names none."""
+    """The target with its value; if the sweep names none, one tenth above the lowest loss of the records.
+
+    Only records with a virtual time count: the baselines are not in the race.
+    """
     if target.value is not None:
         return target
     losses = [
-        line["loss"] for record in records for line in record.get("curve", ()) if line["loss"] is not None
+        line["loss"]
+        for record in records
+        if record.get("virtual_time")
+        for line in record["curve"]
+        if line["loss"] is not None
     ]
     return Target(metric="loss", value=1.1 * min(losses)) if losses else target
 

@@ -1,0 +1,243 @@
+"""The table, the findings, the page and the pictures, on made-up records."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_helpers import TINY, invented, made_up
+
+from securevfl.sweeps.findings import kept_table, promise_table, sentences
+from securevfl.sweeps.page import render
+from securevfl.sweeps.plots import write_plots
+from securevfl.sweeps.records import failed_record, gain
+from securevfl.sweeps.results import Results, write_tables
+from securevfl.sweeps.scales import Scale, epsilon_scale, linear_scale, log_ticks
+from securevfl.sweeps.spec import parse_sweep
+from securevfl.sweeps.summary import groups_of, interval, pareto
+from securevfl.sweeps.target import time_to_target
+
+SEVERAL = (
+    TINY
+    + """
+[[point]]
+label = "sealed </script><b>"
+algorithm = "sealed"
+grid = { epsilon = [1, 8], seed = [0, 1] }
+[[point]]
+label = "as published"
+sigma = 0.1
+[[point]]
+algorithm = "local"
+[[point]]
+algorithm = "central"
+[[point]]
+epochs = 7
+"""
+)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Two epsilons with two seeds each, a published setting, both baselines, and a failure."""
+    points = parse_sweep(SEVERAL).points
+    return made_up(
+        tmp_path,
+        SEVERAL,
+        {
+            0: invented(points[0], sound=1.0, auc=0.80),
+            1: invented(points[1], sound=1.0, auc=0.82),
+            2: invented(points[2], sound=7.9, auc=0.86),
+            3: invented(points[3], sound=8.0, auc=0.88),
+            4: invented(points[4], sound=5000.0, auc=0.9, claimed=12.0, mode="strict"),
+            5: invented(points[5], sound=0.0, auc=0.7, attacks=[]),
+            6: invented(points[6], sound=None, auc=0.91, attacks=[]),
+            7: failed_record(points[7].id, "it <broke>\nhere"),
+        },
+    )
+
+
+class Page(HTMLParser):
+    """Collects what a test asks about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.links.append(dict(attrs)["href"] or "")
+        if tag not in ("meta", "path", "polyline", "option"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("path", "polyline", "option"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_asks_no_network(results: Results) -> None:
+    text = render(results)
+    page = Page(text)
+    assert page.open == []
+    assert set(re.findall(r"https?://[^\"'<\s]*", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "</script><b>" not in text
+    for row in results.finished:
+        # once in the frontier and once in the table at least
+        assert page.links.count(row["report"]) >= 2
+    assert "it &lt;broke&gt; here" in text
+
+
+def test_the_inline_data_holds_every_plan(results: Results) -> None:
+    found = re.search(r'<script type="application/json" id="plans">(.*?)</script>', render(results), re.S)
+    assert found is not None
+    plans = json.loads(found[1])
+    assert set(plans) == {row["id"] for row in results.finished}
+    facts = dict(plans[results.rows[2]["id"]])
+    assert (facts["algorithm"], facts["epsilon"], facts["sound ε"]) == ("sealed", "8.0", "7.9")
+
+
+def test_an_empty_sweep_has_a_page_too(tmp_path: Path) -> None:
+    nothing = made_up(tmp_path, SEVERAL, {})
+    assert "No point has finished yet" in render(nothing)
+    assert write_plots(nothing) == []
+    write_tables(nothing)
+    assert (tmp_path / "results.csv").read_text() == "point\n"
+
+
+def test_one_point_without_figures(tmp_path: Path) -> None:
+    point = parse_sweep(TINY).points[0]
+    record = invented(point, test={"auc": None, "accuracy": None, "loss": None}, curve=[], attacks=[])
+    assert "All points" in render(made_up(tmp_path, TINY, {0: record}))
+
+
+def test_pictures_are_written_as_png_and_svg(results: Results) -> None:
+    names = {path.name for path in write_plots(results)}
+    stems = ("frontier", "claimed-sound", "attacks", "time-to-target")
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    text = (results.folder / "plots" / "frontier.svg").read_text()
+    assert {url.split("/")[2] for url in re.findall(r"https?://[^\"'<\s]*", text)} == {"www.w3.org"}
+    assert (results.folder / "plots" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_groups_are_plans_without_seed(results: Results) -> None:
+    groups = groups_of(results)
+    assert [len(group.rows) for group in groups] == [2, 2, 1, 1, 1]
+    first, second = groups[:2]
+    assert first.mean == pytest.approx(0.81)
+    # Student with one degree of freedom: 12.7062 * s / sqrt(2), s = 0.02 / sqrt(2); cut at what AUC can be
+    assert first.low == pytest.approx(0.81 - 12.7062 * 0.01, abs=1e-5)
+    assert second.epsilon == 8.0
+    assert groups[3].series == "label holder alone"
+
+
+def test_the_pareto_line_holds_what_nobody_beats(results: Results) -> None:
+    line = pareto(groups_of(results))
+    assert [(group.epsilon, round(group.mean or 0, 2)) for group in line] == [
+        (0.0, 0.7),
+        (1.0, 0.81),
+        (8.0, 0.87),
+        (5000.0, 0.9),
+        (math.inf, 0.91),
+    ]
+
+
+def test_the_findings_are_stated(results: Results) -> None:
+    groups = groups_of(results)
+    made = kept_table(groups)
+    assert made is not None
+    _, head, rows = made
+    assert head == ["way of training", "ε = 1", "ε = 8"]
+    # (0.81 - 0.7) / (0.91 - 0.7) = 52 %
+    assert rows[0][1].endswith("(52%)")
+    promised = promise_table(groups)
+    assert promised is not None
+    assert [row[3:6] for row in promised[2]] == [["12", "5,000", "0.5"]]
+    words = sentences(groups)
+    assert words[-1] == "as published, sigma 2.5: the paper would claim epsilon 12; what holds is 5,000."
+    # 0.87 - 12.7062 * 0.01 = 0.743 > 0.7, while 0.81 - 0.127 = 0.683 is not
+    assert words[0].endswith("(52%); not clearly better than the label holder alone (0.700).")
+    assert words[1].endswith("; better than the label holder alone (0.700).")
+
+
+def test_what_is_worse_than_nothing_is_called_so(results: Results) -> None:
+    points = results.sweep.points
+    records = dict(results.records)
+    for number in range(4):
+        records[points[number].id] = invented(points[number], auc=0.6)
+    words = sentences(groups_of(Results(sweep=results.sweep, folder=results.folder, records=records)))
+    assert words[0].startswith("At epsilon 1 nothing beats the label holder alone (0.700)")
+
+
+def test_infinite_and_unknown_in_the_table(results: Results) -> None:
+    write_tables(results)
+    with (results.folder / "results.csv").open(newline="") as file:
+        central = list(csv.DictReader(file))[6]
+    assert central["sound_epsilon"] == "inf"
+    assert central["claimed_epsilon"] == ""
+    assert not [name for name in central if "seconds" in name or "wall" in name]
+    json.dumps(results.to_mapping(), allow_nan=False)
+
+
+def test_time_to_target(results: Results) -> None:
+    # the lowest loss is 0.4, so the target is 0.44: reached at the end of the second epoch
+    assert results.targets[results.rows[0]["data"]].value == pytest.approx(0.44)
+    assert results.rows[0]["time_to_target"] == 2.0
+    sweep = parse_sweep(TINY + "[target]\nmetric = 'auc'\nvalue = 0.85\n")
+    record = invented(sweep.points[0], auc=0.86)
+    assert time_to_target(record, sweep.target) == 2.0
+    assert time_to_target(invented(sweep.points[0], auc=0.84), sweep.target) is None
+
+
+def test_attacks_are_compared_with_guessing() -> None:
+    assert gain({"metric": "auc", "score": 0.75, "baseline": 0.5}) == 0.25
+    assert gain({"metric": "mse", "score": 0.25, "baseline": 1.0}) == 0.75
+    # an attacker whose error is small only because the features are
+    assert gain({"metric": "mse", "score": 0.06, "baseline": 0.06}) == 0.0
+    assert gain({"metric": "mse", "score": 0.0, "baseline": 0.0}) == 0.0
+
+
+def test_intervals() -> None:
+    assert interval([]) == (None, None, None)
+    assert interval([0.5]) == (0.5, 0.5, 0.5)
+    # three values 1, 2, 3: s = 1, t = 4.30265, half width t / sqrt(3)
+    assert interval([1, 2, 3]) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-5)
+    assert interval([0.9, 1.0], (0.0, 1.0))[2] == 1.0
+
+
+def test_scales_have_room_for_zero_and_infinity() -> None:
+    scale = epsilon_scale([0.0, 1.0, 100.0, math.inf], start=0, end=1000)
+    places = [scale(value) for value in (0.0, 1.0, 100.0, math.inf)]
+    assert places == sorted(places)
+    assert places[0] > 0
+    assert places[-1] < 1000
+    labels = [text for _, text in scale.ticks()]
+    assert (labels[0], labels[-1]) == ("0", "∞")
+    up = linear_scale([0.5, 0.5], start=400, end=0)
+    assert up(0.5) == pytest.approx(200)
+    assert isinstance(linear_scale([], start=0, end=1), Scale)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 9), (1, 1e9), (1e-8, 1e12), (3, 3.1)])
+def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+    ticks = log_ticks(low, high)
+    assert len(ticks) <= 9
+    assert all(low <= tick <= high for tick in ticks)
+
+
+def test_parquet_has_stable_types(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow: Any = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_tables(results)
+    table = parquet.read_table(results.folder / "results.parquet")
+    assert table.num_rows == 8
+    assert table.schema.field("r2").type == arrow.float64()
+    assert table.schema.field("stopped").type == arrow.string()
+    assert table.column("sound_epsilon").to_pylist()[6] == math.inf
