@@ -57,7 +57,7 @@ def seconds_per_step(data: VerticalData, **changes: object) -> tuple[float, floa
 
 
 def by_hand(data: VerticalData, batch: int) -> float:
-    """The torch work of one exchange: one encoder, the head on stored embeddings, two backwards, two steps."""
+    """The torch work of one exchange: one encoder, the head on stored embeddings, two steps."""
     engine = engine_for(data, batch=batch)
     encoder, head = engine.setup.encoders["p1"], engine.setup.head
     first, second = (
