@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from securevfl.accountants.filters import Filter
+from securevfl.accountants.modes import privacy_matrix
+from securevfl.accountants.records import ReleaseRecord
 from securevfl.accountants.sealed import sealed_sensitivity
 from securevfl.accountants.sealed_noise import SealedShifts, total_variances
 from securevfl.errors import AccountingError
@@ -140,3 +143,34 @@ def test_what_makes_no_sense_is_refused(changes):
 def test_coalitions_that_leave_nobody_honest_are_refused(colluders):
     with pytest.raises(AccountingError, match="colluders"):
         shifts().variances(mu=1.0, colluders=colluders)
+
+
+def entry(kind, mechanism, rows, **fields):
+    return ReleaseRecord(
+        owner="p1",
+        observers=("p0",),
+        kind=kind,
+        mechanism=mechanism,
+        mode="sealed",
+        rows=np.arange(*rows),
+        **fields,
+    )
+
+
+def test_predictions_neither_spend_the_training_budget_nor_spoil_its_figure():
+    budget = Filter(mode="sealed", budget_mu=0.5, records=20)
+    totals = entry("totals (person)", "gaussian", (0, 15), sigma=10.0, sensitivity=3.0)
+    scores = entry("evaluation", "exact", (15, 20), vectors=5)
+    for record in (totals, scores, totals):
+        budget.charge(record)
+    assert budget.spent_mu == pytest.approx(0.3 * math.sqrt(2))
+    spend = privacy_matrix([totals, scores, totals], 1e-5)["p1"]["p0"]
+    assert (spend.mu, spend.releases, spend.predictions) == (pytest.approx(0.3 * math.sqrt(2)), 2, 5)
+    assert spend.exact == 0
+
+
+def test_exact_totals_are_no_predictions():
+    opened = entry("totals (person)", "exact", (0, 15))
+    assert math.isinf(privacy_matrix([opened], 1e-5)["p1"]["p0"].mu)
+    elsewhere = ReleaseRecord(owner="p1", kind="evaluation", mechanism="exact", mode="strict")
+    assert not elsewhere.is_prediction  # other modes count evaluation with everything else

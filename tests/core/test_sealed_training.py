@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import recommended
 from securevfl.algorithms.sealed_member import SealedMember
@@ -15,8 +16,10 @@ from securevfl.algorithms.sealed_rows import Preparation, clip_to_integers
 from securevfl.algorithms.sealed_settings import BIAS
 from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, DropoutError, EncodingError, PlanError, TrainingDiverged
-from securevfl.ledger import read_records
+from securevfl.gate import Gate, Mechanism
+from securevfl.ledger import Ledger, read_records
 from securevfl.models import build_encoder, metrics
+from securevfl.noise import Noise
 from securevfl.protocols.sealed_series import logistic_series
 from securevfl.run import load_run, train
 from securevfl.views import View
@@ -218,6 +221,27 @@ def test_statistics_of_the_rows_are_noisy_and_paid_for(tmp_path):
     assert run(unbounded, epochs=2, scaling="none").plan.centring == 0.0
     with pytest.raises(PlanError, match="public bounds"):
         run(unbounded, epochs=2)
+
+
+def test_a_statistic_carries_its_noise_and_counts_for_all():
+    gate = Gate(
+        owner="p0",
+        mode="sealed",
+        ledger=Ledger("p0"),
+        mechanism=Mechanism(),
+        budget=Filter(mode="sealed", budget_mu=10.0, records=4),
+        noise=Noise(),
+    )
+    where = {"rows": np.arange(4), "kind": "means", "observers": ("p1",)}
+    exact = np.linspace(0, 1, 4000)
+    noisy = gate.noisy_statistic(exact, **where, change=2.0, counted=3.0, sigma=1.5)
+    # 4,000 squared errors over their variance are chi-square; 1e-6 in both tails lies within 1 +- 0.12.
+    assert abs(np.mean(((noisy - exact) / 1.5) ** 2) - 1) < 0.12
+    assert gate.budget.spent_mu == pytest.approx(2.0)
+    with pytest.raises(PlanError, match="cannot count"):
+        gate.noisy_statistic(exact, **where, change=2.0, counted=1.0, sigma=1.5)
+    with pytest.raises(BudgetExceeded):
+        gate.open_totals(**{**where, "sensitivity": 30.0, "sigma": 1.0})
 
 
 # -- views --------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from securevfl.protocols.sealed_series import (
 def test_the_logistic_series_follows_the_logistic_function_up_to_a_score_of_18():
     scores = np.linspace(-18, 18, 20001)
     assert np.abs(logistic_series()(scores) - 1 / (1 + np.exp(-scores))).max() < 0.0045
+    low, high = logistic_series().range
+    assert low > -0.002 and high < 1.002
 
 
 def test_the_identity_series_follows_the_identity_and_turns_back():
