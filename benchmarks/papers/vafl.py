@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.papers.common import arguments, command, plot, sample, say, table, write
 from securevfl import Plan, VerticalData, train
 
-METHODS = {"async": "vafl", "t-sync": "vafl-tsync", "sync": "vafl-sync"}
+# Synchronous block-wise SGD is one local step per round on the server's gradients.
+METHODS = {"async": "vafl", "t-sync": "vafl-tsync", "sync": "p-bcd"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ def curves_of(panel: Panel) -> tuple[dict[str, Any], list[list[str]]]:
                     evaluate_every=1,
                     sigma=noise,
                     clip=10.0,
+                    private_labels=method == "p-bcd",
                     wait_for=max(2, len(panel.data.parties) // 2) if method == "vafl-tsync" else 0,
                     **panel.plan,
                 ),
@@ -100,14 +102,14 @@ def panels(folder: Path, quick: bool) -> dict[str, list[Panel]]:
         )
     )
     bands = VerticalData.load("mnist", folder=folder / "mnist", parties=4).images()
-    deep = {"delays": "exponential", "label_holder": "server", "l2": 0.0, "optimiser": "momentum"}
+    deep = {"delays": "exponential", "label_holder": "server", "l2": 0.0}
     third = Panel(
         title="CNN, MNIST in 4 bands",
         data=sample(bands, rows // 4, 1000),
         metric="accuracy",
         epochs=passes,
         noise=1.0,
-        plan=deep | {"model": "cnn", "embedding": 16, "head": "mlp", "learning_rate": 0.02, "batch": 32},
+        plan=deep | {"model": "cnn", "embedding": 16, "head": "mlp", "learning_rate": 0.1, "batch": 32},
     )
     fourth = Panel(
         title="LSTM, digits in 4 bands",
@@ -115,7 +117,7 @@ def panels(folder: Path, quick: bool) -> dict[str, list[Panel]]:
         metric="auc",
         epochs=passes,
         noise=0.01,
-        plan=deep | {"model": "lstm", "embedding": 16, "head": "linear", "learning_rate": 0.1, "batch": 32},
+        plan=deep | {"model": "lstm", "embedding": 16, "head": "linear", "learning_rate": 0.5, "batch": 32},
     )
     return {"Figure 2": second, "Figure 3": [third], "Figure 4": [fourth]}
 
@@ -143,9 +145,17 @@ def main() -> None:
 
 
 NOTES = """## Differences
-- The paper's curves are only plotted, so there are no figures to print beside ours; what it claims, and
-  what holds here, is that asynchronous and t-synchronous training reach about the centralised accuracy
-  and need less time than synchronous training.
+- The paper's curves are only plotted, so there are no figures to print beside ours. Its claim, that
+  asynchronous and t-synchronous training reach about the centralised accuracy in less time than
+  synchronous training, holds here without noise. With noise it holds for MNIST, Fashion-MNIST and the
+  LSTM; the CNN with noise of std 1 stays 5 to 7 points below and never reaches the target, and
+  Parkinson's private curves are too noisy to rank.
+- One seed each. Parkinson has 50 test records, so that its accuracy moves in steps of 0.02.
+- The asynchronous server steps on every upload, several times as often per pass as the others, which is
+  why it ends above the centralised figure (same number of passes) with CNN and LSTM. Those had not
+  converged.
+- The synchronous curve is algorithm `p-bcd` with private labels: one joint step per round on gradients
+  from the server, which is the paper's synchronous block-wise SGD.
 - Samples of 6,000 rows (MNIST, Fashion-MNIST) and 1,500 rows (CNN) keep this to minutes; CIFAR-10,
   ModelNet40 and MIMIC-III are not at hand. MNIST in bands of 7 pixel rows stands in for views of an
   object, and the columns of 8 x 8 digits, read one after the other, for a clinical sequence. The CNN has
