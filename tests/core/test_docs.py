@@ -1,0 +1,111 @@
+"""The documentation is what the code is: references are current, code blocks and the notebook run."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("page", ["cli.md", "api.md"])
+def test_references_are_current(page: str) -> None:
+    made = script("make_reference").PAGES[page]()
+    assert (DOCS / page).read_text(encoding="utf-8") == made, "run: python docs/make_reference.py"
+
+
+def test_references_name_everything() -> None:
+    from securevfl.cli import COMMANDS
+
+    commands, names = (DOCS / "cli.md").read_text(), (DOCS / "api.md").read_text()
+    assert all(f"## securevfl {name}\n" in commands for name in COMMANDS)
+    assert "`--set TEXT`" in commands and "| `RUN` | Folder of the run. | required |" in commands
+    for expected in ("### VerticalClassifier", "### PairwiseMaskSum", "- `.predict(blocks, *, ids=None)`"):
+        assert expected in names
+    assert not re.search(r" at 0x|<lambda>|<class", commands + names)
+
+
+def test_quickstart_runs_top_to_bottom(tmp_path: Path) -> None:
+    text = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    found = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
+    assert {language for language, _ in found} == {"sh", "python"} and len(found) >= 8
+    assert len(re.findall("^## The ", text, re.MULTILINE)) == 4
+    shells = [code for language, code in found if language == "sh"]
+    done = run(["bash", "-e", "-c", "\n".join(shells)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for made in ("runs/bank/report.html", "sweeps/first/results.csv", "sweeps/first/sweep.html"):
+        assert (tmp_path / made).is_file()
+    program = tmp_path / "blocks.py"
+    program.write_text("\n".join(code for language, code in found if language == "python"))
+    done = run([sys.executable, "-W", "error", program.name], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (
+        re.search(r"epsilon of the employer (8\.0|7\.99)", done.stdout) and "first applicants" in done.stdout
+    )
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text()
+    pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+    assert pages <= set(re.findall(r"\]\(([^)]+)\)", index))
+
+
+# -- the notebook -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def notebook() -> dict[str, Any]:
+    return dict(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
+
+
+def test_notebook_is_well_formed_and_renders(notebook: dict[str, Any]) -> None:
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    identities = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(identities)) == len(identities)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] == number for number, cell in enumerate(code, 1))
+    assert all(cell["outputs"] for cell in code)
+    pictures = [
+        output["data"]["image/png"] for cell in code for output in cell["outputs"] if "data" in output
+    ]
+    assert pictures and all(base64.b64decode(each).startswith(b"\x89PNG") for each in pictures)
+
+
+def test_notebook_is_what_its_script_writes(notebook: dict[str, Any]) -> None:
+    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    assert cells == script("make_notebook").CELLS, "run: python docs/make_notebook.py"
+
+
+def test_notebook_runs(notebook: dict[str, Any], tmp_path: Path) -> None:
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    program = tmp_path / "cells.py"
+    program.write_text("names = {}\n" + "".join(f"exec({cell!r}, names)\n" for cell in code))
+    done = run([sys.executable, program.name], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "verdict: holds" in done.stdout and "refused: owner 'p1'" in done.stdout
