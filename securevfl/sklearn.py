@@ -30,6 +30,8 @@ Floats = npt.NDArray[np.float64]
 class _Vertical(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
+    run_: Run
+
     def __init__(
         self,
         *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: Path | str) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            writers = import_module("torch.utils.tensorboard")
         except ImportError as error:
             raise _missing("TensorBoard", "tensorboard") from error
-        self._writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer: Any = writers.SummaryWriter(str(folder))
         self._epoch = 0
 
     def on_start(self, plan: Plan) -> None:
@@ -82,10 +83,10 @@ class MLflow(Callback):
 
     def __init__(self, experiment: str = "securevfl", *, uri: str = "") -> None:
         try:
-            from mlflow import MlflowClient
+            mlflow = import_module("mlflow")
         except ImportError as error:
             raise _missing("MLflow", "mlflow") from error
-        self._client: Any = MlflowClient(tracking_uri=uri or None)
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri or None)
         self._experiment = experiment
         self._run = ""
         self._epoch = 0
