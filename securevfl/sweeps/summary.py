@@ -126,6 +126,12 @@ def _series_names(results: Results) -> dict[str, str]:
         ]
         parts += [f"{k} {plan[k]}" for k in others if k in plan and k != "encoder_training"]
         names[row["id"]] = row["label"] or BASELINES.get(row["algorithm"]) or ", ".join(parts)
+    # A label that stands for several algorithms or protocols needs their names too.
+    for place in ("algorithm", "protocol"):
+        for label in {row["label"] for row in rows if row["label"]}:
+            mine = [row for row in rows if row["label"] == label]
+            if len({row[place] for row in mine}) > 1:
+                names |= {row["id"]: f"{names[row['id']]}, {row[place]}" for row in mine}
     return names
 
 

@@ -138,6 +138,13 @@ def test_groups_are_plans_without_seed(results: Results) -> None:
     assert groups[3].series == "label holder alone"
 
 
+def test_a_label_for_several_algorithms_names_them(tmp_path: Path) -> None:
+    text = TINY + "[[point]]\nlabel = 'x'\ngrid = { algorithm = ['vafl', 'flex'] }\n"
+    points = parse_sweep(text).points
+    results = made_up(tmp_path, text, {number: invented(point) for number, point in enumerate(points)})
+    assert [group.series for group in groups_of(results)] == ["x, vafl", "x, flex"]
+
+
 def test_the_pareto_line_holds_what_nobody_beats(results: Results) -> None:
     line = pareto(groups_of(results))
     assert [(group.epsilon, round(group.mean or 0, 2)) for group in line] == [
