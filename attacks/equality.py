@@ -131,6 +131,12 @@ class GenerativeRegression(PredictionAttack):
         "Luo et al., Feature Inference Attack on Model Predictions in Vertical Federated Learning, ICDE 2021"
     )
 
+    def why_not(self, info: Info) -> str:
+        """Recurrent encoders are too slow to be searched."""
+        if info.plan.model == "lstm":
+            return "a search through lstm encoders takes longer than an audit may"
+        return super().why_not(info)
+
     def run(self, evidence: Evidence) -> Guess:
         """Adam on G(own features, z) -> unknown features, scored by the known model."""
         info = evidence.info

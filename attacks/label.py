@@ -42,22 +42,21 @@ class LabelAttack(Attack):
 
     Attributes:
         tasks: Tasks it can work on.
-        sees: Message kinds of which one must be in the observer's view.
+        sees: Message kinds of which one must have come from the label holder; none if it needs none.
     """
 
     family: ClassVar[Family] = "label"
     truth = ("labels",)
     tasks: ClassVar[tuple[str, ...]] = ("binary",)
-    sees: ClassVar[tuple[str, ...]] = ("gradient",)
+    sees: ClassVar[tuple[str, ...]] = ("gradient", "derivative", "scores", "update")
 
     def why_not(self, info: Info) -> str:
         """Vacuous, nothing to see, or another task."""
         vacuous = labels_known(info)
         if vacuous:
             return vacuous
-        for kind in self.sees:
-            if not info.seen.get(kind):
-                return f"{info.observer} saw no {kind} message in this run"
+        if self.sees and not any(info.received.get(kind) for kind in self.sees):
+            return f"{info.observer} received no gradient of the loss in this run"
         if info.task not in self.tasks:
             return f"it infers the labels of {' and '.join(self.tasks)} tasks; this one is {info.task}"
         return self.misfit(info)
@@ -223,11 +222,13 @@ class Spectral(LabelAttack):
     metric = "auc"
     summary = "projects the party's own last embeddings on their first singular vector"
     source = "Sun et al., Label Leakage and Protection from Forward Embedding, 2022"
-    sees = ("embedding",)
+    sees = ()
     needs = (Need("known labels", 10),)
 
     def misfit(self, info: Info) -> str:
-        """It is about an encoder that learned."""
+        """It is about embeddings of an encoder that learned."""
+        if not info.seen.get("embedding") or info.plan.protocol != "plain":
+            return f"no embedding of {info.observer} is in its view"
         if info.plan.encoder_training == "none":
             return "encoders are not trained, so embeddings know nothing of the labels"
         return ""

@@ -18,6 +18,7 @@ from securevfl.attacks.scoring import score_accuracy
 from securevfl.models import output_width
 
 _STEPS = 400
+_VISITS = 20_000
 _RATE = 0.1
 _CALM = 1e-3  # weight of the belief that the others' logits are moderate
 
@@ -43,7 +44,7 @@ class BatchLabelInversion(LabelAttack):
     def run(self, evidence: Evidence) -> Guess:
         """Adam on dummy labels and dummy logits of the others, jointly over all batches."""
         info = evidence.info
-        seen = answers(evidence.view, info.observer)
+        seen = _first_visits(answers(evidence.view, info.observer))
         features = np.asarray(evidence.auxiliary[f"own_features/{info.observer}"], np.float64)
         rows, place = np.unique(seen.rows, return_inverse=True)
         sums = _batch_sums(seen, features)
@@ -55,6 +56,13 @@ class BatchLabelInversion(LabelAttack):
     def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
         """Share of right labels against always naming the most frequent one."""
         return score_accuracy(np.rint(truth["labels"][guess["rows"]]), guess["guess"])
+
+
+def _first_visits(seen: Answers) -> Answers:
+    """Whole batches with about the first `_VISITS` visits: early residuals are the largest and tell most."""
+    last = seen.batch[min(_VISITS, len(seen.batch)) - 1]
+    keep = seen.batch <= last
+    return Answers(seen.rows[keep], seen.batch[keep], seen.gradients[keep])
 
 
 def _batch_sums(seen: Answers, features: Floats) -> Floats:

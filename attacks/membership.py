@@ -253,8 +253,9 @@ class PredictionMembership(MembershipAttack):
 
     def misfit(self, info: Info) -> str:
         """All parties' records are predicted together, so one owner stands for all."""
-        if info.owner != info.label_holder and info.label_holder in info.parties:
-            return f"predictions are the same for every owner; see {info.label_holder}"
+        stands_for_all = info.label_holder if info.label_holder in info.parties else info.parties[0]
+        if info.owner != stands_for_all:
+            return f"predictions are the same for every owner; see {stands_for_all}"
         return ""
 
     def observed(self, evidence: Evidence) -> Floats:

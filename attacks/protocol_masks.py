@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 from typing import ClassVar, NamedTuple
@@ -102,7 +103,7 @@ def _reused(streams: list[Stream]) -> bool:
         for before, after in zip(stream.rounds, stream.rounds[1:], strict=False):
             size = min(len(before), len(after))
             gap = after[:size] - before[:size]
-            close += int(np.minimum(gap, -gap).__lt__(np.uint64(_CLOSE)).sum())
+            close += int((np.minimum(gap, -gap) < np.uint64(_CLOSE)).sum())
             tried += size
         if close and stats.poisson.sf(close - 1, tried * 2 * _CLOSE / 2.0**64) < ALARM:
             return True
@@ -117,7 +118,9 @@ def _small_seed(raw: list[Words]) -> bool:
     return bool(np.isin(_first_words(), seen).any())
 
 
+@functools.cache
 def _first_words() -> Words:
+    """The first words of common generators with small seeds."""
     found = []
     for seed in range(_SEEDS):
         found += [

@@ -96,18 +96,30 @@ def replies(view: View, address: str, kind: str) -> Iterator[tuple[Rows, Floats]
 
 
 def answers(view: View, address: str) -> Answers:
-    """The gradients that answered the uploads of the role at `address`.
+    """The gradients that came back to the role at `address`, a party without labels.
 
     Raises:
         AttackError: There are none.
     """
-    found = list(replies(view, address, "gradient"))
+    found = [*replies(view, address, "gradient"), *_derivatives(view, address)]
     if not found:
-        raise AttackError(f"the view holds no gradient that answers an upload of {address}")
+        raise AttackError(f"the view holds no gradient for {address}")
     batch = np.repeat(np.arange(len(found)), [len(rows) for rows, _ in found])
     return Answers(
         np.concatenate([rows for rows, _ in found]), batch, np.concatenate([values for _, values in found])
     )
+
+
+def _derivatives(view: View, address: str) -> Iterator[tuple[Rows, Floats]]:
+    """What workers without labels get instead: loss derivatives, here as gradients of the batch's mean."""
+    asked: dict[int, NDArray[np.int64]] = {}
+    for seen in view.messages("sum-request", "derivative", "scores", "update", sent=False):
+        if seen.kind == "sum-request":
+            asked[int(seen.fields["round"])] = seen.fields["rows"]
+        elif seen.receiver == address:
+            rows = seen.fields["rows"] if "rows" in seen.fields else asked[int(seen.fields["round"])]
+            known, values = _vectors(seen, rows)
+            yield known, values / len(known)
 
 
 def mean_by_record(rows: Rows, values: Floats) -> tuple[Rows, Floats]:

@@ -210,6 +210,14 @@ def test_randomised_response_bounds_what_gradients_tell(runs: Runs, cancer: Vert
     assert abs(score(source, DirectLabels, "p0", "p1") - 0.525) < 0.24
 
 
+@pytest.mark.parametrize("algorithm", ["afsgd", "fsvrg"])
+def test_passive_workers_read_labels_off_derivatives(
+    runs: Runs, cancer: VerticalData, algorithm: str
+) -> None:
+    source = runs(cancer, algorithm=algorithm, protocol="two-tree", active=("p0",), epochs=1)
+    assert score(source, DirectLabels, "p0", "p1") == 1.0
+
+
 def test_known_records_are_not_scored(logit_run: Source) -> None:
     for attack in (GradientNorm, GradientDirection, Spectral, ModelCompletion):
         case = case_of(logit_run, attack, "p0", "p1")
