@@ -113,8 +113,11 @@ def show_report(console: Console, report: Report, page: Path) -> None:
     console.print(f"{report.verdict.upper()}: {report.content['words'][0]}", markup=False)
     console.print(matrix_table(report))
     scored = [a for a in report.attacks if a["status"] == "scored"]
-    if scored:
-        console.print(attack_table([a for a in scored if beats_baseline(a)], len(scored)))
+    better = [a for a in scored if beats_baseline(a)]
+    if better:
+        console.print(attack_table(better, len(scored)))
+    elif scored:
+        console.print(f"none of {len(scored)} attacks did better than guessing")
     failed = [c for c in report.content["checks"] if c["status"] == "failed"]
     for check in failed:
         console.print(f"check failed: {check['name']}: {check['detail']}", markup=False)
