@@ -47,7 +47,7 @@ def _unchanged(gradients: Floats, labels: Labels, level: float, noise: Noise) ->
 
 
 def _max_norm(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
-    """Noise along each gradient, so that all have the same expected squared norm (Li et al. 2022, 4.1)."""
+    """Noise along each gradient, so that all have the same expected squared norm (max-norm, after Li et al. 2022)."""
     squares = (gradients**2).sum(axis=1, keepdims=True)
     excess = squares.max() / np.where(squares > 0, squares, np.inf) - 1
     std = level * np.sqrt(np.maximum(excess, 0))
@@ -60,7 +60,7 @@ def _sign(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floa
 
 
 def _discrete(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
-    """Rounds to evenly spaced values within two deviations of the batch's mean (Fu et al. 2022, 6.4)."""
+    """Rounds to evenly spaced values within two deviations of the batch's mean (after Fu et al. 2022)."""
     centre, reach = gradients.mean(), 2 * gradients.std()
     if reach == 0:
         return gradients
@@ -69,7 +69,7 @@ def _discrete(gradients: Floats, labels: Labels, level: float, noise: Noise) -> 
 
 
 def _marvell(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
-    """Noise per class that makes the classes' gradients look alike at a given power (Li et al. 2022, 4.2)."""
+    """Noise per class that makes the classes' gradients look alike at a given power (after Li et al. 2022)."""
     positive = labels > 0.5
     if positive.all() or not positive.any():
         return gradients
