@@ -47,7 +47,7 @@ def _unchanged(gradients: Floats, labels: Labels, level: float, noise: Noise) ->
 
 
 def _max_norm(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
-    """Noise along each gradient, so that all have the same expected squared norm (max-norm, after Li et al. 2022)."""
+    """Noise along each gradient, so that all have the same expected squared norm (after Li et al. 2022)."""
     squares = (gradients**2).sum(axis=1, keepdims=True)
     excess = squares.max() / np.where(squares > 0, squares, np.inf) - 1
     std = level * np.sqrt(np.maximum(excess, 0))
@@ -69,7 +69,7 @@ def _discrete(gradients: Floats, labels: Labels, level: float, noise: Noise) -> 
 
 
 def _marvell(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
-    """Noise per class that makes the classes' gradients look alike at a given power (after Li et al. 2022)."""
+    """Noise per class that makes the classes' gradients look alike, at a given power (Li et al. 2022)."""
     positive = labels > 0.5
     if positive.all() or not positive.any():
         return gradients

@@ -89,7 +89,7 @@ class Together(NamedTuple):
 def enlarge_gradients(optimiser: torch.optim.Optimizer, *_: Any) -> None:
     """What an active attacker does to its own updates, so that the common model leans on its encoder.
 
-    Each gradient is scaled by 1 + g_t / g_(t-1), within 1 and 5: steps in a steady direction grow. The idea is
+    Each gradient is scaled by 1 + g_t / g_(t-1), within 1 and 5: steady steps grow. The idea is
     that of Fu et al., Label Inference Attacks Against Vertical Federated Learning, USENIX Security 2022; the
     constants are this implementation's own.
     """
