@@ -111,10 +111,14 @@ class Coordinator(ServerRole):
         return self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
 
     def _scores_for(self, party: str, rows: Rows, scores: Floats) -> tuple[dict[str, Any], Head | None]:
-        """Active workers get the scores; passive ones the loss derivatives, which tell them the labels."""
+        """Active workers get the scores; passive ones the loss derivatives, which tell them the labels.
+
+        Scores were paid for when the workers contributed to them; the head shows that entry to the receiver.
+        """
         fields = {"rows": rows.astype(np.int32), "values": scores}
         if party in self.active:
-            return fields, None
+            leaves = self.setup.observers(party, self.setup.label_holder)
+            return fields, self.gate.ledger.head if leaves else None
         fields["values"] = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
         return fields, self._expose(rows, party, "derivative")
 

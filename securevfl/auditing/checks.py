@@ -1,6 +1,7 @@
 """Do the views agree with the ledgers? Checks that need no attack.
 
 - Integrity: every ledger's chain, signatures, and the heads that observers hold.
+- Keys: no secret key lies in any file of the run.
 - Bypass: what an observer received must stand in the sender's ledger, vector by vector.
 - Noise: what left at the end of training, minus what the final model gives for the same records, must be
   as wide as the ledger says.
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from securevfl.attacks.protocol_keys import scan_files
 from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError
 from securevfl.ledger import Entry, read_ledger
@@ -51,6 +53,13 @@ def check_integrity(source: Source) -> Check:
         return Check(name=name, status=OK, detail="nothing was released, so there is nothing to verify")
     detail = f"{count:,} entries: chain, signatures and {heads} heads held by observers agree"
     return Check(name=name, status=OK, detail=detail)
+
+
+def check_keys(source: Source) -> Check:
+    """Looks for secret keys in every file of the run."""
+    found = scan_files(source.files.path)
+    detail = f"{found} secret keys in the run's files" if found else "no secret key in any file of the run"
+    return Check(name="no keys in files", status=FAILED if found else OK, detail=detail)
 
 
 def check_bypass(source: Source) -> list[Check]:

@@ -18,6 +18,7 @@ import torch
 
 from securevfl import Plan, Recorder, VerticalData, audit, train
 from securevfl.accountants import gdp_epsilon
+from securevfl.algorithms import ALGORITHMS
 from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
 from securevfl.auditing.page import render
 from securevfl.auditing.words import strength
@@ -178,6 +179,19 @@ def test_limits(frozen_run: Path) -> None:
 )
 def test_strength(epsilon: float | None, word: str) -> None:
     assert strength(epsilon) == word
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("protocol", ["plain", "two-tree"])
+def test_the_books_of_every_algorithm_agree_with_its_views(name: str, protocol: str, tmp_path: Path) -> None:
+    if protocol not in ALGORITHMS[name].protocols:
+        pytest.skip(f"{name} does not run on {protocol}")
+    data = VerticalData.load("synthetic:rows=80,features=6,informative=4", parties=3)
+    plan = Plan(
+        algorithm=name, protocol=protocol, epochs=1, batch=32, sigma=2.0, record_views=True, wait_for=2
+    )
+    report = audit(train(data, plan, tmp_path / "run"), "none", data=data, canaries=-1)
+    assert [c["detail"] for c in report.content["checks"] if c["status"] == "failed"] == []
 
 
 class Page(HTMLParser):
