@@ -83,9 +83,7 @@ class AFSVRG(AFSGD):
     """Asynchronous SVRG (Algorithm 4); an inner loop is as many epochs as the plan's ``snapshot_every``."""
 
     name = "afsvrg"
-    summary = (
-        "asynchronous SVRG on linear models: a full gradient every few epochs (field snapshot_every)"
-    )
+    summary = "asynchronous SVRG on linear models: a full gradient every few epochs (field snapshot_every)"
     estimator = "svrg"
 
 
