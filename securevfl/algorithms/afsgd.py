@@ -42,8 +42,7 @@ class AFSGD(Algorithm):
             channels += [build_channel(setup, party, hands_on=passive) for party in active]
         coordinator = SyncCoordinator if self.synchronous else AsyncCoordinator
         worker = LinearWorker if self.synchronous else AsyncWorker
-        snapshots = ESTIMATORS[self.estimator].snapshots
-        return coordinator(setup, channels=channels, active=active, snapshots=snapshots), [
+        return coordinator(setup, channels=channels, active=active, estimator=self.estimator), [
             worker(setup, party, channels=channels, estimator=self.estimator, active=party in active)
             for party in setup.data.parties
         ]

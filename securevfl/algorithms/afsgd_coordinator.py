@@ -16,8 +16,8 @@ import torch
 
 from securevfl.algorithms.afsgd_worker import JOINT_STEP, SNAPSHOT, STEP
 from securevfl.algorithms.base import SERVER, ServerRole, Setup
-from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import loss_derivative, mean_loss
 from securevfl.algorithms.sums import REQUEST, SumParticipant
 from securevfl.errors import ProtocolError
@@ -38,11 +38,11 @@ class Coordinator(ServerRole):
         setup: What the run is built from.
         channels: All channels of the run; the coordinator's own serves snapshots and evaluation.
         active: Names of the active workers.
-        snapshots: When the workers need all derivatives: ``never``, ``once`` or ``repeated``.
+        estimator: A key of `ESTIMATORS`.
     """
 
     def __init__(
-        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], snapshots: str
+        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str
     ) -> None:
         self.setup = setup
         self.link = setup.links[SERVER]
@@ -50,7 +50,7 @@ class Coordinator(ServerRole):
         self.gate = setup.gates[setup.label_holder]
         self.parties = setup.data.parties
         self.active = active
-        self.snapshots = snapshots
+        self.estimator = ESTIMATORS[estimator]
         self.processed = 0
         self.iterations = 0
         self.epochs_done = 0
@@ -66,13 +66,14 @@ class Coordinator(ServerRole):
         for party in self.active:
             head = self._expose(rows, party, "labels")
             await self.link.send(party, "labels", {"values": self.setup.data.y_train}, head)
-        if self.snapshots == "once":
+        if self.estimator.snapshots == "once":
             await self._take_snapshot()
         await self._tell_all("end")
 
     async def epoch(self) -> None:
         await self.sums.begin()
-        if self.snapshots == "repeated" and self.epochs_done % self.setup.plan.snapshot_every == 0:
+        due = self.epochs_done % self.setup.plan.snapshot_every == 0
+        if self.estimator.snapshots == "repeated" and due:
             await self._take_snapshot()
         self._losses = []
         await self._train((self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train)
@@ -195,10 +196,10 @@ class SyncCoordinator(Coordinator):
     """Leads all workers through one schedule: one sum, one step of everybody, a barrier."""
 
     def __init__(
-        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], snapshots: str
+        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str
     ) -> None:
-        super().__init__(setup, channels=channels, active=active, snapshots=snapshots)
-        self.batches = Batches(
+        super().__init__(setup, channels=channels, active=active, estimator=estimator)
+        self.batches = self.estimator.batches(
             setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", 0)
         )
 

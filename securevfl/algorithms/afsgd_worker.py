@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from securevfl.algorithms.base import SERVER, Role, Setup
-from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivative, mean_loss
@@ -210,7 +209,7 @@ class AsyncWorker(LinearWorker):
     ) -> None:
         super().__init__(setup, party, channels=channels, estimator=estimator, active=active)
         index = setup.data.parties.index(party)
-        self.batches = Batches(
+        self.batches = self.estimator.batches(
             setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", index)
         )
         self.postponed: Rows | None = None

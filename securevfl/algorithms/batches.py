@@ -41,3 +41,15 @@ class Batches:
         self._order = np.asarray(state["order"], np.int64)
         self._position = int(state["position"])
         self.generator.bit_generator.state = state["generator"]
+
+
+class Draws(Batches):
+    """Batches drawn independently of each other, without repeats inside a batch.
+
+    Estimators that remember each record's last gradient are unbiased only with these: within a pass without
+    replacement, exactly the records with old memories are still to come.
+    """
+
+    def next(self) -> Rows:
+        """The next batch."""
+        return self.generator.choice(self.records, self.size, replace=False).astype(np.int64)

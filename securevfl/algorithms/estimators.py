@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from securevfl.algorithms.batches import Batches, Draws
 from securevfl.algorithms.linear_block import Batch, LinearBlock
 from securevfl.rows import Rows
 
@@ -22,6 +23,7 @@ class SGD:
     """v = derivative times features, averaged over the batch."""
 
     snapshots: ClassVar[str] = "never"
+    batches: ClassVar[type[Batches]] = Batches
 
     def __init__(self, block: LinearBlock) -> None:
         self.block = block
@@ -48,6 +50,7 @@ class SVRG(SGD):
     """v = (derivative - derivative at the snapshot) times features + full gradient at the snapshot."""
 
     snapshots = "repeated"
+    batches = Draws
 
     def __init__(self, block: LinearBlock) -> None:
         super().__init__(block)

@@ -11,6 +11,7 @@ import torch
 from scipy import optimize, sparse
 
 from securevfl import Plan, VerticalData, train
+from securevfl.algorithms.batches import Batches, Draws
 from securevfl.algorithms.estimators import ESTIMATORS, SAGA
 from securevfl.algorithms.linear_block import LinearBlock, loss_derivative, mean_loss
 from securevfl.engine import Engine
@@ -135,6 +136,20 @@ def test_variance_vanishes_towards_the_optimum_only_with_memory(three: VerticalD
     assert near["sgd"] > 0.5 * far["sgd"] > 0.05
     for name in ("svrg", "saga"):  # (1e-3 / 1e-1)^2, and a factor for the curvature of the logistic function
         assert near[name] < 2e-4 * far[name]
+
+
+def test_memory_needs_draws_that_forget() -> None:
+    """A batch must not avoid the records of the last one: those are exactly the ones with fresh memories."""
+    draws, passes = (kind(100, 50, np.random.default_rng(1)) for kind in (Draws, Batches))
+    overlaps = []
+    for _ in range(200):
+        first, second = draws.next(), draws.next()
+        assert np.unique(first).size == 50
+        overlaps.append(np.intersect1d(first, second).size)
+    # Hypergeometric: mean 25, deviation sqrt(50 / 4 * 50 / 99) = 2.51; six standard errors.
+    assert abs(np.mean(overlaps) - 25) < 6 * 2.52 / np.sqrt(200)
+    assert np.intersect1d(passes.next(), passes.next()).size == 0
+    assert [ESTIMATORS[name].batches for name in ("sgd", "svrg", "saga")] == [Batches, Draws, Draws]
 
 
 def test_saga_moves_its_mean_with_its_table() -> None:
