@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "sealed": (
         "residuals stay secret-shared, only noisy batch totals are opened; epsilon 8 for features and labels",
-        {"algorithm": "sealed", "epsilon": 8.0, "epochs": 40, "delays": "constant"},
+        {"algorithm": "sealed", "epsilon": 8.0},
     ),
 }
 
@@ -63,7 +63,7 @@ def demo(
     data = VerticalData.load(DATA, parties=PARTIES)
     runs: dict[str, tuple[Run, Report | None]] = {}
     for name, (_, changes) in VARIANTS.items():
-        plan = COMMON.with_changes(**changes)
+        plan = _plan(changes)
         run = run_with_progress(
             data, plan, folder / name.replace(" ", "-"), quiet=json, label=f"train: {name}"
         )
@@ -73,6 +73,15 @@ def demo(
         print_json({"folder": str(folder), "variants": content})
     else:
         _show(Console(), folder, runs)
+
+
+def _plan(changes: dict[str, Any]) -> Plan:
+    """The common plan with a variant's changes; sealed training brings its own settings."""
+    if changes.get("algorithm") != "sealed":
+        return COMMON.with_changes(**changes)
+    from securevfl.algorithms import recommended
+
+    return recommended("sealed", data=DATA, parties=PARTIES, record_views=True, epsilon=changes["epsilon"])
 
 
 def _audited(run: Run, data: Any, name: str, *, quiet: bool) -> Report | None:
