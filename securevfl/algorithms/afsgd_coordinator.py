@@ -66,25 +66,28 @@ class Coordinator(ServerRole):
         for party in self.active:
             head = self._expose(rows, party, "labels")
             await self.link.send(party, "labels", {"values": self.setup.data.y_train}, head)
-        if self.estimator.snapshots == "once":
-            await self._take_snapshot()
         await self._tell_all("end")
 
     async def epoch(self) -> None:
         await self.sums.begin()
-        due = self.epochs_done % self.setup.plan.snapshot_every == 0
-        if self.estimator.snapshots == "repeated" and due:
-            await self._take_snapshot()
         self._losses = []
-        await self._train((self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train)
+        due = self._snapshot_is_due()
+        if due:
+            await self._share_scores()
+        await self._train((self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train, due)
         self.epochs_done += 1
         if self._losses:
             self.loss = float(np.mean(self._losses))
         await self._tell_all("end")
 
+    def _snapshot_is_due(self) -> bool:
+        every = {"never": 0, "once": self.setup.plan.epochs, "repeated": self.setup.plan.snapshot_every}
+        period = every[self.estimator.snapshots]
+        return period > 0 and self.epochs_done % period == 0
+
     @abstractmethod
-    async def _train(self, target: int) -> None:
-        """Trains until so many records have been processed."""
+    async def _train(self, target: int, snapshot: bool) -> None:
+        """Trains until so many records have been processed, after a snapshot if the scores for it are out."""
 
     async def evaluate(self) -> None:
         await self.sums.begin()
@@ -123,8 +126,8 @@ class Coordinator(ServerRole):
         fields["values"] = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
         return fields, self._expose(rows, party, "derivative")
 
-    async def _take_snapshot(self) -> None:
-        """Lets all workers compute their full gradient at the present weights (Algorithm 4, line 3)."""
+    async def _share_scores(self) -> None:
+        """Gives all workers what their full gradients at the present weights need (Algorithm 4, line 3)."""
         n_train = self.setup.data.n_train
         for start in range(0, n_train, CHUNK):
             rows = np.arange(start, min(start + CHUNK, n_train), dtype=np.int64)
@@ -132,7 +135,6 @@ class Coordinator(ServerRole):
             for party in self.parties:
                 fields, head = self._scores_for(party, rows, scores)
                 await self.link.send(party, "scores", fields, head)
-        await asyncio.gather(*(self.link.call(party, "take-snapshot", {}) for party in self.parties))
 
     def _count(self, records: int) -> None:
         self.processed += records
@@ -165,8 +167,10 @@ class Coordinator(ServerRole):
 class AsyncCoordinator(Coordinator):
     """Announces a sum whenever a worker asks; workers never wait for each other."""
 
-    async def _train(self, target: int) -> None:
-        await self._tell_all("start")
+    async def _train(self, target: int, snapshot: bool) -> None:
+        # With the scores at home no worker needs the others for its full gradient: nobody waits for it.
+        for party in self.parties:
+            await self.link.send(party, "start", {"snapshot": snapshot})
         running = set(self.parties)
         while running:
             message = await self.sums.receive()
@@ -203,8 +207,10 @@ class SyncCoordinator(Coordinator):
             setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", 0)
         )
 
-    async def _train(self, target: int) -> None:
+    async def _train(self, target: int, snapshot: bool) -> None:
         data = self.setup.data
+        if snapshot:
+            await asyncio.gather(*(self.link.call(party, "take-snapshot", {}) for party in self.parties))
         while self.processed < target:
             rows = self.batches.next()
             scores = (await self.sums.total(rows, JOINT_STEP)).values

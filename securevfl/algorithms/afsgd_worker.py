@@ -162,11 +162,15 @@ class LinearWorker(Role):
         self.estimator.remember(*self._read(message))
 
     async def _take_snapshot(self, message: Message) -> None:
+        """A synchronous snapshot."""
+        await self._finish_snapshot()
+        await self.link.reply(message, "done", {})
+
+    async def _finish_snapshot(self) -> None:
         """Computes the full gradient, which takes as long as the steps of one pass."""
         steps = -(-self.block.n_train // self.setup.plan.batch)
         await self._compute(sum(self.delay.draw() for _ in range(steps)))
         self.estimator.finish_snapshot()
-        await self.link.reply(message, "done", {})
 
     async def _update(self, message: Message) -> None:
         """A synchronous step."""
@@ -226,10 +230,12 @@ class AsyncWorker(LinearWorker):
 
     async def _start(self, message: Message) -> None:
         if self._tasks is not None:
-            self._tasks.create_task(self._work())
+            self._tasks.create_task(self._work(snapshot=bool(message["snapshot"])))
 
-    async def _work(self) -> None:
+    async def _work(self, *, snapshot: bool) -> None:
         """Steps until the coordinator says that the epoch is over."""
+        if snapshot:
+            await self._finish_snapshot()
         while True:
             rows = self.batches.next() if self.postponed is None else self.postponed
             self.postponed = rows
