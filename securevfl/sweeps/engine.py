@@ -81,8 +81,10 @@ def run_sweep(
             _run_missing(sweep, folder, journal, runner, retry_failed, progress)
         finally:
             runner.close()
-            # Whatever ended the session, the folder shows what there is.
-            results = Results(sweep=sweep, folder=folder, records=journal.records, repaired=journal.repaired)
+            # Whatever ended the session, the folder shows what there is: an interrupt may have come between a
+            # line on disk and its copy in memory.
+            written = Journal(journal.path).records
+            results = Results(sweep=sweep, folder=folder, records=written, repaired=journal.repaired)
             write_tables(results)
             write_page(results)
         write_plots(results)
