@@ -43,10 +43,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 READING = """
-How to read it. promised: a sound bound of what one observer can learn about one record of its owner; below
-10 is a promise, thousands are none, infinite means that exact data left. measured: what a canary audit
-through the real gate certifies as a lower bound. label attack: AUC of the best attack on the labels, 0.5 is
-guessing. attacks: how many of the attacks that apply did better than guessing without the view.
+How to read it. p0 holds the labels and acts as server. AUC: on the test part. claimed: epsilon that the paper
+would state, not sound. promised: a sound bound of what p0 can learn about one record of p1; below 10 is a
+promise, thousands are none, infinite means that exact data left. measured: what a canary audit through the
+real gate certifies as a lower bound. labels: AUC of the best attack on the labels, 0.5 is guessing, - none
+applies. attacks: how many of the attacks that apply did better than guessing without the view.
 
 Plans, ledgers, views and models are in {folder}. Open a report:
 {pages}"""
@@ -101,8 +102,8 @@ def _content(run: Run, report: Report | None) -> dict[str, Any]:
 
 def _show(console: Console, folder: Path, runs: dict[str, tuple[Run, Report | None]]) -> None:
     shown = table(
-        f"{DATA}, {PARTIES} parties, p0 holds the labels; epsilon of p1's records towards p0, delta 1e-5",
-        "variant", "test AUC", "claimed", "promised", "measured", "verdict", "label attack", "attacks",
+        f"{DATA}, {PARTIES} parties; epsilon of p1's records towards p0 at delta 1e-5",
+        "variant", "AUC", "claimed", "promised", "measured", "verdict", "labels", "attacks",
     )  # fmt: skip
     for name, (run, report) in runs.items():
         shown.add_row(name, number(run.test["auc"]), *_figures(report))
@@ -116,7 +117,7 @@ def _show(console: Console, folder: Path, runs: dict[str, tuple[Run, Report | No
 def _figures(report: Report | None) -> tuple[str, ...]:
     """Claimed, promised, measured, verdict, best label attack, attacks that beat guessing."""
     if report is None:
-        return ("-", "-", "-", "nothing left", "-", "-")
+        return ("-", "-", "-", "-", "-", "-")
     from securevfl.auditing.words import beats_baseline
 
     cell = report.owners["p1"]["observers"]["p0"]
@@ -127,6 +128,6 @@ def _figures(report: Report | None) -> tuple[str, ...]:
         number(cell["epsilon_upper"]),
         "-" if cell["epsilon_lower"] is None else number(cell["epsilon_lower"]),
         cell["verdict"],
-        f"{max(labels):.3f}" if labels else "none applies",
+        f"{max(labels):.3f}" if labels else "-",
         f"{sum(map(beats_baseline, scored))} of {len(scored)}",
     )
