@@ -106,7 +106,7 @@ def _show(console: Console, folder: Path, runs: dict[str, tuple[Run, Report | No
         "variant", "AUC", "claimed", "promised", "measured", "verdict", "labels", "attacks",
     )  # fmt: skip
     for name, (run, report) in runs.items():
-        shown.add_row(name, number(run.test["auc"]), *_figures(report))
+        shown.add_row(name, f"{run.test['auc']:.3f}", *_figures(report))
     console.print(shown)
     for name, (meaning, _) in VARIANTS.items():
         console.print(f"  {name}: {meaning}", markup=False, soft_wrap=True)
@@ -129,5 +129,5 @@ def _figures(report: Report | None) -> tuple[str, ...]:
         "-" if cell["epsilon_lower"] is None else number(cell["epsilon_lower"]),
         cell["verdict"],
         f"{max(labels):.3f}" if labels else "-",
-        f"{sum(map(beats_baseline, scored))} of {len(scored)}",
+        f"{sum(map(beats_baseline, scored))}/{len(scored)}",
     )
