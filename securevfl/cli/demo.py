@@ -43,11 +43,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 READING = """
-How to read it. p0 holds the labels and acts as server. AUC: on the test part. claimed: epsilon that the paper
+How to read it. p0 holds the labels and acts as server. AUC: on the test part. claim: epsilon that the paper
 would state, not sound. promised: a sound bound of what p0 can learn about one record of p1; below 10 is a
 promise, thousands are none, infinite means that exact data left. measured: what a canary audit through the
 real gate certifies as a lower bound. labels: AUC of the best attack on the labels, 0.5 is guessing, - none
-applies. attacks: how many of the attacks that apply did better than guessing without the view.
+applies. beaten: how many of the attacks that apply did better than guessing without the view.
 
 Plans, ledgers, views and models are in {folder}. Open a report:
 {pages}"""
@@ -103,7 +103,7 @@ def _content(run: Run, report: Report | None) -> dict[str, Any]:
 def _show(console: Console, folder: Path, runs: dict[str, tuple[Run, Report | None]]) -> None:
     shown = table(
         f"{DATA}, {PARTIES} parties; epsilon of p1's records towards p0 at delta 1e-5",
-        "variant", "AUC", "claimed", "promised", "measured", "verdict", "labels", "attacks",
+        "variant", "AUC", "claim", "promised", "measured", "verdict", "labels", "beaten",
     )  # fmt: skip
     for name, (run, report) in runs.items():
         shown.add_row(name, f"{run.test['auc']:.3f}", *_figures(report))

@@ -28,7 +28,7 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None or math.isinf(value):
         return "infinite"
     if value and (abs(value) >= 10**digits or abs(value) < 1e-3):
-        return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:,.0f}"
+        return f"{value:,.0f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
     return f"{value:.{digits}g}"
 
 
