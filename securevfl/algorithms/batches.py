@@ -28,6 +28,10 @@ class Batches:
         self._position += len(rows)
         return rows
 
+    def put_back(self, rows: Rows) -> None:
+        """The batch that was taken last comes again."""
+        self._position -= len(rows)
+
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
         return {

@@ -22,6 +22,7 @@ class VAFLParty(Role):
 
     def __init__(self, setup: Setup, party: str, *, shared_schedule: bool) -> None:
         self.address = party
+        self.shared_schedule = shared_schedule
         self.setup = setup
         self.link = setup.links[party]
         self.observers = setup.observers(SERVER, party)
@@ -91,6 +92,8 @@ class VAFLParty(Role):
         answer = await self.link.call(SERVER, "embedding", fields, released.head)
         if answer.kind == "gradient":
             self.model.learn(released, answer["values"], rows)
+        elif answer.kind == "late" and self.shared_schedule:
+            self.batches.put_back(rows)  # the others have not seen this batch yet
 
     def state(self) -> dict[str, Any]:
         return {

@@ -156,6 +156,8 @@ class VAFLServer(ServerRole):
         """One iteration k: store the uploads, refresh what is too old, update, answer."""
         self.iteration += 1
         uploads = [self._upload(message) for message in messages]
+        if self.shared_schedule and any(not np.array_equal(rows, uploads[0][1]) for _, rows, _ in uploads):
+            raise ProtocolError("parties of synchronous training uploaded different batches")
         for upload in uploads:
             self._store(*upload)
         for party, rows, _ in uploads:

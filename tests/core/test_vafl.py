@@ -268,3 +268,11 @@ def test_memory_and_own_rates_stay_with_the_parties(tiny: VerticalData) -> None:
     for changes in ({"optimiser": "adam"}, {"learning_rates": {"p1": 0.2}}, {"encoder_training": "none"}):
         engine = Engine(*resolve(Plan(algorithm="vafl-sync", **changes), tiny))
         assert all(role.model.together is None for role in engine.parties)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("delays", ["poisson", "exponential"])
+def test_synchronous_schedules_never_drift_apart(tiny: VerticalData, delays: str) -> None:
+    """A party that is early at the end of an epoch has its upload put off; the batch comes again."""
+    plan = Plan(algorithm="vafl-sync", epochs=6, batch=50, delays=delays, latency=0.7)
+    federated, central = train(tiny, plan), train(tiny, plan.with_changes(algorithm="central"))
+    assert torch.allclose(weights(federated), weights(central), atol=1e-5, rtol=0)
