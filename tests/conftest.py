@@ -8,8 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are shared and slow at times: how long an example takes says nothing about the code.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")
+# The same examples every time, so that a red run means a changed line; HYPOTHESIS_PROFILE=search looks for
+# new ones.
+slow_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", slow_machine, derandomize=True)
+settings.register_profile("search", slow_machine)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True, scope="session")

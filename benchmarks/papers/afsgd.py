@@ -230,27 +230,28 @@ def reached(curve: tuple[list[float], list[float]], target: float) -> float:
 def compare(problem: Problem, estimator: str, epochs: int) -> tuple[list[Any], dict[str, Any]]:
     """One row of the table, and the curves of the slowest straggler.
 
-    Both algorithms get the best rate, as in the paper: the synchronous one is the sequential algorithm, whose
-    rate is known; the asynchronous one is tried with that and with half of it.
+    Every algorithm gets its best rate, as in the paper: that of the sequential algorithm, or half of it.
     """
     rate, passes = best_rate(problem, estimator, epochs)
     target = problem.targets[estimator]
     cells: list[str] = []
-    curves = {}
+    curves: dict[str, Any] = {}
     for slower in SLOWER:
-        longest = {"epochs": 4 * math.ceil(min(passes, epochs)) + 4}
-        longest["speeds"] = {problem.data.parties[-1]: 1 / (1 + slower)}
-        sync = measure(problem, plan_of("f" + estimator, rate, problem.batch, **longest), target)
-        best, chosen, fastest = math.inf, rate, sync
-        for tried in (rate, rate / 2):
-            plan = plan_of("af" + estimator, tried, problem.batch, **longest)
-            curve = measure(problem, plan, target, until=min(best, 2 * sync[0][-1]))
-            if reached(curve, target) < best:
-                best, chosen, fastest = reached(curve, target), tried, curve
-        curves = {f"synchronous {estimator}": sync, f"asynchronous {estimator}": fastest}
-        cells += [f"{reached(sync, target):.0f}", f"{best:.0f} ({chosen:g})"]
-        cells += [f"{reached(sync, target) / best:.2f}"]
-    return [f"{rate:g}", f"{passes:.1f}", *cells], curves
+        changes: dict[str, Any] = {"epochs": 4 * math.ceil(min(passes, epochs)) + 4}
+        changes["speeds"] = {problem.data.parties[-1]: 1 / (1 + slower)}
+        times = []
+        for prefix, label in (("f", "synchronous"), ("af", "asynchronous")):
+            best, chosen = math.inf, rate
+            for tried in (rate, rate / 2):
+                plan = plan_of(prefix + estimator, tried, problem.batch, **changes)
+                curve = measure(problem, plan, target, until=best)
+                if reached(curve, target) < best:
+                    best, chosen = reached(curve, target), tried
+                    curves[f"{label} {estimator}"] = curve
+            times.append(best)
+            cells.append(f"{best:.0f} ({chosen:g})")
+        cells.append(f"{times[0] / times[1]:.2f}")
+    return [f"{passes:.1f}", *cells], curves
 
 
 def table_two(problems: list[Problem], epochs: int) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -264,9 +265,9 @@ def table_two(problems: list[Problem], epochs: int) -> tuple[str, dict[str, dict
             paper = PAPER[problem.name]
             rows.append([problem.name, estimator.upper(), *cells, "-" if paper is None else paper[index]])
             say(" | ".join(map(str, rows[-1])))
-    head = ["set", "", "rate", "passes"]
+    head = ["set", "", "passes"]
     for slower in SLOWER:
-        head += [f"synchronous, {slower:.0%} slower", "asynchronous (rate)", "speed-up"]
+        head += [f"synchronous, {slower:.0%} slower", "asynchronous", "speed-up"]
     return table([*head, "paper"], rows), panels
 
 
@@ -309,18 +310,55 @@ def main() -> None:
     write(chosen.out / "afsgd.md", report(two, six, quick=chosen.quick))
 
 
+SETTING = f"""Logistic regression with l2 = {L2:g}. A step is one hundredth of the records and takes a
+worker one unit of virtual time; the last worker is the straggler; a message takes {LATENCY:g} units; sums
+go through
+the paper's Algorithm 1 (`plain-tree`). `uci-credit` and `give-me-some-credit` have 4 workers, the
+others 8; `sparse` has 1,355,191 columns, as news20, with words drawn from a power law, and stays sparse
+throughout. Targets: SGD 10^-2.5 (10^-1.5 on `sparse`), SVRG and SAGA 10^-3 (10^-4 on
+`give-me-some-credit`). `passes` is what the sequential algorithm needs at its best rate; each
+time stands with its rate, that one or half of it. The paper's column is its Table 2, for `sparse` its
+news20; it has no a9a."""
+
+DIFFERENCES = """Where it differs from the paper, and why:
+
+- The paper's straggler is "40 % to 300 % slower"; it does not say how slow in which run. Its speed-ups
+  lie between our two columns or near the second. With equal workers and exact step times, q workers
+  cannot gain more than (q - 1 + 1 / (1 + s)) (1 + s) / q in steps: 1.30 at 40 % and 3.25 at 300 % for q
+  = 4. On its cluster steps also vary by chance, and every barrier waits for the unluckiest worker; here
+  they do not.
+- A speed-up above that bound (SGD on `give-me-some-credit`) comes from the path, not from the clock:
+  workers that step one after the other see each other's last step, where synchronous ones all step at
+  once, and at these large rates that matters.
+- SVRG and SAGA gain less than SGD, as in the paper: a full gradient keeps the straggler busy for a
+  whole pass, and its own block still converges at its own pace.
+- The paper ends SVRG and SAGA at 10^-4 on all sets and has features that we do not (92 columns of
+  GiveMeSomeCredit against 12 here, whose files hold no more); news20, rcv1, url and webspam are not at
+  hand.
+- SAGA and SVRG need batches that are drawn independently. With a permutation per pass, the records
+  still to come are exactly those with old memories; synchronous SAGA then overshoots and asynchronous
+  SAGA with a slow straggler did not reach 10^-3 at all."""
+
+
+WORKERS = """SGD on `uci-credit` to 10^-1.5. A worker's step takes as long as its share of the features, the
+straggler is 300 % slower. Speed-ups in the plot are each algorithm's own over two workers."""
+
+
 def report(two: str, six: str, *, quick: bool) -> list[str]:
     """The report's parts."""
     command = "python -m benchmarks.papers.afsgd --data-folder DATA" + (" --quick" if quick else "")
     return [
         "# AFSGD-VP: asynchronous against synchronous training",
         f"Made by `{command}`.",
+        SETTING,
         "## Table 2: time to the same sub-optimality",
         two,
-        "![Curves](afsgd.png)",
+        "![Sub-optimality against time with a straggler 300 % slower](afsgd.png)",
+        DIFFERENCES,
         "## Figure 6: workers",
+        WORKERS,
         six,
-        "![Workers](afsgd-workers.png)",
+        "![Speed-up against workers](afsgd-workers.png)",
     ]
 
 
