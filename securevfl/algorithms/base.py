@@ -18,6 +18,7 @@ from securevfl.data import VerticalData
 from securevfl.gate import Gate
 from securevfl.messages import Clock, Link
 from securevfl.plan import Plan
+from securevfl.views import ViewWriter
 
 SERVER = "server"
 
@@ -51,6 +52,8 @@ class Setup:
         clock: The runtime's clock.
         device: Where tensors live.
         report: Called with (records processed, loss) after each server step; None for a loss nobody knows.
+        views: Organisation -> its view, where it is recorded. What crosses organisations is recorded by the
+            runtime; a role writes down only what it works out with secrets of its own.
     """
 
     plan: Plan
@@ -64,6 +67,7 @@ class Setup:
     clock: Clock
     device: torch.device
     report: Callable[[int, float | None], None]
+    views: Mapping[str, ViewWriter] = field(default_factory=dict)
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
         """Who sees what `party` sends to `address`: nobody else if both are one organisation."""

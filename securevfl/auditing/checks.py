@@ -72,9 +72,8 @@ def check_bypass(source: Source) -> list[Check]:
     }
     checks = []
     for observer in source.observers:
-        messages = [
-            seen for seen in View(source.view_folder(observer)).messages(sent=False) if _carries_values(seen)
-        ]
+        received = View(source.view_folder(observer)).messages(sent=False)
+        messages = [seen for seen in received if _carries_values(seen) and not seen.at_home]
         wrong = next((text for seen in messages if (text := _contradiction(seen, ledgers))), None)
         detail = (
             wrong or f"all {len(messages):,} messages with values that {observer} received are accounted for"
