@@ -78,6 +78,15 @@ class Setup:
         """All organisations but the party's own: who sees what is handed on to everybody."""
         return tuple(sorted(set(self.hosts.values()) - {self.hosts[party]}))
 
+    def observers_of_training(self, party: str) -> tuple[str, ...]:
+        """Who sees what `party` sends to the server in training, or gradients that are computed from it.
+
+        Gradients for one party depend on all others' embeddings. The label holder's own embeddings reach
+        others in its gradients alone, and those pass its own gate.
+        """
+        direct = self.observers(SERVER, party)
+        return self.everyone_but(party) if direct and self.plan.encoder_training != "none" else direct
+
     def rate(self, party: str) -> float:
         """The party's learning rate."""
         return float(self.plan.learning_rates.get(party, self.plan.learning_rate))
