@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms import SERVER, Algorithm, Progress, Role, Setup, find_algorithm
+from securevfl.algorithms import SERVER, Algorithm, Progress, Role, ServerRole, Setup, find_algorithm
 from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, PlanError, SecureVFLError
@@ -80,13 +80,22 @@ class Engine:
             self.hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
         )
         self.setup = self._setup(dict(encoders or {}), head)
-        self.server, self.parties = self.algorithm.roles(self.setup)
+        self.server = self._server()
+        others = [address for address in self.hosts if address != SERVER and self.algorithm.federated]
+        self.parties = [self.algorithm.role(self.setup, address) for address in others]
+        self.algorithm.combine(self.setup, self.parties)
         self.metrics: list[dict[str, Any]] = []
         self.time = 0.0
         self.wall = 0.0
         self.stopped: str | None = None
 
     # -- building -------------------------------------------------------------------------------------------
+
+    def _server(self) -> ServerRole:
+        role = self.algorithm.role(self.setup, SERVER)
+        if not isinstance(role, ServerRole):
+            raise TypeError(f"algorithm {self.algorithm.name!r} gives no ServerRole at {SERVER!r}")
+        return role
 
     def _organisations(self) -> list[Organisation]:
         data = self.data
