@@ -31,6 +31,10 @@ class MissingExtra(SecureVFLError, ImportError):
     exit_code = 2
 
 
+class CertificateError(InputError):
+    """A key, certificate or request cannot be used: malformed, expired, misnamed or foreign."""
+
+
 class EncodingError(InputError):
     """A value cannot be represented in the ring or the ciphertext: NaN, infinite or too large."""
 
