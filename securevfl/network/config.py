@@ -60,11 +60,13 @@ class NetworkConfig:
 
     Attributes:
         patience: Seconds that somebody may be away before the run stops, resumably.
+        absence: Seconds after which asynchronous training goes on without a party that is away.
         phase_timeout: Seconds that one phase, such as an epoch, may take.
         status: `host:port` of the health and metrics page; empty for none.
     """
 
     patience: float = 600.0
+    absence: float = 5.0
     phase_timeout: float = 3600.0
     status: str = ""
 

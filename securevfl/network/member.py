@@ -124,6 +124,8 @@ class Member(Node):
     async def _handle(self, kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a control message asks for; the result once the run has ended."""
         match kind:
+            case "away":
+                pass
             case "restarted":
                 await self._start_over()
             case "introduction":

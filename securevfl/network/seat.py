@@ -200,6 +200,8 @@ class Seat:
         Raises:
             RunError: There is no such checkpoint.
         """
+        if self.algorithm.tolerates_absence(self.plan):  # who was away has older ones only
+            epoch = max((each for each in self.checkpoints() if each <= epoch), default=epoch)
         state = load_checkpoint(self._checkpoint(epoch)) if epoch >= 0 else None
         if epoch >= 0 and state is None:
             raise RunError(f"{self._checkpoint(epoch)} holds no checkpoint")
