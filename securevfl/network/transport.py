@@ -17,7 +17,6 @@ from typing import Any
 from securevfl import __version__
 from securevfl.errors import (
     CertificateError,
-    InputError,
     MissingExtra,
     NetworkError,
     ProtocolError,
@@ -278,18 +277,6 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
-
-
-def check_address(text: str) -> str:
-    """An address of the form `host:port`.
-
-    Raises:
-        InputError: It is not.
-    """
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(f"{text!r} is no address; write host:port, such as bank.example:8750")
-    return text
 
 
 def _some(data: Any, peer: str) -> bytes:
