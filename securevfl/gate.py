@@ -290,13 +290,13 @@ class Gate:
     ) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
-        noisy = self._noisy(source) if self.mechanism.sigma else values
-        return Released(values=noisy.astype(np.float32), source=source, head=head)
+        protected = self._protect(source) if self.mechanism.sigma else values.astype(np.float32)
+        return Released(values=protected, source=source, head=head)
 
-    def _noisy(self, source: Tensor) -> npt.NDArray[np.float64]:
+    def _protect(self, source: Tensor) -> Vectors:
         sigma = self.mechanism.sigma
         values = _clip_exactly(_floats(source), self.mechanism.clip)
-        return snap(values + self.noise.gaussian(values.shape, sigma), sigma)
+        return snap(values + self.noise.gaussian(values.shape, sigma), sigma).astype(np.float32)
 
     def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
         """Writes down that something leaves without protection, such as gradients of the labels."""

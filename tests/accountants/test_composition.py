@@ -98,7 +98,9 @@ def test_between_the_references_two_estimates(spread, log_rate, count, direction
     optimistic, pessimistic = (
         _reference_epsilon(spread, rate, count, kind, pessimistic_estimate=side) for side in (False, True)
     )
-    assert optimistic <= found * (1 + 1e-9)
+    # Above 745 the reference's exp(-loss) is 0: it then takes P[loss > epsilon] for delta, and both of its
+    # estimates come out about 1 too large.
+    assert optimistic <= found * (1 + 1e-9) or found > 700
     assert found <= max(pessimistic, 0.0) + 1e-3 + 1e-3 * pessimistic
 
 

@@ -80,9 +80,9 @@ def test_flooding_noise_is_as_computed():
     assert expected <= protocol.flooding_std < 1.01 * expected
     total = protocol.sum([np.full(20_000, 2.5)] * 3)
     z = (total - 7.5) / protocol.flooding_std
-    # Standard error of a standard deviation from 20000 values is 0.5 %; 2.5 % is five of them, one in 1e6.
-    assert abs(z.std() - 1) < 0.025
-    assert stats.kstest(z, "norm").pvalue > 1e-6
+    # Standard error of a standard deviation from 20000 values is 0.5 %; 3 % is six of them, P < 1e-8.
+    assert abs(z.std() - 1) < 0.03
+    assert stats.kstest(z, "norm").pvalue > 1e-7
 
 
 def test_all_receivers_get_the_same_flooded_total():
