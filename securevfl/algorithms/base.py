@@ -7,7 +7,7 @@ epochs all messages are drained and a role is nothing but the data that `state` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +20,8 @@ from securevfl.messages import Clock, Link
 from securevfl.plan import Plan
 
 SERVER = "server"
+ABSENT = "absent"
+"""Kind of the message by which the runtime tells the server that its sender is away until the phase ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +142,15 @@ class Algorithm(ABC):
     """Plan fields that this algorithm sets otherwise where the user leaves them open, see `recommended`."""
 
     @abstractmethod
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The server role and all others."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The role at one address: a party's, a helper's, or the server's at `SERVER`.
+
+        An organisation builds the roles it hosts and no others; of the others' data, gates and links the
+        setup may hold nothing.
+        """
+
+    def combine(self, setup: Setup, parties: Sequence[Role]) -> None:  # noqa: B027 - most compute alone
+        """Lets parties that run in one process share computations; what each of them sends is the same."""
 
     def check(self, plan: Plan, data: VerticalData) -> None:  # noqa: B027 - most have nothing to check
         """Raises `PlanError` before anything starts, if the plan does not fit the algorithm."""
@@ -149,6 +158,10 @@ class Algorithm(ABC):
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
         return plan
+
+    def tolerates_absence(self, plan: Plan) -> bool:
+        """True where training goes on while a party is away; its server then understands ``ABSENT``."""
+        return False
 
     def answers_with_gradients(self, plan: Plan) -> bool:
         """True where the label holder sends gradients of single records, which a defence may change."""
