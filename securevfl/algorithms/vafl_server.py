@@ -24,11 +24,11 @@ CHUNK = 1024
 
 
 class Upload(NamedTuple):
-    """One party's upload, checked: whose, of which records (also as a tensor), and the embeddings."""
+    """One party's upload, checked: whose, of which records (as rows and as a tensor), the embeddings."""
 
     party: int
     rows: Rows
-    index: Tensor
+    where: Tensor
     values: Tensor
 
 
@@ -168,7 +168,7 @@ class VAFLServer(ServerRole):
     def _store(self, upload: Upload) -> None:
         if self.embeddings is None:
             raise ProtocolError("an upload arrived before the initial embeddings")
-        self.embeddings.select(1, upload.party).index_copy_(0, upload.index, upload.values)
+        self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
         self.updated_at[upload.rows, upload.party] = self.iteration
 
     def _shared_uploads(self, messages: list[Message]) -> list[Upload]:
@@ -192,7 +192,7 @@ class VAFLServer(ServerRole):
             raise ProtocolError("an upload arrived before the initial embeddings")
         ordered = sorted(uploads, key=lambda upload: upload.party)
         table = torch.stack([upload.values for upload in ordered], dim=1)
-        self.embeddings.index_copy_(0, ordered[0].index, table)
+        self.embeddings.index_copy_(0, ordered[0].where, table)
         self.updated_at[ordered[0].rows] = self.iteration
 
     async def _iterate(self, messages: list[Message]) -> None:
@@ -234,7 +234,7 @@ class VAFLServer(ServerRole):
         """Updates the server's model; returns each upload's gradient and the mean loss."""
         if self.embeddings is None:
             raise ProtocolError("a step was asked for before the initial embeddings")
-        batches = [each.index for each in (uploads[:1] if self.shared_schedule else uploads)]
+        batches = [each.where for each in (uploads[:1] if self.shared_schedule else uploads)]
         index = batches[0] if len(batches) == 1 else torch.cat(batches)
         inputs = self.embeddings.index_select(0, index).requires_grad_()
         task, labels = self.setup.data.task, self.labels.index_select(0, index)

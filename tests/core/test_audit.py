@@ -250,7 +250,7 @@ def test_the_page_renders_in_a_browser(frozen_run: Path, tmp_path: Path, width: 
     done = subprocess.run(
         [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
          (tmp_path / "report.html").as_uri()],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "frozen" in done.stdout and "<svg" in done.stdout and "Who promises what to whom" in done.stdout
