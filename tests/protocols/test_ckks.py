@@ -137,7 +137,8 @@ def test_nobody_else_decrypts():
         nodes[1].encryption.decrypt(nodes[1].encryption.load(ciphertext))
     own = Encryption.generate(protocol.parameters)
     garbage = own.decrypt(own.load(ciphertext))
-    assert np.abs(garbage[:10] - 5).min() > 1  # uniform over a range of 2^19
+    # Uniform over a range of 2^19: one value in 260,000 comes near by chance, three of ten with P < 1e-14.
+    assert (np.abs(garbage[:10] - 5) < 1).sum() < 3
 
 
 def test_a_ciphertext_of_another_scale_is_refused():
