@@ -123,7 +123,7 @@ class FlexServer(SharingServer):
         return task_loss(self.setup.data.task, self._outputs(snapshot), self.labels[torch.from_numpy(rows)])
 
     def _outputs(self, vectors: Tensor) -> Tensor:
-        fused = self.fusion(vectors.transpose(0, 1)) if vectors.ndim == 3 else vectors
+        fused = self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
         outputs: Tensor = self.head(fused)
         return outputs
 

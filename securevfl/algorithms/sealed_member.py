@@ -11,7 +11,7 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.local import build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sealed_models import SealedModel, build_linear, build_network
 from securevfl.algorithms.sealed_rows import Preparation, prepare_rows
