@@ -137,6 +137,7 @@ class Engine:
             clock=VirtualClock(),
             device=self.device,
             report=self._report,
+            views={each.name: each.view for each in self.organisations if each.view is not None},
         )
 
     def _encoder(self, party: str, given: nn.Module | None) -> nn.Module:

@@ -103,6 +103,7 @@ class Seat:
             clock=self.clock,
             device=device,
             report=self.report,
+            views={} if self.organisation.view is None else {self.name: self.organisation.view},
         )
 
     def _roles(self) -> dict[str, Role]:
