@@ -100,13 +100,14 @@ def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[st
     """Canary audits of the gate that all owners of the run share, if any of them promises something."""
     promises = any(_is_promise(record) for record in source.records)
     plan = source.plan
-    if not promises or plan.sigma <= 0 or plan.insecure_reproducible_noise or plan.mode == "sealed":
+    if not promises or plan.sigma <= 0 or plan.insecure_reproducible_noise:
         return {}
     if _facts(source, "")["guarantee"] != "as accounted":
         return {}  # the releases did not pass our gate, so there is no gate to audit
     return canary_audits(
         plan,
-        parties=len(source.parties),
+        parties=source.parties,
+        label_holder=source.label_holder,
         records=256 if source.data is None else source.data.n_train,
         trials=trials,
         seed=seed,
