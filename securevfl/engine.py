@@ -154,6 +154,7 @@ class Engine:
                 generator=torch_generator(plan.seed, "encoder", index),
                 hidden=plan.hidden,
                 image_shape=_image_shape(data, index),
+                prepared=plan.mode == "sealed",
             )
             if plan.hidden_noise and self.organisations:
                 gate = next(each.gate for each in self.organisations if each.name == self.hosts[party])

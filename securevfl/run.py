@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import HIDDEN, ReleaseRecord
+from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress
 from securevfl.callbacks import Callback, Callbacks
 from securevfl.data import VerticalData
@@ -55,6 +55,10 @@ class Run:
         secure sum: their total) are released to it with kind ``prediction``, refused over budget, and written
         to the ledgers. `privacy` and ``result.json`` are brought up to date.
 
+        A sealed run opens the exact sum of all parties' scores of each new record, which is counted apart
+        from training (``result["prediction"]``). Records that it was trained on are refused, and so are
+        records without IDs: an exact score would void what the run promises.
+
         Args:
             blocks: New rows of every party, in the order of the parties or by name, in the units of the
                 training data before scaling.
@@ -69,7 +73,6 @@ class Run:
         Raises:
             DataError: The rows or IDs do not fit.
             BudgetExceeded: A party's gate refuses; what other parties released until then stays counted.
-            PlanError: The run is sealed: no score of a single record is opened after training.
             RunError: The run was written by something else and keeps no model.
         """
         if self.predictor is None:
@@ -80,7 +83,10 @@ class Run:
             self._update_privacy(self.predictor)
 
     def _update_privacy(self, predictor: Predictor) -> None:
-        self.result["privacy"] = spending(predictor.records(), self.plan.delta)
+        records = predictor.records()
+        self.result["privacy"] = spending(records, self.plan.delta)
+        if self.plan.mode == "sealed":
+            self.result["prediction"] = predictions(records)
         if predictor.folder is not None:
             predictor.folder.write_result(self.result)
 
@@ -261,12 +267,17 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 
 def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
-    """Per owner: scores of single records that were opened beside sealed training, and to whom."""
+    """Per owner: scores of single records that were opened beside sealed training, and to whom.
+
+    ``scores`` is how many in all; ``evaluation`` and ``prediction`` say what for.
+    """
     counted: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.is_prediction:
-            mine = counted.setdefault(record.owner, {"scores": 0, "observers": [], "epsilon": None})
+            nothing = {"scores": 0, **dict.fromkeys(PREDICTIONS, 0), "observers": [], "epsilon": None}
+            mine = counted.setdefault(record.owner, nothing)
             mine["scores"] += record.vectors
+            mine[record.kind] += record.vectors
             mine["observers"] = sorted({*mine["observers"], *record.observers})
     return counted
 

@@ -16,7 +16,7 @@ from torch import nn
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.errors import AccountingError, BudgetExceeded, DataError, PlanError, RunError
+from securevfl.errors import AccountingError, BudgetExceeded, DataError, RunError
 from securevfl.ledger import read_records
 from securevfl.views import View
 
@@ -255,10 +255,3 @@ def test_a_filter_grows() -> None:
     budget.charge(late)
     budget.grow(3)  # never shrinks
     assert budget.records == 5 and budget.spent_mu == 0.5
-
-
-def test_sealed_runs_open_nothing_more() -> None:
-    data = make(parties=2)
-    run = train(data, Plan(algorithm="sealed", epochs=1, epsilon=4.0, scaling="public"))
-    with pytest.raises(PlanError, match="sealed"):
-        run.predict(data.test)
