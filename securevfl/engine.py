@@ -11,29 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms import SERVER, Algorithm, Progress, Role, Setup, find_algorithm
+from securevfl.algorithms import SERVER, Algorithm, Progress, Role, ServerRole, Setup, find_algorithm
 from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, PlanError, SecureVFLError
 from securevfl.folder import RunFolder
-from securevfl.models import (
-    Fusion,
-    build_encoder,
-    build_head,
-    check_encoder,
-    couples_records,
-    perturb,
-    pick_device,
-    save_module,
-)
+from securevfl.models import pick_device, save_module
 from securevfl.organisations import Observatory, Organisation, build_organisation, kept_records, set_budget
 from securevfl.plan import Plan
 from securevfl.runtime import VirtualClock, VirtualNetwork, run_virtual
-from securevfl.seeds import torch_generator
+from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
 from securevfl.trained import Trained
 
 
@@ -69,8 +59,8 @@ class Engine:
         self.progress, self.on_epoch = progress, on_epoch
         self.algorithm = algorithm or find_algorithm(plan.algorithm)
         self.device = pick_device(plan.device)
-        self.label_holder = _label_holder(plan, data)
-        self.hosts = _hosts(self.algorithm.helpers, data, self.label_holder)
+        self.label_holder = label_holder_of(plan, data)
+        self.hosts = hosts_of(self.algorithm, data, self.label_holder)
         self.organisations = list(organisations or ())
         if self.algorithm.federated and organisations is None:
             self.organisations = self._organisations()
@@ -80,13 +70,22 @@ class Engine:
             self.hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
         )
         self.setup = self._setup(dict(encoders or {}), head)
-        self.server, self.parties = self.algorithm.roles(self.setup)
+        self.server = self._server()
+        others = [address for address in self.hosts if address != SERVER and self.algorithm.federated]
+        self.parties = [self.algorithm.role(self.setup, address) for address in others]
+        self.algorithm.combine(self.setup, self.parties)
         self.metrics: list[dict[str, Any]] = []
         self.time = 0.0
         self.wall = 0.0
         self.stopped: str | None = None
 
     # -- building -------------------------------------------------------------------------------------------
+
+    def _server(self) -> ServerRole:
+        role = self.algorithm.role(self.setup, SERVER)
+        if not isinstance(role, ServerRole):
+            raise TypeError(f"algorithm {self.algorithm.name!r} gives no ServerRole at {SERVER!r}")
+        return role
 
     def _organisations(self) -> list[Organisation]:
         data = self.data
@@ -123,11 +122,7 @@ class Engine:
         if unknown:
             raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
         built = {party: self._encoder(party, encoders.get(party)) for party in data.parties}
-        used = len(data.parties) if plan.algorithm != "local" else 1
-        fusion = Fusion(plan.fusion, (plan.embedding,) * used)
-        if head is None:
-            generator = torch_generator(plan.seed, "head")
-            head = build_head(plan.head, fusion.width, data.outputs, generator=generator, hidden=plan.hidden)
+        head = seat_head(plan, data) if head is None else head
         return Setup(
             plan=plan,
             data=data,
@@ -143,32 +138,9 @@ class Engine:
         )
 
     def _encoder(self, party: str, given: nn.Module | None) -> nn.Module:
-        plan, data = self.plan, self.data
-        index = data.parties.index(party)
-        block = data.train[index]
-        if given is None:
-            given = build_encoder(
-                plan.model,
-                data.widths[index],
-                plan.embedding,
-                generator=torch_generator(plan.seed, "encoder", index),
-                hidden=plan.hidden,
-                image_shape=_image_shape(data, index),
-                prepared=plan.mode == "sealed",
-            )
-            if plan.hidden_noise and self.organisations:
-                gate = next(each.gate for each in self.organisations if each.name == self.hosts[party])
-                given = perturb(given, plan.hidden_noise, gate.noise)
-        # Random rows: equal ones could not show that a module mixes them.
-        sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
-        check_encoder(given, sample, plan.embedding)
-        mixing = couples_records(given, sample)
-        if mixing and plan.mode != "strict":
-            raise PlanError(
-                f"the encoder of {party} couples records ({', '.join(mixing)}) and mode "
-                f"{plan.mode!r} forbids that; use LayerNorm instead"
-            )
-        return given.to(self.device)
+        gates = [each.gate for each in self.organisations if each.name == self.hosts[party]]
+        gate = gates[0] if gates else None
+        return seat_encoder(self.plan, self.data, party, gate=gate, given=given).to(self.device)
 
     # -- running --------------------------------------------------------------------------------------------
 
@@ -218,7 +190,7 @@ class Engine:
         try:
             _, self.time = run_virtual(all_roles(), start=self.time, explain=self.network.explain)
         except BaseExceptionGroup as errors:
-            raise _first_cause(errors) from None
+            raise first_cause(errors) from None
 
     def _final_evaluation(self) -> None:
         """Evaluates with the budget that was held back; if even that is refused, the metrics stay unknown."""
@@ -351,36 +323,10 @@ class Engine:
         self.observatory.close()
 
 
-def _label_holder(plan: Plan, data: VerticalData) -> str:
-    if plan.label_holder == "server":
-        if SERVER in data.parties:
-            raise PlanError("a party is called 'server', which names the label holder without features")
-        return SERVER
-    return data.label_holder
-
-
-def _hosts(helpers: tuple[str, ...], data: VerticalData, label_holder: str) -> dict[str, str]:
-    """Who runs which address: parties their own, the label holder the server's, helpers theirs."""
-    for name in helpers:
-        if name in (*data.parties, label_holder, SERVER):
-            raise PlanError(f"a party is called {name!r}, which names a helper of this algorithm; rename it")
-    return {party: party for party in (*data.parties, *helpers)} | {SERVER: label_holder}
-
-
-def _image_shape(data: VerticalData, index: int) -> tuple[int, ...] | None:
-    """The band of whole pixel rows that a party holds, where the data are images."""
-    shape = data.train[index].shape[1:]
-    if len(shape) == 3:
-        return tuple(shape)
-    if data.image_size is not None and data.widths[index] % data.image_size[1] == 0:
-        return (1, data.widths[index] // data.image_size[1], data.image_size[1])
-    return None
-
-
-def _first_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that a user should read: ours before others, and no group around it."""
     flat: list[BaseException] = []
     for error in errors.exceptions:
-        flat.append(_first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
+        flat.append(first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
     ours = [error for error in flat if isinstance(error, SecureVFLError)]
     return (ours or flat)[0]

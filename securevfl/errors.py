@@ -31,6 +31,10 @@ class MissingExtra(SecureVFLError, ImportError):
     exit_code = 2
 
 
+class CertificateError(InputError):
+    """A key, certificate or request cannot be used: malformed, expired, misnamed or foreign."""
+
+
 class EncodingError(InputError):
     """A value cannot be represented in the ring or the ciphertext: NaN, infinite or too large."""
 
@@ -51,6 +55,12 @@ class WireError(ProtocolError):
 
 class DropoutError(ProtocolError):
     """Too few parties are left for the protocol to finish without showing more than it promises."""
+
+
+class NetworkError(SecureVFLError):
+    """A peer cannot be reached, refuses, or has been away for too long. What was done is kept."""
+
+    exit_code = 8
 
 
 class AccountingError(InputError):

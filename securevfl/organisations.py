@@ -101,14 +101,14 @@ class Observatory:
         self.hosts = hosts
 
     def observe(self, message: Message, time: float) -> None:
-        """A message between two organisations has arrived."""
-        receiver = self.organisations[self.hosts[message.receiver]]
-        sender = self.organisations[self.hosts[message.sender]]
-        if message.head is not None:
+        """A message between two organisations has arrived; those that are elsewhere note it there."""
+        receiver = self.organisations.get(self.hosts[message.receiver])
+        sender = self.organisations.get(self.hosts[message.sender])
+        if receiver is not None and message.head is not None:
             receiver.receipts.note(message.head)
-        if receiver.view is not None:
+        if receiver is not None and receiver.view is not None:
             receiver.view.record(message, time=time, sent=False)
-        if sender.view is not None:
+        if sender is not None and sender.view is not None:
             sender.view.record(message, time=time, sent=True)
 
     def save(self, folder: RunFolder) -> None:

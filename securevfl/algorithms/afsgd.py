@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from securevfl.algorithms.afsgd_coordinator import AsyncCoordinator, SyncCoordinator
 from securevfl.algorithms.afsgd_worker import AsyncWorker, LinearWorker
-from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS, build_channel, check_channels
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.data import VerticalData
@@ -33,19 +33,18 @@ class AFSGD(Algorithm):
     estimator: ClassVar[str] = "sgd"
     synchronous: ClassVar[bool] = False
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The coordinator and one worker per party."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The coordinator, or a party's worker."""
         active = setup.plan.active or setup.data.parties
         passive = len(active) < len(setup.data.parties)
         channels = [build_channel(setup, SERVER, hands_on=self.synchronous or self.estimator != "sgd")]
         if not self.synchronous:
             channels += [build_channel(setup, party, hands_on=passive) for party in active]
-        coordinator = SyncCoordinator if self.synchronous else AsyncCoordinator
+        if address == SERVER:
+            coordinator = SyncCoordinator if self.synchronous else AsyncCoordinator
+            return coordinator(setup, channels=channels, active=active, estimator=self.estimator)
         worker = LinearWorker if self.synchronous else AsyncWorker
-        return coordinator(setup, channels=channels, active=active, estimator=self.estimator), [
-            worker(setup, party, channels=channels, estimator=self.estimator, active=party in active)
-            for party in setup.data.parties
-        ]
+        return worker(setup, address, channels=channels, estimator=self.estimator, active=address in active)
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """The plan must describe a linear model whose label holder has features, and a sum that can run."""

@@ -7,7 +7,7 @@ epochs all messages are drained and a role is nothing but the data that `state` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -140,8 +140,15 @@ class Algorithm(ABC):
     """Plan fields that this algorithm sets otherwise where the user leaves them open, see `recommended`."""
 
     @abstractmethod
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The server role and all others."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The role at one address: a party's, a helper's, or the server's at `SERVER`.
+
+        An organisation builds the roles it hosts and no others; of the others' data, gates and links the
+        setup may hold nothing.
+        """
+
+    def combine(self, setup: Setup, parties: Sequence[Role]) -> None:  # noqa: B027 - most compute alone
+        """Lets parties that run in one process share computations; what each of them sends is the same."""
 
     def check(self, plan: Plan, data: VerticalData) -> None:  # noqa: B027 - most have nothing to check
         """Raises `PlanError` before anything starts, if the plan does not fit the algorithm."""

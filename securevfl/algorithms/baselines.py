@@ -135,9 +135,9 @@ class Central(Algorithm):
         """Whose features are used."""
         return setup.data.parties
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
+    def role(self, setup: Setup, address: str) -> Role:
         """One role that does everything."""
-        return PooledTrainer(setup, self.parties(setup)), []
+        return PooledTrainer(setup, self.parties(setup))
 
 
 class Local(Central):

@@ -17,7 +17,7 @@ workers. A sum is complete only when everybody has contributed, so there is no s
 
 from __future__ import annotations
 
-from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS
 from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
@@ -64,9 +64,8 @@ class FDML(Algorithm):
         """Sum fusion of one prediction per output."""
         return plan.with_changes(fusion="sum", head="sum", embedding=data.outputs)
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The server role and one worker per party."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The server, or a party's worker."""
         if not isinstance(setup.head, SumHead):
             raise PlanError("fdml has no model on top of the sum; do not give a head")
-        workers: list[Role] = [FDMLWorker(setup, party) for party in setup.data.parties]
-        return FDMLServer(setup), workers
+        return FDMLServer(setup) if address == SERVER else FDMLWorker(setup, address)

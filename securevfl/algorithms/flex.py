@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS
 from securevfl.algorithms.flex_party import FlexParty
 from securevfl.algorithms.flex_server import FlexServer
@@ -55,15 +55,13 @@ class Flex(Algorithm):
         """Only where the labels stay with the server."""
         return plan.private_labels
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The server role and one role per party."""
-        parties: list[Role] = [
-            FlexParty(setup, party, waits_for_timeout=self.waits_for_timeout) for party in setup.data.parties
-        ]
-        server = FlexServer(
+    def role(self, setup: Setup, address: str) -> Role:
+        """The server, or a party."""
+        if address != SERVER:
+            return FlexParty(setup, address, waits_for_timeout=self.waits_for_timeout)
+        return FlexServer(
             setup, steps=self.steps, adaptive=self.adaptive, waits_for_timeout=self.waits_for_timeout
         )
-        return server, parties
 
     def updates(self, plan: Plan, data: VerticalData) -> float:
         """Every local step is an update of all records of the batch."""

@@ -186,12 +186,11 @@ class Predicting(Algorithm):
     def __init__(self, numbers: Rows, *, told_apart: bool) -> None:
         self.numbers, self.told_apart = numbers, told_apart
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The label holder and one role per party."""
-        return PredictingServer(setup, self.numbers), [
-            PredictingParty(setup, party, self.numbers, told_apart=self.told_apart)
-            for party in setup.data.parties
-        ]
+    def role(self, setup: Setup, address: str) -> Role:
+        """The label holder, or a party."""
+        if address == SERVER:
+            return PredictingServer(setup, self.numbers)
+        return PredictingParty(setup, address, self.numbers, told_apart=self.told_apart)
 
 
 class PooledPredicting(Algorithm):
@@ -201,7 +200,7 @@ class PooledPredicting(Algorithm):
     summary = "applies a baseline's model to new records"
     federated = False
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
+    def role(self, setup: Setup, address: str) -> Role:
         """One role that does everything."""
         alone = setup.plan.algorithm == "local"
-        return PooledPredictor(setup, (setup.label_holder,) if alone else setup.data.parties), []
+        return PooledPredictor(setup, (setup.label_holder,) if alone else setup.data.parties)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.sealed_roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed_settings import DEALER, SealedSettings
 from securevfl.data import VerticalData
@@ -41,13 +41,14 @@ class Sealed(Algorithm):
         "l2": 0.0,
     }
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The label holder's role, one per party, and the dealer."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
             raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
         settings = SealedSettings(plan=setup.plan, data=setup.data)
-        parties: list[Role] = [PartyRole(setup, settings, name) for name in setup.data.parties]
-        return SealedServer(setup, settings), [*parties, DealerRole(setup, settings)]
+        if address == SERVER:
+            return SealedServer(setup, settings)
+        return DealerRole(setup, settings) if address == DEALER else PartyRole(setup, settings, address)
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """What sealed training cannot do is refused before anything starts."""

@@ -124,10 +124,11 @@ class SealedPredicting(Algorithm):
     def __init__(self, numbers: Rows | None) -> None:
         self.numbers = numbers
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The label holder, one role per party, and the dealer."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The label holder, a party, or the dealer."""
         settings = SealedSettings(plan=setup.plan, data=setup.data)
-        parties: list[Role] = [
-            ScoringParty(setup, settings, party, self.numbers) for party in setup.data.parties
-        ]
-        return ScoringServer(setup, settings, self.numbers), [*parties, ScoringDealer(setup, settings)]
+        if address == SERVER:
+            return ScoringServer(setup, settings, self.numbers)
+        if address == DEALER:
+            return ScoringDealer(setup, settings)
+        return ScoringParty(setup, settings, address, self.numbers)

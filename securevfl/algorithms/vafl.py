@@ -10,7 +10,9 @@ server never works with a made-up embedding; those releases count like all other
 
 from __future__ import annotations
 
-from securevfl.algorithms.base import Algorithm, Role, ServerRole, Setup
+from collections.abc import Sequence
+
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS, check_channels
 from securevfl.algorithms.local import Together
 from securevfl.algorithms.lockstep import Lockstep
@@ -41,15 +43,15 @@ class VAFL(Algorithm):
         """Unless encoders are frozen, every upload is answered with gradients."""
         return plan.encoder_training != "none"
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The server role and one role per party."""
+    def role(self, setup: Setup, address: str) -> Role:
+        """The server, or a party."""
         plain = setup.plan.protocol == "plain"
-        server, party = (VAFLServer, VAFLParty) if plain else (SummingServer, SummingParty)
+        if address != SERVER:
+            party = VAFLParty if plain else SummingParty
+            return party(setup, address, shared_schedule=self.shared_schedule)
+        server = VAFLServer if plain else SummingServer
         wait_for = self.wait_for(setup.plan, len(setup.data.parties))
-        shared = self.shared_schedule
-        return server(setup, wait_for=wait_for, shared_schedule=shared), [
-            party(setup, name, shared_schedule=shared) for name in setup.data.parties
-        ]
+        return server(setup, wait_for=wait_for, shared_schedule=self.shared_schedule)
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """Secure sums are always fresh and must be possible with these parties."""
@@ -105,12 +107,10 @@ class VAFLSync(VAFL):
         """All of them."""
         return parties
 
-    def roles(self, setup: Setup) -> tuple[ServerRole, list[Role]]:
-        """The roles; parties with encoders of one shape are computed together."""
-        server, parties = super().roles(setup)
+    def combine(self, setup: Setup, parties: Sequence[Role]) -> None:
+        """Parties with encoders of one shape are computed together."""
         models = [role.model for role in parties if isinstance(role, VAFLParty)]
         lockstep = Lockstep.of(models, setup.plan) if setup.plan.protocol == "plain" else None
         if lockstep is not None:
             for place, model in enumerate(models):
                 model.together = Together(lockstep, place)
-        return server, parties

@@ -12,14 +12,23 @@ from securevfl import __version__
 from securevfl.cli.account import account
 from securevfl.cli.align import align
 from securevfl.cli.audit import audit
+from securevfl.cli.certificates import (
+    certificates_init,
+    certificates_issue,
+    certificates_request,
+    certificates_show,
+    certificates_sign,
+)
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
+from securevfl.cli.network import join, serve
 from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
 from securevfl.cli.train import train
 from securevfl.cli.trees import trees
 from securevfl.errors import SecureVFLError
 
+# A name of two words is a command within a group.
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "audit": audit,
@@ -28,9 +37,17 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "account": account,
     "trees": trees,
     "align": align,
+    "serve": serve,
+    "join": join,
+    "certificates init": certificates_init,
+    "certificates issue": certificates_issue,
+    "certificates request": certificates_request,
+    "certificates sign": certificates_sign,
+    "certificates show": certificates_show,
     "data": data,
     "demo": demo,
 }
+GROUPS = {"certificates": "A small certificate authority for organisations that train together."}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,8 +56,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Secure vertical federated learning: train, account for what leaves each party, attack the result.",
 )
+_groups = {
+    name: typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text) for name, text in GROUPS.items()
+}
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    _group, _, _last = _name.rpartition(" ")
+    (_groups[_group] if _group else app).command(_last)(_command)
+for _name, _group_app in _groups.items():
+    app.add_typer(_group_app, name=_name)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from .build import Rows, Settings, build
 from .checks import nearest, party_names
 from .join import clean_ids, join_on_ids
 from .labels import parse_labels
-from .tables import Table, numbers, one_hot, read_table
+from .tables import Table, numbers, read_table
+from .tables import one_hot as indicators
 from .vertical import VerticalData
 
 
@@ -122,28 +123,53 @@ def _check_columns(tables: Sequence[Table], form: _Form) -> None:
 
 def _encode(table: Table, party: str, id_column: str, form: _Form) -> _Source:
     where = f"party {party} ({table.path.name})"
+    label = form.label_column if form.label_column in table.header else None
+    ids, columns, block, labels = encode_table(
+        table,
+        where=where,
+        id_column=id_column,
+        label_column=label,
+        leave_out=form.leave_out,
+        one_hot=form.one_hot,
+    )
+    return _Source(name=party, ids=ids, columns=columns, block=block, labels=labels)
+
+
+def encode_table(
+    table: Table,
+    *,
+    where: str,
+    id_column: str,
+    label_column: str | None,
+    leave_out: Collection[str],
+    one_hot: Mapping[str, Sequence[Any]],
+) -> tuple[NDArray[Any], tuple[str, ...], NDArray[np.float32], NDArray[Any] | None]:
+    """IDs, column names, features and labels (None without a label column) of one file.
+
+    Raises:
+        DataError: A cell is no number, or the file has neither features nor the label.
+    """
     ids = clean_ids(np.array(table.column(id_column)), where)
-    apart = {id_column, form.label_column, *form.leave_out}
+    apart = {id_column, label_column, *leave_out}
     columns: list[str] = []
     parts: list[NDArray[Any]] = []
     listed = ids.tolist()
     for column in (name for name in table.header if name not in apart):
         cells = table.column(column)
-        if column in form.one_hot:
-            values = form.one_hot[column]
+        if column in one_hot:
+            values = one_hot[column]
             columns += [f"{column}={value}" for value in values]
-            parts.append(one_hot(cells, values, where=where, column=column))
+            parts.append(indicators(cells, values, where=where, column=column))
         else:
             columns.append(column)
             parts.append(numbers(cells, where=where, column=column, ids=listed)[:, None])
     with np.errstate(over="ignore"):
         stacked = np.concatenate(parts, axis=1) if parts else np.zeros((len(ids), 0))
         block = stacked.astype(np.float32)
-    has_label = form.label_column in table.header
-    if not columns and not has_label:
+    if not columns and label_column is None:
         raise DataError(f"{where}: no feature columns besides the ID; every file needs features or the label")
-    labels = parse_labels(table.column(form.label_column)) if has_label else None
-    return _Source(name=party, ids=ids, columns=tuple(columns), block=block, labels=labels)
+    labels = None if label_column is None else parse_labels(table.column(label_column))
+    return ids, tuple(columns), block, labels
 
 
 def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Settings]:

@@ -69,6 +69,11 @@ def joined_columns(scales: Sequence[Sequence[Scale]], numbers: NDArray[np.intp])
     )
 
 
+def unscaled(columns: int) -> Scale:
+    """Leaves columns as they are."""
+    return Scale(np.zeros(columns), np.ones(columns))
+
+
 def standard(train: Block) -> Scale:
     """Mean 0 and deviation 1 on the training part; constant columns become 0.
 

@@ -16,7 +16,7 @@ from securevfl.errors import DataError
 from .bounds import Bounds
 from .checks import Block, flat, nearest, shorten, width
 from .labels import ClassValue, Task
-from .scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard
+from .scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard, unscaled
 from .split import ColumnSplit, divide_columns
 
 
@@ -47,6 +47,8 @@ class VerticalData:
         label_scaling: (mean, deviation) that regression labels were standardised with, or None.
         image_size: (height, width) where the columns of all parties together are the pixels of an image.
         scales: Per party, the scalings that its rows went through, in order; new rows must take the same way.
+        absent: Parties whose features are elsewhere, in a federation over a network; their blocks are NaN.
+        labels_absent: True where the labels are elsewhere.
     """
 
     parties: tuple[str, ...]
@@ -68,6 +70,8 @@ class VerticalData:
     label_scaling: tuple[float, float] | None = None
     image_size: tuple[int, int] | None = None
     scales: tuple[tuple[Scale, ...], ...] = ()
+    absent: tuple[str, ...] = ()
+    labels_absent: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.parties)
@@ -170,7 +174,10 @@ class VerticalData:
             raise DataError(f"unknown scaling {how!r}{nearest(str(how), SCALINGS)}")
         data = self._label_scaled() if label else self
         if how == "standard":
-            fitted = [standard(block) for block in data.train]
+            fitted = [
+                unscaled(columns) if party in data.absent else standard(block)
+                for party, block, columns in zip(data.parties, data.train, data.widths, strict=True)
+            ]
             return data._with_scales(fitted, bounds=tuple(None for _ in data.parties), scaling="standard")
         return data._public_scaled() if how == "public" else data
 
@@ -187,7 +194,10 @@ class VerticalData:
                 f"public scaling needs public bounds for every column; none for {shorten(unknown)}"
             )
         return self._with_scales(
-            [public(block, table) for block, table in zip(self.train, tables, strict=True)],
+            [
+                unscaled(len(table)) if party in self.absent else public(block, table)
+                for party, block, table in zip(self.parties, self.train, tables, strict=True)
+            ],
             bounds=tuple(np.tile((-1.0, 1.0), (len(table), 1)) for table in tables),
             scaling="public" if self.scaling == "none" else self.scaling,
         )
@@ -197,16 +207,22 @@ class VerticalData:
         before = self.scales or ((),) * len(self.parties)
         return replace(
             self,
-            train=tuple(step(block) for step, block in zip(steps, self.train, strict=True)),
-            test=tuple(step(block) for step, block in zip(steps, self.test, strict=True)),
+            train=self._stepped(steps, self.train),
+            test=self._stepped(steps, self.test),
             scales=tuple((*done, step) for done, step in zip(before, steps, strict=True)),
             **changes,
+        )
+
+    def _stepped(self, steps: Sequence[Scale], blocks: Sequence[Block]) -> tuple[Block, ...]:
+        return tuple(
+            block if party in self.absent else step(block)
+            for party, step, block in zip(self.parties, steps, blocks, strict=True)
         )
 
     def _label_scaled(self) -> VerticalData:
         if self.task != "regression":
             raise DataError(f"labels of a {self.task} task are classes; only regression labels can be scaled")
-        if self.label_scaling is not None:
+        if self.label_scaling is not None or self.labels_absent:
             return self
         mean = float(self.y_train.mean(dtype=np.float64))
         deviation = float(self.y_train.std(dtype=np.float64)) or 1.0

@@ -7,12 +7,11 @@ organisation is nobody's observation and is neither counted nor recorded.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from securevfl.errors import ProtocolError
-from securevfl.messages import Head, Message
-from securevfl.protocols.wire import Value
+from securevfl.messages import Message
+from securevfl.runtime.links import QueueLink
 
 Observe = Callable[[Message, float], None]
 
@@ -66,7 +65,7 @@ class VirtualNetwork:
         self.observe = observe
         self.messages = 0
         self.bytes = 0
-        self.links = {address: VirtualLink(self, address) for address in self.hosts}
+        self.links = {address: QueueLink(address, self.post) for address in self.hosts}
 
     def post(self, message: Message) -> None:
         """Delivers a message now or after the latency."""
@@ -87,7 +86,7 @@ class VirtualNetwork:
         else:
             self._arrive(target, message)
 
-    def _arrive(self, target: VirtualLink, message: Message) -> None:
+    def _arrive(self, target: QueueLink, message: Message) -> None:
         if self.observe is not None:
             self.observe(message, asyncio.get_running_loop().time())
         target.deliver(message)
@@ -103,96 +102,3 @@ class VirtualNetwork:
             f"{address} waits for {link.waiting}" for address, link in self.links.items() if link.waiting
         ]
         return "; ".join(waits) or "no role waits for a message"
-
-
-class VirtualLink:
-    """One address's door to the virtual network."""
-
-    def __init__(self, network: VirtualNetwork, address: str) -> None:
-        self.address = address
-        self._network = network
-        self.number = 0
-        self._inbox: deque[Message] = deque()
-        self._receiver: asyncio.Future[Message] | None = None
-        self._calls: dict[int, tuple[str, asyncio.Future[Message]]] = {}
-
-    @property
-    def waiting(self) -> str:
-        """What this address waits for; empty if nothing."""
-        calls = [f"the answer of {receiver}" for receiver, _ in self._calls.values()]
-        return " and ".join(calls + (["a message"] if self._receiver is not None else []))
-
-    def _message(self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None) -> Message:
-        self.number += 1
-        return Message(
-            kind=kind, sender=self.address, receiver=receiver, fields=fields, number=self.number, head=head
-        )
-
-    async def send(
-        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> None:
-        """Sends a message and does not wait for an answer."""
-        self._network.post(self._message(receiver, kind, fields, head))
-
-    async def call(
-        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> Message:
-        """Sends a message and waits for the answer to it."""
-        message = self._message(receiver, kind, fields, head)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._calls[message.number] = (receiver, answer)
-        try:
-            self._network.post(message)
-            return await answer
-        finally:
-            self._calls.pop(message.number, None)
-
-    async def reply(
-        self, message: Message, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> None:
-        """Answers a call."""
-        self.number += 1
-        self._network.post(
-            Message(
-                kind=kind,
-                sender=self.address,
-                receiver=message.sender,
-                fields=fields,
-                number=self.number,
-                reply_to=message.number,
-                head=head,
-            )
-        )
-
-    async def receive(self) -> Message:
-        """The next message that is not the answer to a call."""
-        if self._inbox:
-            return self._inbox.popleft()
-        if self._receiver is not None:
-            raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
-        self._receiver = asyncio.get_running_loop().create_future()
-        try:
-            return await self._receiver
-        finally:
-            self._receiver = None
-
-    def forget(self) -> None:
-        """Drops waiting messages and unanswered calls."""
-        self._inbox.clear()
-        self._calls.clear()
-        self._receiver = None
-
-    def deliver(self, message: Message) -> None:
-        """Hands over a message that has arrived."""
-        if message.reply_to is not None:
-            receiver, answer = self._calls.get(message.reply_to, ("", None))
-            if answer is None or receiver != message.sender:
-                raise ProtocolError(
-                    f"{message.sender} answers call {message.reply_to}, which {self.address} did not make"
-                )
-            if not answer.done():
-                answer.set_result(message)
-        elif self._receiver is not None and not self._receiver.done():
-            self._receiver.set_result(message)
-        else:
-            self._inbox.append(message)

@@ -218,7 +218,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help_and_loads_no_torch(name: str) -> None:
     code = (
-        "import sys; sys.argv = ['securevfl', sys.argv[1], '--help']\n"
+        "import sys; sys.argv = ['securevfl', *sys.argv[1].split(), '--help']\n"
         "from securevfl.cli import main\n"
         "try:\n    main()\n"
         "except SystemExit as stop:\n    sys.exit(stop.code or ('torch' in sys.modules) * 77)"

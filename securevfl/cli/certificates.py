@@ -1,0 +1,102 @@
+"""`securevfl certificates`: a small certificate authority for organisations that train together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from securevfl.cli.show import print_json
+from securevfl.network.authority import KEYS
+from securevfl.network.certificates import create_authority, issue, load_authority, request, sign
+from securevfl.network.describe import describe, describe_file
+
+Folder = Annotated[Path, typer.Option("--folder", help="Folder of the authority.")]
+Out = Annotated[Path, typer.Option("--out", help="Where each organisation's folder goes.")]
+Hosts = Annotated[
+    list[str] | None, typer.Option("--host", help="A host name or address to certify too; repeatable.")
+]
+Days = Annotated[int, typer.Option("--days", help="How long it lasts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def certificates_init(
+    name: Annotated[str, typer.Option("--name", help="What to call the authority.")],
+    folder: Folder = Path("ca"),
+    key: Annotated[str, typer.Option("--key", help=f"Its own key: {' or '.join(KEYS)}.")] = "p256",
+    days: Days = 365,
+    json: Json = False,
+) -> None:
+    """Make the consortium's authority: a key that stays here, and a certificate for everybody."""
+    made = create_authority(folder, name=name, key=key, days=days)
+    _report([{"at": str(folder), **describe(made.certificate)}], json, f"Keep {folder}/ca.key secret.")
+
+
+def certificates_issue(
+    names: Annotated[list[str], typer.Argument(help="The organisations.")],
+    folder: Folder = Path("ca"),
+    out: Out = Path(),
+    host: Hosts = None,
+    days: Days = 90,
+    json: Json = False,
+) -> None:
+    """Make a key and a certificate for each organisation, in a folder to hand over to it."""
+    made = issue(load_authority(folder), names, out=out, hosts=host or (), days=days)
+    rows = [{"at": str(out / name), **describe(each)} for name, each in zip(names, made, strict=True)]
+    _report(rows, json)
+
+
+def certificates_request(
+    name: Annotated[str, typer.Argument(help="The organisation that asks.")],
+    out: Out = Path(),
+    host: Hosts = None,
+    json: Json = False,
+) -> None:
+    """Make an organisation's own key, and a request for the authority that does not contain it."""
+    made = request(name, out=out, hosts=host or ())
+    note = f"Send {out / name / name}.csr to the authority, and the fingerprint by another channel."
+    _report([{"at": str(out / name), **describe(made)}], json, note)
+
+
+def certificates_sign(
+    name: Annotated[str, typer.Argument(help="The organisation that sent the request.")],
+    csr: Annotated[Path, typer.Option("--csr", help="The request.")],
+    folder: Folder = Path("ca"),
+    out: Out = Path(),
+    days: Days = 90,
+    json: Json = False,
+) -> None:
+    """Certify the key that an organisation made itself; only name and hosts are taken from its request."""
+    made = sign(load_authority(folder), name, csr, out=out, days=days)
+    note = f"Compare the fingerprint with {name} by another channel before you hand {out / name} over."
+    _report([{"at": str(out / name), **describe(made)}], json, note)
+
+
+def certificates_show(
+    files: Annotated[list[Path], typer.Argument(help="Certificates or requests.")],
+    json: Json = False,
+) -> None:
+    """Show whom certificates and requests name, who issued them, and how many days they have left."""
+    _report([{"at": str(path), **describe_file(path)} for path in files], json)
+
+
+def _report(rows: list[dict[str, Any]], json: bool, note: str = "") -> None:
+    if json:
+        print_json({"certificates": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['at']}: {_headline(row)}")
+        if row["hosts"]:
+            typer.echo(f"  hosts        {', '.join(row['hosts'])}")
+        typer.echo(f"  fingerprint  {row['fingerprint']}")
+    if note:
+        typer.echo(note)
+
+
+def _headline(row: dict[str, Any]) -> str:
+    if row["days"] is None:
+        return f"request of {row['name']}"
+    ended = row["days"] < 0
+    end = f"expired on {row['expires']}" if ended else f"{row['days']} days left, to {row['expires']}"
+    return f"{row['name']}, issued by {row['issuer']}, {end}"

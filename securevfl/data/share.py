@@ -1,0 +1,261 @@
+"""One organisation's share of a federation: its own table, and what it knows of the others'.
+
+In a federation over a network nobody holds everybody's features. An organisation reads its own table; an
+`Outline` says in public numbers what the whole looks like; `share` puts both together as `VerticalData` in
+which the blocks of all others, and for most the labels, are absent: arrays of the right shape that are NaN
+throughout, so that nothing computed from them by mistake passes a gate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securevfl.errors import DataError
+
+from .bounds import Bounds, make_bounds
+from .checks import Block, Index, as_block, nearest, not_finite
+from .csv_files import encode_table
+from .join import clean_ids
+from .labels import TASKS, Coding, Task, find_coding, missing_labels, raw_labels
+from .split import divide_rows
+from .tables import read_table
+from .vertical import VerticalData
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnTable:
+    """What one organisation brings: features, labels, or both.
+
+    Attributes:
+        ids: Record IDs, all different.
+        columns: Names of the features; empty for an organisation that brings labels alone.
+        block: The features, one row per ID.
+        labels: Raw labels, or None.
+        bounds: Public (low, high) per column, NaN where unknown; None without any.
+    """
+
+    ids: NDArray[Any]
+    columns: tuple[str, ...]
+    block: Block
+    labels: NDArray[Any] | None = None
+    bounds: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        where, column = not_finite(self.block)
+        if len(where):
+            raise DataError(
+                f"column {self.columns[column[0]]!r}, ID {self.ids[where[0]].item()!r}: the value is missing,"
+                " infinite or too large; mend it or leave the row out"
+            )
+        if self.labels is not None and missing_labels(self.labels).any():
+            first = self.ids[np.argmax(missing_labels(self.labels))].item()
+            raise DataError(f"the label of ID {first!r} is missing or infinite; mend it or leave the row out")
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: Path | str,
+        *,
+        id_column: str,
+        label_column: str | None = None,
+        leave_out: Sequence[str] = (),
+        one_hot: Mapping[str, Sequence[str | int]] | None = None,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        delimiter: str = ",",
+    ) -> OwnTable:
+        """Reads a CSV file with a header.
+
+        Raises:
+            DataError: The file or a column is missing or unusable; the message names it.
+        """
+        table, coded = read_table(path, delimiter), dict(one_hot or {})
+        for column in (id_column, *([label_column] if label_column else []), *leave_out, *coded):
+            if column not in table.header:
+                raise DataError(f"{table.path}: no column {column!r}{nearest(column, table.header)}")
+        ids, columns, block, labels = encode_table(
+            table,
+            where=str(table.path),
+            id_column=id_column,
+            label_column=label_column,
+            leave_out=leave_out,
+            one_hot=coded,
+        )
+        known = {f"{column}={value}": (0.0, 1.0) for column, values in coded.items() for value in values}
+        known |= {name: (float(low), float(high)) for name, (low, high) in (bounds or {}).items()}
+        (limits,) = make_bounds(known or None, ("here",), (columns,))
+        return cls(ids=ids, columns=columns, block=block, labels=labels, bounds=limits)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        block: Any,
+        *,
+        ids: Any,
+        labels: Any = None,
+        columns: Sequence[str] | None = None,
+        bounds: Any = None,
+    ) -> OwnTable:
+        """A table from arrays in memory."""
+        names = clean_ids(np.asarray(ids), "this organisation")
+        features = np.zeros((len(names), 0), np.float32) if block is None else as_block(block, "features")
+        width = int(np.prod(features.shape[1:]))
+        titles = tuple(columns or (f"x{i}" for i in range(width)))
+        (limits,) = make_bounds(bounds, ("here",), (titles,))
+        raw = None if labels is None else raw_labels(labels)
+        for what, count in (("features", features.shape[0]), ("labels", len(names if raw is None else raw))):
+            if count != len(names):
+                raise DataError(f"{len(names)} IDs but {count} rows of {what}")
+        return cls(ids=names, columns=titles, block=features, labels=raw, bounds=limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """What everybody knows of a federation's data: names, shapes and public bounds, no values.
+
+    Attributes:
+        parties: Those that hold features, in order.
+        widths: Number of columns of each.
+        bounds: Public bounds of each, as nested lists; None where a party gives none.
+        label_holder: Who holds the labels.
+        task: `binary`, `multiclass` or `regression`.
+        classes: How many classes; 0 for regression.
+        n_train: Training records.
+        n_test: Test records.
+        test_fraction: The share of records in the test part.
+        split_seed: Seed of the split, which looks at no label.
+        name: What the data is called in reports.
+    """
+
+    parties: tuple[str, ...]
+    widths: tuple[int, ...]
+    bounds: tuple[Any, ...]
+    label_holder: str
+    task: Task
+    classes: int
+    n_train: int
+    n_test: int
+    test_fraction: float
+    split_seed: int
+    name: str = "federation"
+
+    def to_json(self) -> str:
+        """As text, the same for the same outline."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Outline:
+        """Reads it back.
+
+        Raises:
+            DataError: It is not an outline.
+        """
+        try:
+            content = json.loads(text)
+            for name in ("parties", "widths", "bounds"):
+                content[name] = tuple(content[name])
+            outline = cls(**content)
+            outline._check()
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"the outline of the data cannot be read: {error}") from error
+        return outline
+
+    def _check(self) -> None:
+        counts = (*self.widths, self.n_train, self.n_test)
+        if not all(type(count) is int and 0 < count < 1 << 40 for count in counts):
+            raise ValueError("a count of columns or records is not a positive number")
+        if not len(self.parties) == len(self.widths) == len(self.bounds) or self.task not in TASKS:
+            raise ValueError("parties, widths, bounds and task do not fit together")
+
+    @property
+    def records(self) -> int:
+        """All records."""
+        return self.n_train + self.n_test
+
+    def tables(self) -> Bounds:
+        """The public bounds as arrays."""
+        return tuple(None if table is None else np.asarray(table, np.float64) for table in self.bounds)
+
+
+def split_rows(count: int, fraction: float, seed: int) -> tuple[Index, Index]:
+    """Training and test part of aligned records; everybody computes the same, and no label is looked at."""
+    return divide_rows(np.zeros(count), classes=False, fraction=fraction, seed=seed)
+
+
+def coding_of(own: OwnTable, rows: Sequence[int], task: str | None) -> Coding:
+    """The task that the label holder's labels of the common records make."""
+    if own.labels is None:
+        raise DataError("this organisation holds no labels")
+    return find_coding(own.labels[np.asarray(rows)], task)
+
+
+def share(
+    outline: Outline, name: str, own: OwnTable | None, rows: Sequence[int], coding: Coding | None = None
+) -> VerticalData:
+    """What one organisation has of the federation.
+
+    Args:
+        outline: The federation.
+        name: The organisation.
+        own: Its table; None for one that brings no data.
+        rows: Its rows of the common records, in the common order.
+        coding: The label holder's coding; None for everybody else.
+
+    Raises:
+        DataError: The table does not fit the outline.
+    """
+    if own is not None and (len(rows) != outline.records or min(rows, default=0) < 0):
+        raise DataError(f"{name} has {len(rows)} of the {outline.records} common records")
+    kept, apart = split_rows(outline.records, outline.test_fraction, outline.split_seed)
+    if (len(kept), len(apart)) != (outline.n_train, outline.n_test):
+        raise DataError("the outline's training and test part are not what its seed gives")
+    picked = np.asarray(rows, np.int64)
+    blocks: list[tuple[Block, Block]] = []
+    columns: list[tuple[str, ...]] = []
+    for party, width in zip(outline.parties, outline.widths, strict=True):
+        if party == name and own is not None:
+            if len(own.columns) != width:
+                raise DataError(f"{name} has {len(own.columns)} columns; the outline says {width}")
+            blocks.append((own.block[picked[kept]], own.block[picked[apart]]))
+            columns.append(own.columns)
+        else:
+            blocks.append((_absent(len(kept), width), _absent(len(apart), width)))
+            columns.append(tuple(f"{party}.{i}" for i in range(width)))
+    labels = _labels(outline, own, picked, coding)
+    ids = np.arange(outline.records) if own is None else own.ids[picked]
+    return VerticalData(
+        parties=outline.parties,
+        train=tuple(block for block, _ in blocks),
+        test=tuple(block for _, block in blocks),
+        y_train=labels[kept],
+        y_test=labels[apart],
+        task=outline.task,
+        classes=tuple(range(outline.classes)) if coding is None else coding.classes,
+        ids_train=ids[kept],
+        ids_test=ids[apart],
+        columns=tuple(columns),
+        bounds=outline.tables(),
+        label_holder=outline.label_holder,
+        name=outline.name,
+        absent=tuple(party for party in outline.parties if party != name or own is None),
+        labels_absent=coding is None,
+    )
+
+
+def _absent(rows: int, width: int) -> NDArray[np.float32]:
+    return np.broadcast_to(np.float32(np.nan), (rows, width)).view()
+
+
+def _labels(outline: Outline, own: OwnTable | None, rows: Index, coding: Coding | None) -> NDArray[Any]:
+    if coding is None:
+        nothing = np.int64(np.iinfo(np.int64).min) if outline.task == "multiclass" else np.float32(np.nan)
+        return np.full(outline.records, nothing)
+    if own is None or own.labels is None:
+        raise DataError("only the organisation with the labels can code them")
+    return coding.encode(own.labels[rows])

@@ -1,0 +1,1 @@
+"""Training across organisations: certificates, transport, and the processes that each organisation runs."""

@@ -1,0 +1,48 @@
+"""Logs of a networked process: one JSON object per line, without data, keys or IDs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+_FIELDS = ("peer", "restarted", "reason", "part", "epoch", "organisation", "run")
+
+
+class JsonLines(logging.Formatter):
+    """Time, level, event and the few fields that may be logged; anything else that a caller adds is left out.
+
+    Args:
+        constant: Fields of every line.
+    """
+
+    def __init__(self, **constant: str) -> None:
+        super().__init__()
+        self.constant = constant
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **self.constant,
+        }
+        line |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        return json.dumps(line)
+
+
+def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:
+    """Sends the network's log to a file that only its owner can read; returns the handler to remove."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(JsonLines(organisation=organisation, run=run))
+    log = logging.getLogger("securevfl.network")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+    return handler
