@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -148,28 +149,8 @@ def train(
     elif folder is not None:
         folder.create(resolved)
     follow = Callbacks(tuple(callbacks))
-    try:
-        engine = Engine(
-            resolved,
-            scaled,
-            folder=folder,
-            encoders=encoders or {},
-            head=head,
-            progress=progress,
-            on_epoch=follow.on_epoch,
-        )
-    except SecureVFLError:
-        if folder is not None and not resume:
-            folder.remove()  # made a moment ago; nothing has been released
-        raise
-    try:
-        follow.on_start(resolved)
-        engine.run()
-    except BaseException as error:
-        follow.on_error(error)
-        raise
-    finally:
-        engine.close()
+    with nullcontext() if folder is None else folder.locked():
+        engine = _run_engine(resolved, scaled, folder, encoders or {}, head, progress, follow, resume=resume)
     records = engine.records() if folder is None else written_records(folder.path)
     result = _result(engine, records)
     if folder is not None:
@@ -191,6 +172,43 @@ def train(
             organisations=engine.organisations if folder is None else (),
         ),
     )
+
+
+def _run_engine(
+    resolved: Plan,
+    scaled: VerticalData,
+    folder: RunFolder | None,
+    encoders: Mapping[str, nn.Module],
+    head: nn.Module | None,
+    progress: Callable[[Progress], None] | None,
+    follow: Callbacks,
+    *,
+    resume: bool,
+) -> Engine:
+    """Builds the engine and runs it to its end; a folder in which nothing has begun is removed again."""
+    try:
+        engine = Engine(
+            resolved,
+            scaled,
+            folder=folder,
+            encoders=encoders,
+            head=head,
+            progress=progress,
+            on_epoch=follow.on_epoch,
+        )
+    except SecureVFLError:
+        if folder is not None and not resume:
+            folder.remove()  # made a moment ago; nothing has been released
+        raise
+    try:
+        follow.on_start(resolved)
+        engine.run()
+    except BaseException as error:
+        follow.on_error(error)
+        raise
+    finally:
+        engine.close()
+    return engine
 
 
 def load_run(
