@@ -1,9 +1,9 @@
-"""The privacy-utility frontier: what every mode keeps at epsilon 0.5 to 8, and what published settings promise.
+"""The privacy-utility frontier: what every mode keeps at epsilon 0.5 to 8, what published settings promise.
 
 python -m benchmarks.papers.frontier --data-folder DATA
 
-Runs the sweeps that users can run themselves (`securevfl sweep --preset quick` and `--preset papers`), goes on
-where an earlier session stopped, and writes their pictures and tables.
+Runs the sweeps that users can run themselves (`securevfl sweep --preset quick` and `--preset papers`), goes
+on where an earlier session stopped, and writes their pictures and tables.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from securevfl.sweeps.summary import Group, data_sets, groups_of
 
 FOLDER = Path("build/sweeps")
 INTRO = (
-    "Test AUC (one class against the rest, averaged, for several classes) against the sound epsilon at delta 1e-5, for"
-    " the worst owner and observer. `strict`, `dp-encoder` and `frozen` let something out for every single record;"
-    " their epsilon covers one party's features and says nothing about labels, which they leave exposed. `sealed`"
-    " opens only noisy totals; its epsilon covers features and label together. Grey: the best that is known at no more"
-    " epsilon. Small sets stay hard for sealed training, because the noise of a total does not shrink with the number"
-    " of records."
+    "Test AUC (one class against the rest, averaged, for several classes) against the sound epsilon "
+    "at delta 1e-5, for the worst owner and observer. `strict`, `dp-encoder` and `frozen` let "
+    "something out for every single record; their epsilon covers one party's features and no labels, "
+    "which `strict` and `dp-encoder` expose through gradients. `sealed` opens only noisy totals; its "
+    "epsilon covers features and label together. Grey: the best that is known at no more epsilon. "
+    "Small sets stay hard for sealed training, because the noise of a total does not shrink with the "
+    "number of records."
 )
-QUICK = "From `securevfl sweep --preset quick --out DIR`: embedded data, 3 parties, 3 seeds. A few minutes on two cores."
+QUICK = (
+    "From `securevfl sweep --preset quick --out DIR`: embedded data, 3 parties, 3 seeds. A few "
+    "minutes on two cores."
+)
 PAPERS = (
-    "From `securevfl sweep --preset papers --data-folder DATA --out DIR`, about half an hour on two cores: a9a with 67"
-    " + 56 features and 3 seeds; Parkinson's speech, where columns have no public bounds and no sound mode applies;"
-    " MNIST over 7 parties, one seed. No paper states a clip. To be accounted for at all, FDML's predictions are"
-    " clipped to 5 and VAFL's embeddings to 10 here."
+    "From `securevfl sweep --preset papers --data-folder DATA --out DIR`, about half an hour on two "
+    "cores: a9a with 67 + 56 features and 3 seeds; Parkinson's speech, where columns have no public "
+    "bounds and no sound mode applies; MNIST over 7 parties, one seed. No paper states a clip. To be "
+    "accounted for at all, FDML's predictions are clipped to 5 and VAFL's embeddings to 10 here."
 )
 
 
