@@ -15,7 +15,7 @@ from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Sc
 from securevfl.attacks.scoring import score_count
 from securevfl.protocols.stream import KeyStream
 
-Words = NDArray[np.uint64] | NDArray[np.uint32]
+Words = NDArray[Any]  # of uint64, or of uint32 for phases
 ALARM = 1e-9  # probability that sound masks raise one of the alarms
 _SEEDS = 4096
 # What counts as close, as a share of the ring: in 64 bits values below 2^8 at 32 fraction bits, in 32 bits
@@ -80,7 +80,8 @@ class MaskStatistics(Attack):
 
 
 def _streams(evidence: Evidence) -> list[Stream]:
-    info, found = evidence.info, defaultdict(list)
+    info = evidence.info
+    found: defaultdict[tuple[Any, ...], list[Words]] = defaultdict(list)
     for number, view in enumerate(evidence.views.values()):
         for seen in view.messages(*KINDS, sent=False):
             if info.hosts.get(seen.sender) != info.owner:
@@ -103,7 +104,7 @@ def _words(values: Any) -> Words:
 
 def _together(streams: list[Stream], size: int) -> Words:
     parts = [part for stream in streams for part in stream.rounds if part.itemsize == size]
-    return np.concatenate(parts) if parts else np.zeros(0, f"u{size}")
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
 def _not_uniform(words: Words) -> bool:

@@ -292,7 +292,12 @@ def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
     counted: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.is_prediction:
-            nothing = {"scores": 0, **dict.fromkeys(PREDICTIONS, 0), "observers": [], "epsilon": None}
+            nothing: dict[str, Any] = {
+                "scores": 0,
+                **dict.fromkeys(PREDICTIONS, 0),
+                "observers": [],
+                "epsilon": None,
+            }
             mine = counted.setdefault(record.owner, nothing)
             mine["scores"] += record.vectors
             mine[record.kind] += record.vectors

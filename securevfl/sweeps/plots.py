@@ -134,8 +134,8 @@ def _window(groups: Sequence[Group], low: float, high: float) -> tuple[float, fl
 def _draw_frontier(ax: Axes, groups: Sequence[Group], looks: Mapping[str, Look]) -> None:
     x = _epsilons(ax.xaxis, [g.epsilon for g in groups])
     line = pareto(groups)
-    places = [x(g.epsilon) for g in line], [g.mean for g in line]
-    ax.step(*places, where="post", color="#bbbbbb", lw=4, label="Pareto line")
+    best = [g.mean or 0.0 for g in line]
+    ax.step([x(g.epsilon) for g in line], best, where="post", color="#bbbbbb", lw=4, label="Pareto line")
     for series in dict.fromkeys(g.series for g in groups):
         mine, look = sorted((g for g in groups if g.series == series), key=lambda g: g.epsilon), looks[series]
         means = [g.mean or 0.0 for g in mine]
