@@ -63,6 +63,7 @@ def seat_encoder(
             generator=torch_generator(plan.seed, "encoder", index),
             hidden=plan.hidden,
             image_shape=_image_shape(data, index),
+            prepared=plan.mode == "sealed",
         )
         if plan.hidden_noise and gate is not None:
             given = perturb(given, plan.hidden_noise, gate.noise)
