@@ -57,6 +57,12 @@ class DropoutError(ProtocolError):
     """Too few parties are left for the protocol to finish without showing more than it promises."""
 
 
+class NetworkError(SecureVFLError):
+    """A peer cannot be reached, refuses, or has been away for too long. What was done is kept."""
+
+    exit_code = 8
+
+
 class AccountingError(InputError):
     """An event or a set of events cannot be accounted for."""
 

@@ -253,8 +253,29 @@ def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
     )
 
 
+AGREEMENT_FILE = "agreement.json"
+"""In an organisation's folder of a run over a network: what was agreed on, and whose folder it is."""
+
+
+def read_homes(run_folder: Path) -> tuple[str, ...] | None:
+    """The organisations whose files a folder holds; None where it holds everybody's.
+
+    Raises:
+        RunError: The file that says so is damaged.
+    """
+    path = run_folder / AGREEMENT_FILE
+    if not path.exists():
+        return None
+    try:
+        return tuple(str(name) for name in json.loads(path.read_text(encoding="utf-8"))["homes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
 def read_records(run_folder: Path) -> list[ReleaseRecord]:
     """All releases of a run, verified against the heads that its observers keep.
+
+    The folder of one organisation of a run over a network holds that organisation's ledger alone.
 
     Raises:
         LedgerError: A ledger was tampered with.
@@ -266,9 +287,9 @@ def read_records(run_folder: Path) -> list[ReleaseRecord]:
     if not paths:
         raise RunError(f"{run_folder} has no ledger; expected {run_folder}/ledger/<owner>.jsonl")
     heads = read_heads(run_folder)
-    known = {path.stem for path in paths}
+    known, homes = {path.stem for path in paths}, read_homes(run_folder)
     for head in heads:
-        if head.owner not in known:
+        if head.owner not in known and (homes is None or head.owner in homes):
             raise LedgerError(
                 f"ledger of {head.owner} is missing, but observers received its entry {head.position}"
             )

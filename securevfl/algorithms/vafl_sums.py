@@ -102,6 +102,8 @@ class SummingServer(VAFLServer):
         """One iteration k: obtain the sums, update, answer."""
         self.iteration += 1
         requests = [self._rows(message) for message in messages]
+        if self.shared_schedule and any(not np.array_equal(rows, requests[0]) for rows in requests):
+            raise ProtocolError("parties of synchronous training named different batches")
         batches = requests[:1] if self.shared_schedule else requests
         totals = [await self._total(rows, TRAINING) for rows in batches]
         gradients, loss = self._sum_step(totals, batches)
@@ -210,3 +212,5 @@ class SummingParty(VAFLParty):
                 raise ProtocolError(f"{self.address} received a gradient before any sum over its batch")
             self.model.learn(self._contribution, answer["values"], rows)
             self._contribution = None
+        elif answer.kind == "late" and self.shared_schedule:
+            self.batches.put_back(rows)  # the others have not seen this batch yet

@@ -19,7 +19,7 @@ from scipy import stats
 from securevfl.attacks.protocol_keys import scan_files
 from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError
-from securevfl.ledger import Entry, read_ledger
+from securevfl.ledger import Entry, read_homes, read_ledger
 from securevfl.views import Seen, View, read_heads
 
 # A check that holds alarms falsely once in a million audits.
@@ -52,6 +52,9 @@ def check_integrity(source: Source) -> Check:
     if not count:
         return Check(name=name, status=OK, detail="nothing was released, so there is nothing to verify")
     detail = f"{count:,} entries: chain, signatures and {heads} heads held by observers agree"
+    homes = read_homes(source.files.path)
+    if homes is not None:
+        detail += f"; only the files of {', '.join(homes)} are here"
     return Check(name=name, status=OK, detail=detail)
 
 

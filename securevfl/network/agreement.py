@@ -1,0 +1,230 @@
+"""What all organisations agree on before anything leaves one of them.
+
+The coordinator proposes a plan and an outline of the data. Every organisation completes the plan by itself,
+from the outline and its own share, and compares: the digest covers the completed plan, the outline, the
+common IDs and who takes part. It is what a person, or a rule in `party.toml`, confirms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from securevfl.data import VerticalData
+from securevfl.data.labels import Coding
+from securevfl.data.share import Outline, OwnTable, share
+from securevfl.errors import DataError, InputError, PlanError, RunError
+from securevfl.plan import Plan
+from securevfl.protocols.wire import pack, pack_strings
+from securevfl.resolve import resolve
+
+ALIGNMENT_FILE = "alignment.json"
+
+
+def commitment(run: str, ids: Sequence[str]) -> str:
+    """Binds a run to its common IDs; only those who know the IDs can compute it."""
+    return hmac.new(run.encode(), pack_strings(list(ids)), hashlib.sha256).hexdigest()
+
+
+def own_ids(own: OwnTable) -> list[str]:
+    """The IDs as text, as they are compared."""
+    return [str(each) for each in own.ids.tolist()]
+
+
+def rows_of(own: OwnTable, ids: Sequence[str]) -> list[int]:
+    """Where the common IDs are in an organisation's table.
+
+    Raises:
+        DataError: One is not there.
+    """
+    places = {text: row for row, text in enumerate(own_ids(own))}
+    missing = next((text for text in ids if text not in places), None)
+    if missing is not None:
+        raise DataError(f"ID {missing!r} was common to all, but is not in the table any more")
+    return [places[text] for text in ids]
+
+
+def save_alignment(folder: Path, ids: Sequence[str]) -> None:
+    """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it."""
+    path = folder / ALIGNMENT_FILE
+    part = path.with_name(path.name + ".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(list(ids), file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load_alignment(folder: Path) -> list[str] | None:
+    """The common IDs of an earlier process; None if there are none yet."""
+    path = folder / ALIGNMENT_FILE
+    if not path.exists():
+        return None
+    try:
+        return [str(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What an organisation tells about its table: no values.
+
+    Attributes:
+        columns: How many features it has; 0 for a helper.
+        bounds: Public bounds, as nested lists, NaN where unknown; None without any.
+        rows: How many records it has.
+    """
+
+    columns: int
+    bounds: list[list[float]] | None
+    rows: int
+
+    @classmethod
+    def of(cls, own: OwnTable | None) -> Facts:
+        """The facts about a table."""
+        if own is None:
+            return cls(columns=0, bounds=None, rows=0)
+        bounds = None if own.bounds is None else own.bounds.tolist()
+        return cls(columns=len(own.columns), bounds=bounds, rows=len(own.ids))
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Facts:
+        """Reads them back.
+
+        Raises:
+            DataError: They are malformed.
+        """
+        try:
+            content = json.loads(text)
+            facts = cls(**content)
+            if facts.bounds is not None and np.shape(facts.bounds) != (facts.columns, 2):
+                raise ValueError("bounds do not fit the columns")
+            if not 0 <= int(facts.columns) < 1 << 32 or not 0 <= int(facts.rows) < 1 << 40:
+                raise ValueError("a count is out of range")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"an organisation's facts cannot be read: {error}") from error
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What the coordinator proposes.
+
+    Attributes:
+        run: Name of the run.
+        plan: The plan as the coordinator wrote it.
+        outline: The data as everybody may know it.
+        organisations: Who takes part, the coordinator first.
+        ids: Commitment to the common IDs.
+        time_unit: Seconds that a simulated time unit lasts.
+    """
+
+    run: str
+    plan: Plan
+    outline: Outline
+    organisations: tuple[str, ...]
+    ids: str
+    time_unit: float = 0.0
+
+    def to_json(self) -> str:
+        """As text."""
+        content = {**vars(self), "plan": self.plan.to_toml(), "outline": self.outline.to_json()}
+        return json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Proposal:
+        """Reads it back.
+
+        Raises:
+            InputError: It is malformed, or its plan is not valid.
+        """
+        import tomllib
+
+        try:
+            content = json.loads(text)
+            plan = Plan.from_mapping(tomllib.loads(content.pop("plan")))
+            outline = Outline.from_json(content.pop("outline"))
+            organisations = tuple(str(name) for name in content.pop("organisations"))
+            return cls(plan=plan, outline=outline, organisations=organisations, **content)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"the coordinator's proposal cannot be read: {error}") from error
+
+    def complete(
+        self, name: str, own: OwnTable | None, rows: Sequence[int], coding: Coding | None = None
+    ) -> Agreement:
+        """Completes the plan from one organisation's share of the data.
+
+        Raises:
+            PlanError: The plan cannot work.
+        """
+        if self.plan.label_holder == "server":
+            raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
+        if self.plan.record_views and self.plan.data:
+            raise PlanError("a plan for a network names no data; every organisation has its own")
+        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
+        content = pack(
+            "agreement",
+            {
+                "run": self.run,
+                "plan": plan.to_toml(),
+                "outline": self.outline.to_json(),
+                "organisations": list(self.organisations),
+                "ids": self.ids,
+                "time_unit": float(self.time_unit),
+            },
+        )
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        return Agreement(proposal=self, plan=plan, data=data, digest=digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """A proposal as one organisation understands it.
+
+    Attributes:
+        proposal: What was proposed.
+        plan: The completed plan.
+        data: The organisation's share, scaled.
+        digest: The same for everybody who understands the same.
+    """
+
+    proposal: Proposal
+    plan: Plan
+    data: VerticalData
+    digest: str
+
+    def summary(self) -> list[str]:
+        """What a person should read before agreeing."""
+        plan, outline = self.plan, self.proposal.outline
+        noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if plan.sigma else "no noise"
+        budget = (
+            f"refuses whatever exceeds epsilon {plan.budget_epsilon:g} at delta {plan.delta:g}"
+            if plan.budget_epsilon
+            else "no budget: releases are counted but never refused"
+        )
+        held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
+        return [
+            f"run           {self.proposal.run}",
+            f"organisations {', '.join(self.proposal.organisations)}",
+            f"features      {held}",
+            f"labels        {outline.label_holder}, {outline.task}",
+            f"records       {outline.n_train} to train, {outline.n_test} to test",
+            f"algorithm     {plan.algorithm} on {plan.protocol}, {plan.epochs} epochs, batch {plan.batch}",
+            f"privacy       mode {plan.mode}, {noise}",
+            f"budget        {budget}",
+            f"IDs           {self.proposal.ids[:32]}",
+            f"agreement     {self.digest}",
+        ]

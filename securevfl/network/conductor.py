@@ -1,0 +1,398 @@
+"""The coordinator: gathers everybody, aligns, proposes, and leads from phase to phase.
+
+It decides when a phase begins and when it is over; what leaves an organisation is decided by that
+organisation's gate alone. A process that starts anew makes everybody go back to the newest checkpoint that
+all have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from securevfl.data.labels import Coding
+from securevfl.data.share import Outline, coding_of, split_rows
+from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.network.agreement import (
+    Facts,
+    Proposal,
+    commitment,
+    load_alignment,
+    own_ids,
+    rows_of,
+    save_alignment,
+)
+from securevfl.network.config import ServerConfig
+from securevfl.network.frames import PHASE_BYTES
+from securevfl.network.node import STAY, Node, Restarted
+from securevfl.network.relay import Introduction, read_introduction
+from securevfl.network.seat import Seat
+from securevfl.protocols.alignment import PrivateAlignment
+from securevfl.protocols.contract import Envelope
+
+log = logging.getLogger("securevfl.network")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """An organisation that has joined, as its process introduced itself."""
+
+    facts: Facts
+    introduction: Introduction
+    aligned: str
+    checkpoints: tuple[int, ...]
+
+
+class Conductor(Node):
+    """The coordinator's process.
+
+    Args:
+        config: Its configuration.
+        on_epoch: Called with each line of metrics.
+        say: Called with what a person at the terminal should know.
+    """
+
+    config: ServerConfig
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        on_epoch: Callable[[dict[str, Any]], None] = lambda line: None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(config, coordinator=config.identity.name, others=config.others)
+        self.on_epoch, self.say = on_epoch, say
+        self.joined: dict[str, Joined] = {}
+        self.mesh.on_restart = self._restart
+        self._rows: list[int] = []
+        self._coding: Coding | None = None
+        self._members = tuple(config.others)
+        self._ids: list[str] = []
+        self._epochs = 0
+        self._restore = STAY
+        self._task: asyncio.Task[None] | None = None
+
+    def _restart(self, peer: str) -> None:
+        self.joined.pop(peer, None)
+        self.mesh.control.put_nowait((peer, "restarted", {}))
+
+    # -- the whole run --------------------------------------------------------------------------------------
+
+    async def run(self) -> dict[str, Any]:
+        """Leads the run to its end; returns its result.
+
+        Raises:
+            NetworkError: Somebody has been away for too long. The run can be taken up again.
+            SecureVFLError: An organisation refuses or fails; the message says which and why.
+        """
+        self.open_folder()
+        port = await self.mesh.transport.listen(self.config.listen)
+        self.say(f"{self.name} listens at {self.config.listen.rpartition(':')[0]}:{port}")
+        watch = asyncio.create_task(self.watch())
+        try:
+            while True:
+                try:
+                    return await self._lead()
+                except Restarted as restarted:
+                    log.warning("going back to a checkpoint", extra={"reason": str(restarted)})
+                    self.say(f"{restarted}; everybody goes back to the last common epoch")
+        except SecureVFLError as error:
+            await self._stop(str(error))
+            raise
+        except asyncio.CancelledError:
+            await self._stop(f"{self.name} was interrupted", again=True)
+            raise
+        finally:
+            watch.cancel()
+            await self.close()
+
+    async def _lead(self) -> dict[str, Any]:
+        await self._gather()
+        await self._introduce()
+        await self._align()
+        seat = await self._agree()
+        start = self._common_epoch(seat)
+        await self._train(seat, start)
+        return await self._finish(seat)
+
+    async def _stop(self, reason: str, *, again: bool = False) -> None:
+        """Tells everybody that the run stops, and gives the news a moment to leave."""
+        self.mesh.tell_all("stop", reason=reason, again=again)
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            if not any(session.connected and session.waiting for session in self.mesh.sessions.values()):
+                return
+
+    # -- control messages -----------------------------------------------------------------------------------
+
+    async def _collect(self, kind: str, who: Collection[str], **match: Any) -> dict[str, dict[str, Any]]:
+        """One control message of a kind from each; whatever breaks the run off is raised."""
+        found: dict[str, dict[str, Any]] = {}
+        while len(found) < len(who):
+            peer, got, fields = await self.next_control()
+            self._check_event(peer, got, fields)
+            fits = all(fields.get(key) == value for key, value in match.items())
+            if got == kind and peer in who and peer not in found and fits:
+                found[peer] = fields
+        return found
+
+    def _check_event(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "restarted":
+            raise Restarted(f"{peer} has started anew")
+        if kind == "failed":
+            raise ProtocolError(f"{peer} stops: {fields.get('reason')}")
+        if kind == "refused":
+            raise BudgetExceeded(str(fields.get("reason")))
+        if kind == "join":
+            self._take_join(peer, fields)
+
+    def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
+        introduction = read_introduction(fields)
+        introduction.check(self.config.run, self.config.identity.ca_pem)
+        session = self.mesh.sessions[peer]
+        if introduction.name != peer or introduction.incarnation != session.incarnation:
+            raise ProtocolError(f"{peer} introduces itself as another")
+        facts = Facts.from_json(str(fields.get("facts")))
+        if (facts.columns == 0) != (peer not in self.config.parties):
+            raise DataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
+        self.joined[peer] = Joined(
+            facts=facts,
+            introduction=introduction,
+            aligned=str(fields.get("aligned")),
+            checkpoints=tuple(int(each) for each in fields.get("checkpoints") or []),
+        )
+        log.info("joined", extra={"peer": peer})
+        self.say(f"{peer} has joined")
+
+    # -- before training ------------------------------------------------------------------------------------
+
+    async def _gather(self) -> None:
+        """Waits until everybody has joined, as the process that is connected now."""
+        self.part = "gathering"
+        while set(self.joined) != set(self._members):
+            peer, kind, fields = await self.next_control()
+            if kind != "restarted":
+                self._check_event(peer, kind, fields)
+
+    async def _introduce(self) -> None:
+        """Everybody learns who the others are now, and reaches those that can be reached."""
+        self.mesh.introduce(each.introduction for each in self.joined.values())
+        for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
+            self.mesh.tell_all("introduction", **each.fields())
+        self.mesh.tell_all("meet")
+        await self._collect("met", self._members)
+
+    async def _align(self) -> None:
+        """Finds the common IDs, unless everybody remembers them."""
+        if self.own is None:
+            raise DataError("the coordinator has no data")
+        with_data = [name for name in self._members if name in self.config.parties]
+        known = load_alignment(self.folder.path)
+        if known is not None:
+            mark = commitment(self.config.run, known)
+            if all(self.joined[name].aligned == mark for name in with_data):
+                self._take_ids(known)
+                return
+        self.part = "aligning"
+        ids = await (
+            self._align_privately(with_data) if self.config.align == "psi" else self._compare(with_data)
+        )
+        if not ids:
+            raise DataError("the organisations have no ID in common")
+        save_alignment(self.folder.path, ids)
+        self._take_ids(ids)
+        self.say(f"{len(ids)} records are common to all")
+
+    def _take_ids(self, ids: list[str]) -> None:
+        if self.own is not None:
+            self._ids, self._rows = ids, rows_of(self.own, ids)
+            self._coding = coding_of(self.own, self._rows, self.config.task or None)
+
+    async def _align_privately(self, with_data: list[str]) -> list[str]:
+        """Private set intersection, with the coordinator as its leader."""
+        protocol = PrivateAlignment(parties=len(with_data) + 1, normalisation=self.config.normalise)
+        machine = protocol.machine(0, own_ids(self.own))  # type: ignore[arg-type]
+        for index, name in enumerate(with_data, start=1):
+            self.mesh.tell(
+                name, "align", index=index, parties=len(with_data) + 1, normalise=self.config.normalise
+            )
+        self._send_alignment(machine.start(), with_data)
+        while not machine.done:
+            peer, kind, fields = await self.next_control()
+            self._check_event(peer, kind, fields)
+            if kind == "alignment" and peer in with_data:
+                message = protocol.decode(fields["content"])
+                self._send_alignment(
+                    machine.receive(Envelope(with_data.index(peer) + 1, 0, message)), with_data
+                )
+        await self._collect("aligned", with_data)
+        found = machine.alignment()
+        return [own_ids(self.own)[row] for row in found.rows]  # type: ignore[arg-type]
+
+    def _send_alignment(self, envelopes: list[Envelope], with_data: list[str]) -> None:
+        for envelope in envelopes:
+            peer = with_data[envelope.receiver - 1]
+            self.mesh.tell(peer, "alignment", content=envelope.message.to_bytes())
+
+    async def _compare(self, with_data: list[str]) -> list[str]:
+        """Without private alignment all tables must hold the same IDs."""
+        ids = sorted(own_ids(self.own))  # type: ignore[arg-type]
+        for name in with_data:
+            self.mesh.tell(name, "compare")
+        answers = await self._collect("compared", with_data)
+        for name, fields in answers.items():
+            if fields.get("ids") != commitment(self.config.run, ids):
+                raise DataError(
+                    f'{name} does not have exactly the IDs of {self.name}; set align = "psi" to find the '
+                    "common ones"
+                )
+        return ids
+
+    async def _agree(self) -> Seat:
+        """Proposes the plan, and waits until everybody has confirmed the same understanding of it."""
+        self.part = "agreeing"
+        agreement = self._proposal().complete(self.name, self.own, self._rows, self._coding)
+        earlier = self.open_folder()
+        if earlier and earlier != agreement.digest:
+            raise DataError(
+                f"the run in {self.folder.path} was agreed on as {earlier}, now it would be "
+                f"{agreement.digest}; choose another folder for another plan or other data"
+            )
+        for line in agreement.summary() if not earlier else ():
+            self.say(line)
+        self.mesh.tell_all("propose", proposal=agreement.proposal.to_json(), digest=agreement.digest)
+        await self._collect("confirmed", self._members, digest=agreement.digest)
+        self.keep_agreement(agreement)
+        self.mesh.tell_all("agreed", digest=agreement.digest)
+        return self.take_seat(agreement)
+
+    def _proposal(self) -> Proposal:
+        config, own = self.config, self.own
+        if own is None or self._coding is None:
+            raise DataError("the coordinator has no labels")
+        facts = {name: self.joined[name].facts for name in config.parties}
+        if own.columns:
+            facts = {self.name: Facts.of(own)} | facts
+        kept, apart = split_rows(len(self._ids), config.test_fraction, config.plan.seed)
+        outline = Outline(
+            parties=tuple(facts),
+            widths=tuple(each.columns for each in facts.values()),
+            bounds=tuple(each.bounds for each in facts.values()),
+            label_holder=self.name,
+            task=self._coding.task,
+            classes=len(self._coding.classes),
+            n_train=len(kept),
+            n_test=len(apart),
+            test_fraction=config.test_fraction,
+            split_seed=config.plan.seed,
+            name=config.run,
+        )
+        return Proposal(
+            run=config.run,
+            plan=config.plan,
+            outline=outline,
+            organisations=(self.name, *self._members),
+            ids=commitment(config.run, self._ids),
+            time_unit=config.time_unit,
+        )
+
+    # -- training -------------------------------------------------------------------------------------------
+
+    def _common_epoch(self, seat: Seat) -> int:
+        """The newest epoch that everybody can go back to; -1 if there is none."""
+        common = set(seat.checkpoints())
+        for each in self.joined.values():
+            common &= set(each.checkpoints)
+        return max(common, default=-1)
+
+    async def _train(self, seat: Seat, start: int) -> None:
+        """All epochs after `start`; the first phase takes everybody back to it."""
+        self._restore, self._epochs, plan = start, max(0, start), seat.plan
+        self.folder.cut_metrics(self._epochs)
+        try:
+            if start < 0:
+                await self._phase(seat, "prepare", 0)
+            for epoch in range(self._epochs + 1, plan.epochs + 1):
+                await self._phase(seat, "epoch", epoch)
+                self._epochs = epoch
+                if plan.evaluate_every and epoch % plan.evaluate_every == 0 and epoch < plan.epochs:
+                    await self._phase(seat, "evaluate", epoch)
+                self._record(seat, epoch)
+        except BudgetExceeded as refused:
+            if seat.server is None or seat.server.processed == 0:
+                raise
+            self.reason = f"budget: {refused}"
+
+    async def _phase(self, seat: Seat, part: str, epoch: int) -> None:
+        """Runs one part of all roles everywhere."""
+        phase, restore, self._restore = secrets.token_bytes(PHASE_BYTES), self._restore, STAY
+        self.mesh.tell_all("begin", phase=phase, part=part, epoch=epoch, restore=restore)
+        task = asyncio.create_task(
+            self.run_part(seat, phase, part, epoch, None if restore == STAY else restore)
+        )
+        task.add_done_callback(self._own_part_done)
+        self._task = task
+        try:
+            await self._collect("done", (*self._members, self.name), phase=phase)
+            if part in ("prepare", "epoch"):
+                seat.save(epoch)
+        except BaseException as error:
+            await self.stop_task(task)
+            if isinstance(error, Restarted | BudgetExceeded):
+                await self._abort(phase)
+            raise
+
+    def _own_part_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task is not self._task:
+            return
+        error = task.exception()
+        if error is None:
+            self.mesh.control.put_nowait((self.name, "done", {"phase": self.mesh.last_phase}))
+        elif isinstance(error, SecureVFLError):
+            self.mesh.control.put_nowait(error)
+        else:
+            self.mesh.control.put_nowait(NetworkError(f"{type(error).__name__}: {error}"))
+
+    async def _abort(self, phase: bytes) -> None:
+        """Ends a phase everywhere; those that restarted have no part in it and join anew."""
+        present = [name for name in self._members if name in self.joined]
+        for name in present:
+            self.mesh.tell(name, "abort", phase=phase)
+        waiting = set(present)
+        while waiting & set(self.joined):
+            peer, kind, fields = await self.next_control()
+            if kind == "join":
+                self._take_join(peer, fields)
+            elif kind == "aborted" and fields.get("phase") == phase:
+                waiting.discard(peer)
+                known = self.joined[peer]
+                epochs = tuple(int(each) for each in fields.get("checkpoints") or [])
+                self.joined[peer] = Joined(**{**vars(known), "checkpoints": epochs})
+
+    def _record(self, seat: Seat, epoch: int) -> None:
+        line = seat.line(epoch)
+        self.folder.append_metrics(line)
+        self.on_epoch(line)
+
+    async def _finish(self, seat: Seat) -> dict[str, Any]:
+        """The final evaluation; then everybody writes what belongs to it and leaves."""
+        try:
+            await self._phase(seat, "final", self._epochs)
+        except BudgetExceeded as refused:
+            self.reason = self.reason or f"budget: {refused}"
+            if seat.server is not None:
+                seat.server.test = dict.fromkeys(seat.server.test)
+        seat.finish()
+        self.mesh.tell_all("finish", epochs=self._epochs, stopped=self.reason or "")
+        await self._collect("finished", self._members)
+        result = self.result(seat, self._epochs)
+        self.folder.write_result(result)
+        self.part = "finished"
+        self.mesh.tell_all("goodbye")
+        await asyncio.sleep(0.2)
+        return result

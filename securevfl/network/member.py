@@ -1,0 +1,302 @@
+"""Any organisation but the coordinator: joins, confirms, and runs its roles when a phase begins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.network.agreement import (
+    Agreement,
+    Facts,
+    Proposal,
+    commitment,
+    load_alignment,
+    own_ids,
+    rows_of,
+    save_alignment,
+)
+from securevfl.network.config import PartyConfig
+from securevfl.network.node import Node
+from securevfl.network.relay import Introduction, read_introduction
+from securevfl.protocols.alignment import PrivateAlignment
+from securevfl.protocols.alignment_roles import AlignmentMachine
+from securevfl.protocols.contract import Envelope
+
+log = logging.getLogger("securevfl.network")
+MEETING_SECONDS = 60.0
+
+
+class Member(Node):
+    """A party's or helper's process.
+
+    Args:
+        config: Its configuration.
+        confirm: Asked whether an agreement is accepted, where the configuration has no rules for that.
+        say: Called with what a person at the terminal should know.
+    """
+
+    config: PartyConfig
+
+    def __init__(
+        self,
+        config: PartyConfig,
+        *,
+        confirm: Callable[[Agreement], bool] = lambda agreement: False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
+        self.confirm, self.say = confirm, say
+        self.mesh.on_restart = self._restart
+        self._digest = ""
+        self._protocol: PrivateAlignment | None = None
+        self._machine: AlignmentMachine | None = None
+        self._ids: list[str] | None = None
+        self._introductions: list[Introduction] = []
+        self._task: asyncio.Task[None] | None = None
+        self._phase = b""
+
+    def is_needed(self, peer: str) -> bool:
+        """Only the coordinator; how others are reached is for the phases to find out."""
+        return peer == self.config.coordinator
+
+    def _restart(self, peer: str) -> None:
+        if peer == self.config.coordinator:
+            self.mesh.control.put_nowait((peer, "restarted", {}))
+
+    async def run(self) -> dict[str, Any]:
+        """Takes part until the run ends; returns this organisation's result.
+
+        Raises:
+            NetworkError: The coordinator has been away for too long, or stops. The run can be taken up again.
+            SecureVFLError: This organisation refuses or fails.
+        """
+        self._digest = self.open_folder()
+        self._ids = load_alignment(self.folder.path)
+        if self.config.listen:
+            await self.mesh.transport.listen(self.config.listen)
+        self.mesh.transport.dial(self.config.coordinator, self.config.address)
+        watch = asyncio.create_task(self.watch())
+        self._join()
+        try:
+            while True:
+                _, kind, fields = await self.next_control()
+                if (result := await self._handle(kind, fields)) is not None:
+                    return result
+        except SecureVFLError as error:
+            if not isinstance(error, NetworkError):
+                await self._tell_failure(str(error))
+            raise
+        finally:
+            await self.stop_task(self._task)
+            watch.cancel()
+            await self.close()
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self.mesh.tell(self.config.coordinator, kind, **fields)
+
+    async def _tell_failure(self, reason: str) -> None:
+        self._tell("failed", reason=f"{self.name}: {reason}"[:1000])
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            if not self.mesh.sessions[self.config.coordinator].waiting:
+                return
+
+    def _join(self) -> None:
+        known = self._ids
+        self._tell(
+            "join",
+            facts=Facts.of(self.own).to_json(),
+            aligned="" if known is None else commitment(self.config.run, known),
+            checkpoints=self._checkpoints(),
+            **self.mesh.introducer.introduction.fields(),
+        )
+
+    def _checkpoints(self) -> list[int]:
+        folder = self.folder.path / "checkpoints"
+        return sorted(int(path.name) for path in folder.glob("[0-9]*"))
+
+    # -- control messages -----------------------------------------------------------------------------------
+
+    async def _handle(self, kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """Does what a control message asks for; the result once the run has ended."""
+        match kind:
+            case "restarted":
+                await self._start_over()
+            case "introduction":
+                self._introductions.append(read_introduction(fields))
+            case "meet":
+                await self._meet()
+            case "align":
+                self._begin_alignment(fields)
+            case "alignment":
+                self._go_on_aligning(fields)
+            case "compare":
+                self._compare()
+            case "propose":
+                self._consider(fields)
+            case "agreed":
+                self._take_seat(fields)
+            case "begin":
+                await self._begin(fields)
+            case "abort":
+                await self._abort(fields)
+            case "stop":
+                again = " " if fields.get("again") else " for good; "
+                raise NetworkError(
+                    f"the coordinator stops{again}({fields.get('reason')}); what was done is kept, start "
+                    "again to go on"
+                )
+            case "finish":
+                self._finish(fields)
+            case "goodbye":
+                return self._result
+            case "failed-here":
+                raise fields["error"]
+            case _:
+                raise ProtocolError(f"the coordinator sends {kind!r}, which this version does not know")
+        return None
+
+    _result: dict[str, Any] | None = None
+
+    async def _start_over(self) -> None:
+        """The coordinator is a new process: what runs here is void, and this organisation joins again."""
+        self.say(f"{self.config.coordinator} has started anew")
+        await self.stop_task(self._task)
+        self._join()
+
+    async def _meet(self) -> None:
+        """Takes up who the others are, and connects to those that can be reached."""
+        for each in self._introductions:
+            self.mesh.expect(each.name)
+        self.mesh.introduce(self._introductions)
+        self._introductions = []
+        try:
+            async with asyncio.timeout(MEETING_SECONDS):
+                await self.mesh.settled()
+        except TimeoutError as error:
+            raise InputError(f"{self.name} cannot reach {', '.join(self.mesh.unsettled())}") from error
+        self._tell("met")
+
+    # -- alignment and agreement ----------------------------------------------------------------------------
+
+    def _begin_alignment(self, fields: dict[str, Any]) -> None:
+        if self.own is None:
+            raise InputError(f"{self.name} has no data to align")
+        self._protocol = PrivateAlignment(
+            parties=int(fields["parties"]), normalisation=str(fields["normalise"])
+        )
+        self._machine = self._protocol.machine(int(fields["index"]), own_ids(self.own))
+        self._machine.start()
+
+    def _go_on_aligning(self, fields: dict[str, Any]) -> None:
+        machine, protocol = self._machine, self._protocol
+        if machine is None or protocol is None or self.own is None:
+            raise ProtocolError("an alignment goes on that has not begun")
+        message = protocol.decode(fields["content"])
+        for envelope in machine.receive(Envelope(0, machine.address, message)):
+            self._tell("alignment", content=envelope.message.to_bytes())
+        if machine.done:
+            ids = own_ids(self.own)
+            self._take_ids([ids[row] for row in machine.alignment().rows])
+            self._machine = None
+            self._tell("aligned")
+
+    def _compare(self) -> None:
+        if self.own is None:
+            raise InputError(f"{self.name} has no data to align")
+        ids = sorted(own_ids(self.own))
+        self._take_ids(ids)
+        self._tell("compared", ids=commitment(self.config.run, ids))
+
+    def _take_ids(self, ids: list[str]) -> None:
+        save_alignment(self.folder.path, ids)
+        self._ids = ids
+        self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
+
+    def _consider(self, fields: dict[str, Any]) -> None:
+        """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
+        proposal = Proposal.from_json(str(fields["proposal"]))
+        agreement = self._understood(proposal)
+        if agreement.digest != fields.get("digest"):
+            raise ProtocolError(
+                f"{self.config.coordinator} understands the plan as {fields.get('digest')}, {self.name} as "
+                f"{agreement.digest}; are both on the same version?"
+            )
+        if self._digest and self._digest != agreement.digest:
+            raise InputError(f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}")
+        if not self._digest:
+            self._ask(agreement)
+        self.keep_agreement(agreement)
+        self._digest = agreement.digest
+        self._tell("confirmed", digest=agreement.digest)
+
+    def _understood(self, proposal: Proposal) -> Agreement:
+        if proposal.run != self.config.run or self.name not in proposal.organisations:
+            raise ProtocolError(f"the proposal is for run {proposal.run!r} without {self.name}")
+        if self.own is None:
+            return proposal.complete(self.name, None, ())
+        if self._ids is None or proposal.ids != commitment(self.config.run, self._ids):
+            raise ProtocolError("the proposal commits to other IDs than were found to be common")
+        return proposal.complete(self.name, self.own, rows_of(self.own, self._ids))
+
+    def _ask(self, agreement: Agreement) -> None:
+        for line in agreement.summary():
+            self.say(line)
+        accept = self.config.accept
+        objection = "" if accept is None else accept.objection(agreement.plan, agreement.digest)
+        if objection:
+            raise InputError(f"{self.name} does not accept the plan: {objection}")
+        if accept is None and not self.confirm(agreement):
+            raise InputError(f"{self.name} does not accept the plan")
+
+    def _take_seat(self, fields: dict[str, Any]) -> None:
+        if self.agreement is None or fields.get("digest") != self.agreement.digest:
+            raise ProtocolError("the coordinator announces an agreement that was not confirmed here")
+        self.take_seat(self.agreement)
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def _begin(self, fields: dict[str, Any]) -> None:
+        if self.seat is None:
+            raise ProtocolError("a phase begins before there is an agreement")
+        await self.stop_task(self._task)
+        phase, part, epoch = fields["phase"], str(fields["part"]), int(fields["epoch"])
+        restore = int(fields["restore"])
+        self._task = asyncio.create_task(
+            self._take_part(phase, part, epoch, None if restore == -2 else restore)
+        )
+
+    async def _take_part(self, phase: bytes, part: str, epoch: int, restore: int | None) -> None:
+        seat = self.seat
+        if seat is None:
+            return
+        try:
+            await self.run_part(seat, phase, part, epoch, restore)
+            if part in ("prepare", "epoch"):
+                seat.save(epoch)
+            self._tell("done", phase=phase)
+        except BudgetExceeded as refused:
+            self.say(f"refused: {refused}")
+            self._tell("refused", phase=phase, reason=str(refused))
+        except SecureVFLError as error:
+            self.mesh.control.put_nowait((self.name, "failed-here", {"error": error}))
+
+    async def _abort(self, fields: dict[str, Any]) -> None:
+        with contextlib.suppress(SecureVFLError):
+            await self.stop_task(self._task)
+        self._tell("aborted", phase=fields["phase"], checkpoints=self._checkpoints())
+
+    def _finish(self, fields: dict[str, Any]) -> None:
+        if self.seat is None:
+            raise ProtocolError("the run ends before it began")
+        self.reason = str(fields["stopped"]) or None
+        self.seat.finish()
+        result = self.result(self.seat, int(fields["epochs"]))
+        self.folder.write_result(result)
+        self.part = "finished"
+        self._result = result
+        self._tell("finished")

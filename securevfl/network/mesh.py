@@ -1,0 +1,257 @@
+"""The mesh: one organisation's connections to all others, and the way that messages take through them.
+
+Messages of roles travel directly where the two organisations have a stream, else sealed through the
+coordinator. Every message belongs to a phase; what arrives for a phase that has not begun here yet waits,
+what belongs to an earlier one is dropped. Control messages go between the coordinator and everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from securevfl.errors import NetworkError, ProtocolError, SecureVFLError
+from securevfl.messages import Message
+from securevfl.network.frames import PHASE_BYTES, Frame, Kind
+from securevfl.network.identity import Identity
+from securevfl.network.relay import Introducer, Introduction, PairCipher
+from securevfl.network.session import Session, new_incarnation
+from securevfl.network.transport import Handlers, Transport
+from securevfl.protocols.wire import Value, pack, unpack
+from securevfl.runtime.links import QueueLink
+
+MAX_EARLY = 100_000
+
+log = logging.getLogger("securevfl.network")
+
+Control = tuple[str, str, dict[str, Any]]
+
+
+class Mesh:
+    """All connections of one organisation.
+
+    Args:
+        identity: Who it is.
+        run: Name of the run.
+        coordinator: Who coordinates; may be this organisation.
+        others: All other organisations of the run.
+        address: Where others can dial this organisation; empty if they cannot.
+    """
+
+    def __init__(
+        self, identity: Identity, *, run: str, coordinator: str, others: Iterable[str], address: str = ""
+    ) -> None:
+        self.name, self.run, self.coordinator = identity.name, run, coordinator
+        self.incarnation = new_incarnation()
+        self.sessions = {name: Session(name) for name in others}
+        self.introducer = Introducer(identity, run=run, incarnation=self.incarnation, address=address)
+        self.introductions: dict[str, Introduction] = {}
+        self.control: asyncio.Queue[Control | SecureVFLError] = asyncio.Queue()
+        self.on_restart: Callable[[str], None] = lambda peer: None
+        self.observe: Callable[[Message], None] = lambda message: None
+        self.hosts: Mapping[str, str] = {}
+        self.links: dict[str, QueueLink] = {}
+        self.messages = self.bytes = 0
+        self.lost_since: dict[str, float] = dict.fromkeys(self.sessions, time.monotonic())
+        self.transport = Transport(
+            identity,
+            run=run,
+            incarnation=self.incarnation,
+            sessions=self.sessions,
+            handlers=Handlers(
+                frame=self._frame, connected=self._connected, lost=self._lost, failed=self._failed
+            ),
+        )
+        self._phase = self.last_phase = b""
+        self._past: set[bytes] = set()
+        self._early: list[tuple[bytes, str, Message]] = []
+        self._ciphers: dict[str, PairCipher] = {}
+        self._direct: set[str] = {coordinator} - {identity.name}
+        if identity.name == coordinator:
+            self._direct = set(self.sessions)
+        self._changed = asyncio.Event()
+
+    # -- connections ----------------------------------------------------------------------------------------
+
+    def _connected(self, peer: str, restarted: bool) -> None:
+        self.lost_since.pop(peer, None)
+        log.info("connected", extra={"peer": peer, "restarted": restarted})
+        if restarted:
+            self.on_restart(peer)
+        self._changed.set()
+
+    def _lost(self, peer: str) -> None:
+        self.lost_since.setdefault(peer, time.monotonic())
+        log.warning("connection lost", extra={"peer": peer})
+        self._changed.set()
+
+    def _failed(self, error: NetworkError) -> None:
+        log.error("refused", extra={"reason": str(error)})
+        self.control.put_nowait(error)
+
+    async def change(self) -> None:
+        """Waits until a connection comes or goes."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def expect(self, name: str) -> None:
+        """Another organisation takes part; it may connect from now on."""
+        if name != self.name and name not in self.sessions:
+            self.sessions[name] = Session(name)
+
+    def introduce(self, introductions: Iterable[Introduction]) -> None:
+        """Takes up who the others are now; dials those that can be dialled and whose turn is ours.
+
+        Raises:
+            CertificateError: An introduction was not signed by the one it names.
+        """
+        for each in introductions:
+            if each.name == self.name or each.name not in self.sessions:
+                continue
+            known = self.introductions.get(each.name)
+            if known is not None and known.incarnation == each.incarnation:
+                continue
+            self._ciphers[each.name] = self.introducer.meet(each)
+            self.introductions[each.name] = each
+            if known is None:
+                self._connect_to(each)
+
+    def _connect_to(self, other: Introduction) -> None:
+        """Of two that both can be dialled, the one whose name comes first dials."""
+        mine = self.introducer.introduction.address
+        if self.coordinator in (self.name, other.name) or not (mine or other.address):
+            return
+        self._direct.add(other.name)
+        if other.address and not (mine and self.name > other.name):
+            self.transport.dial(other.name, other.address)
+
+    async def settled(self) -> None:
+        """Waits until every direct peer is connected as the process that introduced itself."""
+        while self.unsettled():
+            await self.change()
+
+    def unsettled(self) -> list[str]:
+        """Direct peers that are not connected, or only as an earlier process."""
+        return sorted(name for name in self._direct - {self.coordinator} if not self._is_settled(name))
+
+    def _is_settled(self, name: str) -> bool:
+        session, known = self.sessions[name], self.introductions.get(name)
+        return session.connected and (known is None or session.incarnation == known.incarnation)
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    def seat(self, hosts: Mapping[str, str]) -> dict[str, QueueLink]:
+        """New links for the addresses that run here.
+
+        Args:
+            hosts: Address -> organisation.
+        """
+        numbers = {address: link.number for address, link in self.links.items()}
+        self.hosts = dict(hosts)
+        here = [address for address, host in self.hosts.items() if host == self.name]
+        self.links = {address: QueueLink(address, self.post) for address in here}
+        for address, link in self.links.items():
+            link.number = numbers.get(address, 0)
+        return self.links
+
+    def begin(self, phase: bytes) -> None:
+        """Starts a phase, with what came early for it."""
+        self.end()
+        self._phase = self.last_phase = phase
+        for link in self.links.values():
+            link.forget()
+        early, self._early = self._early, []
+        for phase, peer, message in early:
+            if phase == self._phase:
+                self._deliver(peer, message)
+
+    def end(self) -> None:
+        """Ends the phase; what still arrives for it is dropped."""
+        self._past.add(self._phase)
+        self._phase = b""
+
+    # -- sending --------------------------------------------------------------------------------------------
+
+    def tell(self, peer: str, kind: str, **fields: Value) -> None:
+        """Sends a control message."""
+        self.sessions[peer].post(Kind.CONTROL, pack(kind, fields))
+
+    def tell_all(self, kind: str, **fields: Value) -> None:
+        """Sends a control message to everybody else."""
+        for peer in self.sessions:
+            self.tell(peer, kind, **fields)
+
+    def post(self, message: Message) -> None:
+        """Puts a role's message on its way."""
+        host = self.hosts.get(message.receiver)
+        if host is None:
+            raise ProtocolError(
+                f"{message.sender} sends {message.kind!r} to unknown address {message.receiver!r}"
+            )
+        if host == self.name:
+            self.links[message.receiver].deliver(message)
+            return
+        content = self._phase + message.to_bytes()
+        self.messages += 1
+        self.bytes += len(content) - PHASE_BYTES
+        self.observe(message)
+        if host in self._direct:
+            self.sessions[host].post(Kind.DATA, content)
+            return
+        sealed = self._ciphers[host].seal(content)
+        relayed = pack("relay", {"from": self.name, "to": host, "sealed": sealed})
+        self.sessions[self.coordinator].post(Kind.RELAY, relayed)
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    def _frame(self, peer: str, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.DATA:
+                self._data(peer, frame.payload)
+            case Kind.RELAY:
+                self._relay(peer, frame.payload)
+            case _:
+                kind, fields = unpack(frame.payload)
+                if self.coordinator not in (peer, self.name):
+                    raise ProtocolError(f"{peer} is not the coordinator and sends {kind!r}")
+                self.control.put_nowait((peer, kind, dict(fields)))
+
+    def _data(self, peer: str, content: bytes) -> None:
+        phase, message = content[:PHASE_BYTES], Message.from_bytes(content[PHASE_BYTES:])
+        if self.hosts and (
+            self.hosts.get(message.sender) != peer or self.hosts.get(message.receiver) != self.name
+        ):
+            raise ProtocolError(f"{peer} sends as {message.sender!r} to {message.receiver!r}")
+        if phase == self._phase:
+            self._deliver(peer, message)
+        elif phase not in self._past:
+            if len(self._early) >= MAX_EARLY:
+                raise ProtocolError(f"{peer} floods: {MAX_EARLY} messages for a phase that has not begun")
+            self._early.append((phase, peer, message))
+
+    def _deliver(self, peer: str, message: Message) -> None:
+        if self.hosts.get(message.sender) != peer or message.receiver not in self.links:
+            raise ProtocolError(f"{peer} sends as {message.sender!r} to {message.receiver!r}")
+        self.observe(message)
+        self.links[message.receiver].deliver(message)
+
+    def _relay(self, peer: str, payload: bytes) -> None:
+        kind, fields = unpack(payload)
+        sender, receiver, sealed = (fields.get(key) for key in ("from", "to", "sealed"))
+        if kind != "relay" or not isinstance(sealed, bytes):
+            raise ProtocolError(f"{peer} relays nothing")
+        if self.name == self.coordinator:
+            if sender != peer or receiver not in self.sessions or receiver == peer:
+                raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
+            self.sessions[str(receiver)].post(Kind.RELAY, payload)
+            return
+        if peer != self.coordinator or receiver != self.name or sender not in self._ciphers:
+            raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
+        self._data(str(sender), self._ciphers[str(sender)].open(sealed))
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self.transport.close()

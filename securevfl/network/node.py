@@ -1,0 +1,228 @@
+"""What the coordinator and every other organisation do alike: open the folder, align, run phases, report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from typing import Any
+
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.data.share import OwnTable
+from securevfl.errors import NetworkError, RunError, SecureVFLError
+from securevfl.folder import RunFolder
+from securevfl.ledger import AGREEMENT_FILE
+from securevfl.network.agreement import Agreement
+from securevfl.network.config import NodeConfig
+from securevfl.network.mesh import Control, Mesh
+from securevfl.network.seat import Seat
+from securevfl.prediction import written_records
+from securevfl.run import label_exposure, spending
+from securevfl.views import write_text
+
+STAY = -2
+"""In place of an epoch to go back to: go on from where you are."""
+log = logging.getLogger("securevfl.network")
+
+
+class Restarted(Exception):
+    """Another organisation's process has started anew; everybody goes back to a common checkpoint."""
+
+
+class Node:
+    """One organisation's process.
+
+    Args:
+        config: Its configuration.
+        coordinator: Who coordinates.
+        others: Everybody else.
+    """
+
+    def __init__(self, config: NodeConfig, *, coordinator: str, others: tuple[str, ...]) -> None:
+        self.config, self.name = config, config.identity.name
+        self.own: OwnTable | None = None if config.data is None else config.data.read(config.base)
+        self.folder = RunFolder(config.folder)
+        self.mesh = Mesh(
+            config.identity,
+            run=config.run,
+            coordinator=coordinator,
+            others=others,
+            address=config.public or config.listen,
+        )
+        self.seat: Seat | None = None
+        self.agreement: Agreement | None = None
+        self.fresh = True
+        self.epoch = -1
+        self.part = "joining"
+        self.begun = time.monotonic()
+        self.reason: str | None = None
+
+    # -- the folder -----------------------------------------------------------------------------------------
+
+    def open_folder(self) -> str:
+        """Makes the folder, or takes up the run that it holds; returns the digest agreed on before.
+
+        Raises:
+            RunError: The folder holds another run, or one that is finished.
+        """
+        path = self.folder.path
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise RunError(f"folder {path} cannot be made: {error.strerror}") from error
+        if self.folder.result_file.exists():
+            raise RunError(f"the run in {path} is finished; choose another folder for a new one")
+        file = path / AGREEMENT_FILE
+        if not file.exists():
+            if any(path.iterdir()) and not (path / "alignment.json").exists():
+                raise RunError(f"{path} holds something else; choose another folder")
+            return ""
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["run"] != self.config.run:
+            raise RunError(f"{path} belongs to run {content['run']!r}, not to {self.config.run!r}")
+        return str(content["digest"])
+
+    def keep_agreement(self, agreement: Agreement) -> None:
+        """Writes down what was agreed on, before anything leaves."""
+        self.agreement = agreement
+        write_text(self.folder.plan_file, agreement.plan.to_toml())
+        write_text(self.folder.path / "outline.json", agreement.proposal.outline.to_json() + "\n")
+        content = {
+            "run": self.config.run,
+            "homes": [self.name],
+            "digest": agreement.digest,
+            "organisations": agreement.proposal.organisations,
+        }
+        write_text(self.folder.path / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
+
+    def take_seat(self, agreement: Agreement) -> Seat:
+        """Builds the roles that run here."""
+        if self.seat is None:
+            self.seat = Seat(
+                self.name,
+                plan=agreement.plan,
+                data=agreement.data,
+                folder=self.folder,
+                mesh=self.mesh,
+                unit=agreement.proposal.time_unit,
+                report=self.report,
+            )
+        return self.seat
+
+    def report(self, processed: int, loss: float | None) -> None:
+        """Called after each step of the server."""
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def run_part(self, seat: Seat, phase: bytes, part: str, epoch: int, restore: int | None) -> None:
+        """Runs one part of the roles here, going back to a checkpoint first if told so."""
+        if restore is not None:
+            seat.restore(restore, fresh=self.fresh)
+        self.fresh = False
+        self.part, self.epoch = part, epoch
+        log.info("phase begins", extra={"part": part, "epoch": epoch})
+        self.mesh.begin(phase)
+        try:
+            async with asyncio.timeout(self.config.network.phase_timeout or None):
+                await seat.run(part)
+        except TimeoutError as error:
+            raise NetworkError(
+                f"{part} of epoch {epoch} took more than {self.config.network.phase_timeout:g} s; "
+                f"{self._waits()}"
+            ) from error
+        finally:
+            self.mesh.end()
+
+    def _waits(self) -> str:
+        waits = [f"{address} waits for {link.waiting}" for address, link in self.mesh.links.items()]
+        return "; ".join(waits)
+
+    async def stop_task(self, task: asyncio.Task[Any] | None) -> None:
+        """Ends what runs here, if anything does."""
+        if task is not None and not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SecureVFLError):
+                await task
+        self.mesh.end()
+
+    async def watch(self) -> None:
+        """Reports whoever has been away for too long."""
+        patience = self.config.network.patience
+        while True:
+            await asyncio.sleep(0.2)
+            now = time.monotonic()
+            for peer, since in list(self.mesh.lost_since.items()):
+                if self.is_needed(peer) and now - since > patience:
+                    self.mesh.control.put_nowait(
+                        NetworkError(f"{peer} has not been reachable for {patience:g} s")
+                    )
+                    self.mesh.lost_since[peer] = math.inf
+
+    def is_needed(self, peer: str) -> bool:
+        """Whether this organisation itself must hold a connection to a peer."""
+        return True
+
+    async def next_control(self) -> Control:
+        """The next control message; errors are raised."""
+        item = await self.mesh.control.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    # -- the result -----------------------------------------------------------------------------------------
+
+    def records(self) -> list[ReleaseRecord]:
+        """This organisation's releases."""
+        return written_records(self.folder.path)
+
+    def result(self, seat: Seat, epochs: int) -> dict[str, Any]:
+        """What the run gave this organisation, as `train --json` prints it."""
+        plan, server, records = seat.plan, seat.server, self.records()
+        loss = None if server is None else server.loss
+        content = {
+            "algorithm": plan.algorithm,
+            "protocol": plan.protocol,
+            "organisation": self.name,
+            "test": {} if server is None else {key: _number(value) for key, value in server.test.items()},
+            "privacy": spending(records, plan.delta),
+            "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
+            "time": {"virtual": seat.clock.now(), "wall": round(time.monotonic() - self.begun, 3)},
+            "messages": self.mesh.messages,
+            "bytes": self.mesh.bytes,
+            "labels": label_exposure(records, seat.label_holder),
+            "epochs": epochs,
+            "loss": _number(loss),
+            "stopped": self.reason,
+        }
+        return dict(json.loads(json.dumps(content)))
+
+    def status(self) -> dict[str, Any]:
+        """A snapshot for health checks and metrics."""
+        seat = self.seat
+        spent = None if seat is None else seat.spent()
+        return {
+            "organisation": self.name,
+            "run": self.config.run,
+            "phase": self.part,
+            "epoch": self.epoch,
+            "messages": self.mesh.messages,
+            "bytes": self.mesh.bytes,
+            "refused_connections": self.mesh.transport.refused,
+            "connected": sum(session.connected for session in self.mesh.sessions.values()),
+            "peers": len(self.mesh.sessions),
+            "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
+            "mu": spent if spent is not None and math.isfinite(spent) else 0.0,
+        }
+
+    async def close(self) -> None:
+        """Closes connections and files."""
+        await self.mesh.close()
+        if self.seat is not None:
+            self.seat.close()
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value

@@ -1,0 +1,173 @@
+"""End-to-end encryption of what two organisations send each other through the coordinator.
+
+Organisations that cannot reach each other hand their messages to the coordinator, which must not be able to
+read, change, reorder or replay them. Each process introduces itself with a fresh X25519 key, signed with the
+key of its certificate; two introductions give one AES-256-GCM key per direction. The coordinator passes the
+introductions on, but cannot sign one.
+
+Promised against a coordinator that does what it likes: it learns who sends how many bytes to whom and when,
+and can stop the traffic. Not promised: secrecy of past traffic if both processes' memories are taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from securevfl.errors import CertificateError, ProtocolError
+from securevfl.network.identity import Identity, check_issuer, check_tls_key, check_validity, organisation_of
+from securevfl.network.pem import parse_certificate
+from securevfl.protocols.wire import Value, pack
+
+_PURPOSE = "securevfl introduction 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """How an organisation's process makes itself known to the others.
+
+    Attributes:
+        name: The organisation.
+        incarnation: Its process.
+        public_key: The process's X25519 key.
+        certificate: The organisation's certificate.
+        signature: By the certificate's key, over all of the above and the run.
+        address: Where others can dial it; empty if they cannot.
+    """
+
+    name: str
+    incarnation: bytes
+    public_key: bytes
+    certificate: bytes
+    signature: bytes
+    address: str = ""
+
+    def signed(self, run: str) -> bytes:
+        """What the signature covers."""
+        return pack(
+            _PURPOSE,
+            {
+                "run": run,
+                "name": self.name,
+                "incarnation": self.incarnation,
+                "key": self.public_key,
+                "address": self.address,
+            },
+        )
+
+    def fields(self) -> dict[str, Value]:
+        """As fields of a message."""
+        return dict(vars(self))
+
+    def check(self, run: str, ca_pem: bytes) -> None:
+        """Checks certificate and signature.
+
+        Raises:
+            CertificateError: The certificate is not of this name and authority, or did not sign this.
+        """
+        certificate = parse_certificate(self.certificate, f"the certificate of {self.name}")
+        if organisation_of(certificate) != self.name:
+            raise CertificateError(f"an introduction of {self.name} with another's certificate")
+        check_issuer(certificate, parse_certificate(ca_pem), f"the certificate of {self.name}")
+        check_validity(certificate, f"the certificate of {self.name}")
+        key = check_tls_key(certificate, f"the certificate of {self.name}")
+        try:
+            key.verify(self.signature, self.signed(run), ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature as error:
+            raise CertificateError(f"the introduction of {self.name} is not signed by it") from error
+
+
+def read_introduction(fields: dict[str, Value]) -> Introduction:
+    """Reads an introduction from a message's fields.
+
+    Raises:
+        ProtocolError: Something is missing.
+    """
+    texts = {key: fields.get(key) for key in ("name", "address")}
+    raws = {key: fields.get(key) for key in ("incarnation", "public_key", "certificate", "signature")}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise ProtocolError("an introduction without a name")
+    if not all(isinstance(raw, bytes) for raw in raws.values()):
+        raise ProtocolError("an introduction without key, certificate or signature")
+    return Introduction(**texts, **raws)  # type: ignore[arg-type]
+
+
+class Introducer:
+    """This process's own introduction, and the secret behind it."""
+
+    def __init__(self, identity: Identity, *, run: str, incarnation: bytes, address: str = "") -> None:
+        self.identity, self.run = identity, run
+        self._secret = X25519PrivateKey.generate()
+        unsigned = Introduction(
+            name=identity.name,
+            incarnation=incarnation,
+            public_key=self._secret.public_key().public_bytes_raw(),
+            certificate=identity.certificate_pem,
+            signature=b"",
+            address=address,
+        )
+        key = serialization.load_pem_private_key(identity.key_pem, None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise CertificateError(f"the key of {identity.name} is not P-256")
+        signature = key.sign(unsigned.signed(run), ec.ECDSA(hashes.SHA256()))
+        self.introduction = Introduction(**{**vars(unsigned), "signature": signature})
+
+    def meet(self, other: Introduction) -> PairCipher:
+        """The cipher with another process; its introduction is checked first."""
+        other.check(self.run, self.identity.ca_pem)
+        shared = self._secret.exchange(X25519PublicKey.from_public_bytes(other.public_key))
+        me, them = self.introduction, other
+        return PairCipher(
+            own=_key(shared, self.run, me, them), other=_key(shared, self.run, them, me), peer=other.name
+        )
+
+
+def _key(shared: bytes, run: str, sender: Introduction, receiver: Introduction) -> bytes:
+    info = pack(
+        "securevfl relay 1",
+        {
+            "run": run,
+            "from": sender.name,
+            "to": receiver.name,
+            "from_process": sender.incarnation,
+            "to_process": receiver.incarnation,
+            "from_key": sender.public_key,
+            "to_key": receiver.public_key,
+        },
+    )
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(shared)
+
+
+class PairCipher:
+    """Seals what goes to one other process and opens what comes from it, in order and once."""
+
+    def __init__(self, *, own: bytes, other: bytes, peer: str) -> None:
+        self.peer = peer
+        self._seal, self._open = AESGCM(own), AESGCM(other)
+        self._sealed = self._opened = 0
+
+    def seal(self, plain: bytes) -> bytes:
+        """The next message, sealed; its number is the nonce, so no nonce comes twice."""
+        self._sealed += 1
+        return self._seal.encrypt(self._sealed.to_bytes(12, "big"), plain, None)
+
+    def open(self, sealed: bytes) -> bytes:
+        """The next message of the other side.
+
+        Raises:
+            ProtocolError: It was changed, is not the next one, or comes from somebody else.
+        """
+        try:
+            plain = self._open.decrypt((self._opened + 1).to_bytes(12, "big"), sealed, None)
+        except InvalidTag as error:
+            raise ProtocolError(
+                f"a relayed message of {self.peer} was changed, repeated or left out on its way"
+            ) from error
+        self._opened += 1
+        return plain

@@ -1,0 +1,143 @@
+"""Federations for tests: all organisations in one event loop, over real gRPC with mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securevfl.data import VerticalData
+from securevfl.data.share import OwnTable, split_rows
+from securevfl.network.certificates import create_authority, issue
+from securevfl.network.conductor import Conductor
+from securevfl.network.config import Acceptance, DataConfig, NetworkConfig, PartyConfig, ServerConfig
+from securevfl.network.identity import Identity, load_identity
+from securevfl.network.member import Member
+from securevfl.plan import Plan
+
+NAMES = ("bank", "clinic", "shop", "dealer", "stranger")
+
+
+@functools.cache
+def identities() -> Mapping[str, Identity]:
+    """One consortium's certificates, made once per test process."""
+    folder = Path(tempfile.mkdtemp())
+    authority = create_authority(folder / "ca", name="test")
+    issue(authority, NAMES, out=folder)
+    found = {name: load_identity(folder / name) for name in NAMES}
+    shutil.rmtree(folder)
+    return found
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def tables(parties: Sequence[str], rows: int = 60, seed: int = 0) -> dict[str, OwnTable]:
+    """Tables with the same IDs; the first has binary labels that depend on everybody's features."""
+    generator = np.random.default_rng(seed)
+    ids = [f"id{i:04d}" for i in range(rows)]
+    blocks = {party: generator.uniform(-1, 1, (rows, 3)).astype(np.float32) for party in parties}
+    score = sum(block.sum(axis=1) for block in blocks.values())
+    labels = (score > 0).astype(int)
+    return {
+        party: OwnTable.from_arrays(
+            block, ids=ids, labels=labels if party == parties[0] else None, bounds=(-1.0, 1.0)
+        )
+        for party, block in blocks.items()
+    }
+
+
+def together(found: Mapping[str, OwnTable], plan: Plan, fraction: float = 0.2) -> VerticalData:
+    """The same data in one place, with the split that a federation makes."""
+    names = list(found)
+    first = found[names[0]]
+    order = np.argsort(first.ids)
+    kept, apart = split_rows(len(order), fraction, plan.seed)
+    kept, apart = order[kept], order[apart]
+    return VerticalData.from_arrays(
+        {name: found[name].block[kept] for name in names},
+        first.labels[kept],
+        first.ids[kept],
+        test=([found[name].block[apart] for name in names], first.labels[apart], first.ids[apart]),
+        bounds=(-1.0, 1.0),
+    )
+
+
+class Federation:
+    """Configurations of a coordinator and its parties in one temporary folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        *,
+        parties: Sequence[str] = ("bank", "clinic", "shop"),
+        helpers: Sequence[str] = (),
+        rows: int = 60,
+        direct: bool = False,
+        patience: float = 30.0,
+        align: str = "none",
+        **server: Any,
+    ) -> None:
+        self.folder, self.plan, self.tables = folder, plan, tables(parties, rows)
+        self.names = (*parties, *helpers)
+        port = free_port()
+        shared = {"run": "test", "base": folder, "network": NetworkConfig(patience=patience)}
+        self.server = ServerConfig(
+            **shared,
+            folder=folder / parties[0],
+            identity=identities()[parties[0]],
+            data=DataConfig(file="none", label_column="y"),
+            listen=f"127.0.0.1:{port}",
+            parties=tuple(parties[1:]),
+            plan=plan,
+            align=align,
+            **server,
+        )
+        self.members = {
+            name: PartyConfig(
+                **shared,
+                folder=folder / name,
+                identity=identities()[name],
+                data=DataConfig(file="none") if name in parties else None,
+                coordinator=parties[0],
+                address=f"127.0.0.1:{port}",
+                listen=f"127.0.0.1:{free_port()}" if direct else "",
+                accept=Acceptance(),
+            )
+            for name in self.names[1:]
+        }
+
+    def conductor(self, **options: Any) -> Conductor:
+        """A new process of the coordinator."""
+        return _with_table(Conductor, self.server, self.tables[self.names[0]], **options)
+
+    def member(self, name: str, **options: Any) -> Member:
+        """A new process of another organisation."""
+        return _with_table(Member, self.members[name], self.tables.get(name), **options)
+
+    async def run(self) -> dict[str, Any]:
+        """Runs everybody to the end; organisation -> result."""
+        nodes = {self.names[0]: self.conductor()} | {name: self.member(name) for name in self.members}
+        async with asyncio.timeout(120):
+            results = await asyncio.gather(*(node.run() for node in nodes.values()))
+        return dict(zip(nodes, results, strict=True))
+
+
+def _with_table(cls: Any, config: Any, table: OwnTable | None, **options: Any) -> Any:
+    """A node whose table comes from memory."""
+    node = cls(replace(config, data=None), **options)
+    node.config, node.own = config, table
+    return node
