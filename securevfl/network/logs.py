@@ -1,57 +1,59 @@
-"""Logs as JSON lines: when, how serious, what happened, to whom. Never keys, never data.
-
-Code logs an event as fixed words and a few named facts (`log.info("joined", extra={"peer": name})`). Only
-numbers, truth values and short text get out; whatever else somebody passes, such as an array or bytes, is
-replaced by the name of its type.
-"""
+"""Logs of a networked process: one JSON object per line, without data, keys or IDs."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
-import sys
+import os
 from datetime import UTC, datetime
-from typing import IO, Any
+from pathlib import Path
 
+_FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "organisation", "run")
 MAX_TEXT = 500
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per event, on one line."""
+class JsonLines(logging.Formatter):
+    """Time, level, event and the few fields that may be logged; anything else that a caller adds is left out.
+
+    Args:
+        constant: Fields of every line.
+    """
+
+    def __init__(self, **constant: str) -> None:
+        super().__init__()
+        self.constant = constant
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of an event."""
-        facts = {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
-        line: dict[str, Any] = {
-            **facts,
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        """One line."""
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": when,
             "level": record.levelname.lower(),
-            "event": _plain(record.getMessage()),
+            "event": record.getMessage(),
+            **self.constant,
         }
-        if record.exc_info:
-            line["error"] = _plain(logging.Formatter().formatException(record.exc_info), limit=10 * MAX_TEXT)
-        order = ("time", "level", "event")
-        return json.dumps({**{name: line[name] for name in order}, **line}, allow_nan=False)
+        line |= {name: _plain(getattr(record, name)) for name in _FIELDS if hasattr(record, name)}
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            line["error"] = _plain(f"{type(error).__name__}: {error}")
+        return json.dumps(line, allow_nan=False)
 
 
-def _plain(value: object, limit: int = MAX_TEXT) -> Any:
-    if isinstance(value, str):
-        return value if len(value) <= limit else value[:limit] + "..."
-    if isinstance(value, bool | int) or value is None:
+def _plain(value: object) -> str | int | None:
+    """Numbers and short text as they are; of anything else only the name of its type."""
+    if isinstance(value, int | None):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return f"<{type(value).__name__}>"
+    return str(value)[:MAX_TEXT] if isinstance(value, str | float) else f"<{type(value).__name__}>"
 
 
-def start_logging(stream: IO[str] | None = None, *, level: int = logging.INFO) -> logging.Handler:
-    """Sends this package's events as JSON lines to a stream, standard error by default."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("securevfl")
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
+def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:
+    """Sends the network's log to a file that only its owner can read; returns the handler to remove."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(JsonLines(organisation=organisation, run=run))
+    log = logging.getLogger("securevfl.network")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
     return handler

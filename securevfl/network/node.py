@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from securevfl.accountants.records import ReleaseRecord
@@ -32,7 +33,7 @@ class Restarted(Exception):
     """Another organisation's process has started anew; everybody goes back to a common checkpoint."""
 
 
-class Node:
+class Node(ABC):
     """One organisation's process.
 
     Args:
@@ -108,12 +109,8 @@ class Node:
                 folder=self.folder,
                 mesh=self.mesh,
                 unit=agreement.proposal.time_unit,
-                report=self.report,
             )
         return self.seat
-
-    def report(self, processed: int, loss: float | None) -> None:
-        """Called after each step of the server."""
 
     # -- phases ---------------------------------------------------------------------------------------------
 
@@ -216,6 +213,10 @@ class Node:
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
             "mu": spent if spent is not None and math.isfinite(spent) else 0.0,
         }
+
+    @abstractmethod
+    async def run(self) -> dict[str, Any]:
+        """Takes part in the run to its end; returns this organisation's result."""
 
     async def close(self) -> None:
         """Closes connections and files."""

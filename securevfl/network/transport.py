@@ -26,7 +26,7 @@ from securevfl.errors import (
 from securevfl.network.frames import MAX_FRAME, Frame, Kind
 from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
-from securevfl.protocols.wire import pack, unpack
+from securevfl.protocols.wire import Value, pack, unpack
 
 try:
     import grpc
@@ -101,7 +101,7 @@ class Transport:
 
     def _hello(self, kind: Kind, peer: str) -> bytes:
         session = self.sessions[peer]
-        fields = {
+        fields: dict[str, Value] = {
             "from": self.identity.name,
             "to": peer,
             "run": self.run,
