@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.local import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.algorithms.pace import build_delay
+from securevfl.algorithms.planned import planned_encoder
 from securevfl.algorithms.sealed_models import SealedModel, build_linear, build_network
 from securevfl.algorithms.sealed_rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed_settings import BIAS, DEALER, SealedSettings
@@ -34,7 +35,13 @@ ASSUMPTION = (
 
 def is_linear(setup: Setup, party: str) -> bool:
     """Whether a party's model takes the fast path."""
-    return type(setup.encoders[party]) is LinearEncoder
+    return type(_encoder(setup, party)) is LinearEncoder
+
+
+def _encoder(setup: Setup, party: str) -> nn.Module:
+    """A party's encoder; of one that is elsewhere only the form matters, which the plan describes."""
+    found = setup.encoders.get(party)
+    return planned_encoder(setup.plan, setup.data, party) if found is None else found
 
 
 def shared_schedule(settings: SealedSettings) -> Batches | None:
@@ -322,7 +329,7 @@ def member_shapes(setup: Setup, settings: SealedSettings) -> tuple[tuple[int, ..
         elif fast:
             width = setup.data.widths[index] + biased
         else:
-            width = sum(p.numel() for p in setup.encoders[name].parameters() if p.requires_grad)
+            width = sum(p.numel() for p in _encoder(setup, name).parameters() if p.requires_grad)
         widths.append(int(width))
         static.append(fast)
     return tuple(widths), tuple(static)

@@ -7,6 +7,7 @@ import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 _FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "organisation", "run")
 MAX_TEXT = 500
@@ -26,7 +27,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {
+        line: dict[str, Any] = {
             "time": when,
             "level": record.levelname.lower(),
             "event": record.getMessage(),
