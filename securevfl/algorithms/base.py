@@ -20,6 +20,8 @@ from securevfl.messages import Clock, Link
 from securevfl.plan import Plan
 
 SERVER = "server"
+ABSENT = "absent"
+"""Kind of the message by which the runtime tells the server that its sender is away until the phase ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,10 @@ class Algorithm(ABC):
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
         return plan
+
+    def tolerates_absence(self, plan: Plan) -> bool:
+        """True where training goes on while a party is away; its server then understands ``ABSENT``."""
+        return False
 
     def answers_with_gradients(self, plan: Plan) -> bool:
         """True where the label holder sends gradients of single records, which a defence may change."""

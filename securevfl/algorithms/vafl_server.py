@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.answers import GradientAnswers
-from securevfl.algorithms.base import SERVER, ServerRole, Setup
+from securevfl.algorithms.base import ABSENT, SERVER, ServerRole, Setup
 from securevfl.algorithms.local import build_optimiser, check_finite, load_module_state, module_state
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
@@ -52,17 +52,20 @@ class VAFLServer(ServerRole):
         self.loss: float | None = None
         self.test: dict[str, float | None] = {}
         self.oldest_used = 0
+        self.absent: set[str] = set()
         self._losses: list[float] = []
 
     # -- phases ---------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
+        self.absent.clear()
         rows = np.arange(self.setup.data.n_train, dtype=np.int64)
         self.embeddings = await self._collect(rows, "initial")
         await self._end_phase()
 
     async def epoch(self) -> None:
         self._losses = []
+        self.absent.clear()
         target = (self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train
         while self.processed < target:
             await self._iterate(await self._gather_uploads())
@@ -72,6 +75,7 @@ class VAFLServer(ServerRole):
         await self._end_phase()
 
     async def evaluate(self) -> None:
+        self.absent.clear()
         data = self.setup.data
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
         embeddings = await self._collect(rows, "evaluation")
@@ -85,10 +89,12 @@ class VAFLServer(ServerRole):
         for party in self.parties:
             await self.link.send(party, "end", {})
         running = set(self.parties)
-        while running:
+        while running - self.absent:
             message = await self._receive()
             if message.kind == "ended":
                 running.discard(message.sender)
+            elif message.kind == ABSENT:
+                self.absent.add(message.sender)
             else:
                 await self._late(message)
 
@@ -127,10 +133,13 @@ class VAFLServer(ServerRole):
     # -- iterations -----------------------------------------------------------------------------------------
 
     async def _gather_uploads(self) -> list[Message]:
-        """Uploads of `wait_for` distinct parties, in order of arrival."""
+        """Uploads of `wait_for` distinct parties, or of all that are present, in order of arrival."""
         uploads: dict[str, Message] = {}
-        while len(uploads) < self.wait_for:
+        while len(uploads) < max(1, min(self.wait_for, len(self.parties) - len(self.absent))):
             message = await self._receive()
+            if message.kind == ABSENT:
+                self.absent.add(message.sender)
+                continue
             if message.kind != "embedding" or message.sender not in self.parties or message.sender in uploads:
                 raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
             uploads[message.sender] = message

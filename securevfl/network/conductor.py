@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from securevfl.data.labels import Coding
-from securevfl.data.share import Outline, coding_of, split_rows
+from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
 from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, SecureVFLError
 from securevfl.network.agreement import (
     Facts,
     Proposal,
     commitment,
     load_alignment,
-    own_ids,
-    rows_of,
     save_alignment,
 )
 from securevfl.network.config import ServerConfig
@@ -73,12 +72,15 @@ class Conductor(Node):
         self._coding: Coding | None = None
         self._members = tuple(config.others)
         self._ids: list[str] = []
+        self._away: set[str] = set()
+        self._fresh: set[str] = set()
         self._epochs = 0
         self._restore = STAY
         self._task: asyncio.Task[None] | None = None
 
     def _restart(self, peer: str) -> None:
         self.joined.pop(peer, None)
+        self._fresh.add(peer)
         self.mesh.control.put_nowait((peer, "restarted", {}))
 
     # -- the whole run --------------------------------------------------------------------------------------
@@ -112,10 +114,12 @@ class Conductor(Node):
             await self.close()
 
     async def _lead(self) -> dict[str, Any]:
+        self._away.clear()
         await self._gather()
         await self._introduce()
         await self._align()
         seat = await self._agree()
+        self._fresh.clear()
         start = self._common_epoch(seat)
         await self._train(seat, start)
         return await self._finish(seat)
@@ -131,10 +135,13 @@ class Conductor(Node):
     # -- control messages -----------------------------------------------------------------------------------
 
     async def _collect(self, kind: str, who: Collection[str], **match: Any) -> dict[str, dict[str, Any]]:
-        """One control message of a kind from each; whatever breaks the run off is raised."""
+        """One control message of a kind from each that is not away; what breaks the run off is raised."""
         found: dict[str, dict[str, Any]] = {}
-        while len(found) < len(who):
+        while set(who) - set(found) - self._away:
             peer, got, fields = await self.next_control()
+            if got in ("away", "restarted") and self._can_do_without(peer):
+                self._leave_out(peer)
+                continue
             self._check_event(peer, got, fields)
             fits = all(fields.get(key) == value for key, value in match.items())
             if got == kind and peer in who and peer not in found and fits:
@@ -150,6 +157,42 @@ class Conductor(Node):
             raise BudgetExceeded(str(fields.get("reason")))
         if kind == "join":
             self._take_join(peer, fields)
+
+    # -- absence --------------------------------------------------------------------------------------------
+
+    def is_needed(self, peer: str) -> bool:
+        """Everybody, except one that training goes on without."""
+        return peer not in self._away or self.part != "epoch"
+
+    def _can_do_without(self, peer: str) -> bool:
+        seat = self.seat
+        tolerant = seat is not None and seat.algorithm.tolerates_absence(seat.plan)
+        return tolerant and self.part == "epoch" and peer in self.config.parties
+
+    def _leave_out(self, peer: str) -> None:
+        """Goes on without an organisation, until a phase begins and it is back."""
+        if peer not in self._away:
+            self._away.add(peer)
+            log.warning("going on without", extra={"peer": peer})
+            self.say(f"{peer} is away; training goes on without it")
+            self.tell_absent(peer)
+
+    async def _readmit(self, part: str) -> None:
+        """Lets those take part again who are back; waits for them where a phase needs everybody."""
+        while self._away:
+            self._away -= {
+                name for name in self._away if name in self.joined and self.mesh.sessions[name].connected
+            }
+            if new := sorted(self._fresh & set(self.joined) - self._away):
+                self.part = "readmitting"
+                await self._introduce()
+                await self._confirm(new)
+            if not self._away or (part == "epoch" and len(self._away) < len(self.config.parties)):
+                return
+            self.part = "waiting"
+            peer, kind, fields = await self.next_control()
+            if kind not in ("away", "restarted"):
+                self._check_event(peer, kind, fields)
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
@@ -265,11 +308,21 @@ class Conductor(Node):
             )
         for line in agreement.summary() if not earlier else ():
             self.say(line)
-        self.mesh.tell_all("propose", proposal=agreement.proposal.to_json(), digest=agreement.digest)
-        await self._collect("confirmed", self._members, digest=agreement.digest)
-        self.keep_agreement(agreement)
-        self.mesh.tell_all("agreed", digest=agreement.digest)
+        self.agreement = agreement
+        await self._confirm(self._members)
         return self.take_seat(agreement)
+
+    async def _confirm(self, who: Collection[str]) -> None:
+        """Has organisations confirm the agreement; nobody takes part before it has."""
+        if self.agreement is None:
+            raise ProtocolError("there is nothing to agree on yet")
+        proposal, digest = self.agreement.proposal.to_json(), self.agreement.digest
+        for name in who:
+            self.mesh.tell(name, "propose", proposal=proposal, digest=digest)
+        await self._collect("confirmed", who, digest=digest)
+        self.keep_agreement(self.agreement)
+        for name in who:
+            self.mesh.tell(name, "agreed", digest=digest)
 
     def _proposal(self) -> Proposal:
         config, own = self.config, self.own
@@ -306,8 +359,12 @@ class Conductor(Node):
     def _common_epoch(self, seat: Seat) -> int:
         """The newest epoch that everybody can go back to; -1 if there is none."""
         common = set(seat.checkpoints())
-        for each in self.joined.values():
-            common &= set(each.checkpoints)
+        for name, each in self.joined.items():
+            if name in self.config.parties and seat.algorithm.tolerates_absence(seat.plan):
+                oldest = min(each.checkpoints, default=math.inf)  # it was away for the epochs in between
+                common = {epoch for epoch in common if epoch >= oldest}
+            else:
+                common &= set(each.checkpoints)
         return max(common, default=-1)
 
     async def _train(self, seat: Seat, start: int) -> None:
@@ -321,7 +378,7 @@ class Conductor(Node):
                 await self._phase(seat, "epoch", epoch)
                 self._epochs = epoch
                 if plan.evaluate_every and epoch % plan.evaluate_every == 0 and epoch < plan.epochs:
-                    await self._phase(seat, "evaluate", epoch)
+                    await self._evaluate(seat, epoch)
                 self._record(seat, epoch)
         except BudgetExceeded as refused:
             if seat.server is None or seat.server.processed == 0:
@@ -330,10 +387,15 @@ class Conductor(Node):
 
     async def _phase(self, seat: Seat, part: str, epoch: int) -> None:
         """Runs one part of all roles everywhere."""
+        await self._readmit(part)
+        self.part = part
         phase, restore, self._restore = secrets.token_bytes(PHASE_BYTES), self._restore, STAY
-        self.mesh.tell_all("begin", phase=phase, part=part, epoch=epoch, restore=restore)
+        for name in [name for name in self._members if name not in self._away]:
+            back_to = self._epochs if name in self._fresh else restore
+            self.mesh.tell(name, "begin", phase=phase, part=part, epoch=epoch, restore=back_to)
+            self._fresh.discard(name)
         task = asyncio.create_task(
-            self.run_part(seat, phase, part, epoch, None if restore == STAY else restore)
+            self.run_part(seat, phase, part, epoch, None if restore == STAY else restore, tuple(self._away))
         )
         task.add_done_callback(self._own_part_done)
         self._task = task
@@ -346,6 +408,13 @@ class Conductor(Node):
             if isinstance(error, Restarted | BudgetExceeded):
                 await self._abort(phase)
             raise
+
+    async def _evaluate(self, seat: Seat, epoch: int) -> None:
+        """Evaluates the test part, which needs everybody; while somebody is away the figures are unknown."""
+        if not self._away:
+            await self._phase(seat, "evaluate", epoch)
+        elif seat.server is not None:
+            seat.server.test = dict.fromkeys(seat.server.test)
 
     def _own_part_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task is not self._task:

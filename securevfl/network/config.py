@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,13 @@ class NetworkConfig:
 
     Attributes:
         patience: Seconds that somebody may be away before the run stops, resumably.
+        absence: Seconds after which asynchronous training goes on without a party that is away.
         phase_timeout: Seconds that one phase, such as an epoch, may take.
         status: `host:port` of the health and metrics page; empty for none.
     """
 
     patience: float = 600.0
+    absence: float = 5.0
     phase_timeout: float = 3600.0
     status: str = ""
 
@@ -216,6 +218,17 @@ def read_party_config(path: Path) -> PartyConfig:
     if config.data is not None and config.data.label_column:
         raise InputError(f"{path}: only the coordinator has a label_column; leave the column out instead")
     return config
+
+
+def read_tables(paths: Sequence[Path]) -> dict[str, OwnTable]:
+    """The tables that configurations name, by organisation."""
+    tables = {}
+    for path in paths:
+        content = _read(path)
+        common = _common(path, content)
+        if common["data"] is not None:
+            tables[common["identity"].name] = common["data"].read(common["base"])
+    return tables
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from securevfl.data.share import own_ids, rows_of
 from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
 from securevfl.network.agreement import (
     Agreement,
@@ -15,8 +16,6 @@ from securevfl.network.agreement import (
     Proposal,
     commitment,
     load_alignment,
-    own_ids,
-    rows_of,
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
@@ -124,6 +123,8 @@ class Member(Node):
     async def _handle(self, kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a control message asks for; the result once the run has ended."""
         match kind:
+            case "away":
+                pass
             case "restarted":
                 await self._start_over()
             case "introduction":

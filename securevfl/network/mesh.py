@@ -26,6 +26,7 @@ from securevfl.runtime.links import QueueLink
 MAX_EARLY = 100_000
 
 log = logging.getLogger("securevfl.network")
+log.addHandler(logging.NullHandler())
 
 Control = tuple[str, str, dict[str, Any]]
 

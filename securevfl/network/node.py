@@ -9,13 +9,16 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.data.share import OwnTable
+from securevfl.algorithms import ABSENT, SERVER
+from securevfl.data.share import OUTLINE_FILE, OwnTable
 from securevfl.errors import NetworkError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE
+from securevfl.messages import Message
 from securevfl.network.agreement import Agreement
 from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
@@ -90,7 +93,7 @@ class Node(ABC):
         """Writes down what was agreed on, before anything leaves."""
         self.agreement = agreement
         write_text(self.folder.plan_file, agreement.plan.to_toml())
-        write_text(self.folder.path / "outline.json", agreement.proposal.outline.to_json() + "\n")
+        write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
         content = {
             "run": self.config.run,
             "homes": [self.name],
@@ -114,14 +117,33 @@ class Node(ABC):
 
     # -- phases ---------------------------------------------------------------------------------------------
 
-    async def run_part(self, seat: Seat, phase: bytes, part: str, epoch: int, restore: int | None) -> None:
-        """Runs one part of the roles here, going back to a checkpoint first if told so."""
+    async def run_part(
+        self,
+        seat: Seat,
+        phase: bytes,
+        part: str,
+        epoch: int,
+        restore: int | None,
+        absent: Iterable[str] = (),
+    ) -> None:
+        """Runs one part of the roles here.
+
+        Args:
+            seat: The roles.
+            phase: Whose messages belong together.
+            part: What to run.
+            epoch: For which epoch.
+            restore: Epoch to go back to first; None to stay.
+            absent: Organisations that the server goes on without.
+        """
         if restore is not None:
             seat.restore(restore, fresh=self.fresh)
         self.fresh = False
         self.part, self.epoch = part, epoch
         log.info("phase begins", extra={"part": part, "epoch": epoch})
         self.mesh.begin(phase)
+        for peer in absent:
+            self.tell_absent(peer)
         try:
             async with asyncio.timeout(self.config.network.phase_timeout or None):
                 await seat.run(part)
@@ -132,6 +154,10 @@ class Node(ABC):
             ) from error
         finally:
             self.mesh.end()
+
+    def tell_absent(self, peer: str) -> None:
+        """Lets the server know that it goes on without an organisation in this phase."""
+        self.mesh.links[SERVER].deliver(Message(kind=ABSENT, sender=peer, receiver=SERVER))
 
     def _waits(self) -> str:
         waits = [f"{address} waits for {link.waiting}" for address, link in self.mesh.links.items()]
@@ -147,11 +173,15 @@ class Node(ABC):
 
     async def watch(self) -> None:
         """Reports whoever has been away for too long."""
-        patience = self.config.network.patience
+        patience, noticed = self.config.network.patience, set[str]()
         while True:
             await asyncio.sleep(0.2)
             now = time.monotonic()
+            noticed &= set(self.mesh.lost_since)
             for peer, since in list(self.mesh.lost_since.items()):
+                if now - since > self.config.network.absence and peer not in noticed:
+                    noticed.add(peer)
+                    self.mesh.control.put_nowait((peer, "away", {}))
                 if self.is_needed(peer) and now - since > patience:
                     self.mesh.control.put_nowait(
                         NetworkError(f"{peer} has not been reachable for {patience:g} s")
