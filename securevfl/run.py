@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,13 @@ def train(
     head: nn.Module | None = None,
     progress: Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    ray: str | None = None,
 ) -> Run:
     """Trains on vertical data, every release gated and accounted for.
 
-    All parties run in this process, on the virtual network. What the result promises is written in
-    ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its worst observer.
+    All parties run in this process, on the virtual network, or as actors of a Ray cluster. What the result
+    promises is written in ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its
+    worst observer.
 
     Args:
         data: The parties' features and the labels.
@@ -126,6 +129,9 @@ def train(
         head: Your own model for the label holder.
         progress: Called after every step.
         callbacks: Told of the start, of every epoch and of the end; see `securevfl.trackers`.
+        ray: Run every organisation but the label holder in a process of its own, on a Ray cluster: its
+            address, ``auto`` for the one of this machine, ``local`` to start one for this run. It needs
+            `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
         PlanError: The plan does not fit itself or the data.
@@ -137,21 +143,16 @@ def train(
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
+    if ray is not None and (folder is None or encoders or head is not None):
+        raise PlanError("a run on Ray needs an output folder, and the plan's own encoders and head")
     if resume:
         _check_same_plan(folder, resolved)
     elif folder is not None:
         folder.create(resolved)
     follow = Callbacks(tuple(callbacks))
     try:
-        engine = Engine(
-            resolved,
-            scaled,
-            folder=folder,
-            encoders=encoders or {},
-            head=head,
-            progress=progress,
-            on_epoch=follow.on_epoch,
-        )
+        make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
+        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
     except SecureVFLError:
         if folder is not None and not resume:
             folder.remove()  # made a moment ago; nothing has been released
@@ -169,6 +170,8 @@ def train(
     if folder is not None:
         folder.write_result(result)
     follow.on_finish(result)
+    if ray is not None and folder is not None:
+        return load_run(folder.path)  # the models were trained elsewhere
     return Run(
         plan=resolved,
         metrics=engine.metrics,
@@ -185,6 +188,13 @@ def train(
             organisations=engine.organisations if folder is None else (),
         ),
     )
+
+
+def _engine_on(ray: str) -> Callable[..., Engine]:
+    from securevfl.actors.engine import ActorEngine
+    from securevfl.actors.pool import RayPool
+
+    return partial(ActorEngine, seats=RayPool(ray))
 
 
 def load_run(

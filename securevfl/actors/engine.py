@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from securevfl.actors.share import Share, pack_share
-from securevfl.algorithms import Progress
+from securevfl.algorithms import Progress, find_algorithm
 from securevfl.data import VerticalData
 from securevfl.engine import Engine, first_cause, run_roles
 from securevfl.errors import DeadlockError, PlanError, RunError
@@ -37,7 +37,18 @@ class Handle(Protocol):
         """Calls a method of the seat without waiting for it."""
 
 
-Open = Callable[[str, Plan, Share, RunFolder], Handle]
+class Seats(Protocol):
+    """Where seats are made."""
+
+    def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Handle:
+        """Makes the seat of an organisation.
+
+        Raises:
+            PlanError: The plan does not fit the organisation's data.
+        """
+
+    def close(self) -> None:
+        """Ends all seats."""
 
 
 class ActorEngine(Engine):
@@ -47,7 +58,7 @@ class ActorEngine(Engine):
         plan: The resolved plan.
         data: The scaled data.
         folder: The run's folder, which all processes see.
-        open_seat: Makes a seat for an organisation and returns its handle.
+        seats: Makes a seat for every other organisation; closed with the engine.
         progress: Called after every step of the server.
         on_epoch: Called with each line of metrics.
 
@@ -56,6 +67,7 @@ class ActorEngine(Engine):
     """
 
     network: SteppedNetwork
+    away: dict[str, Handle]
 
     def __init__(
         self,
@@ -63,19 +75,23 @@ class ActorEngine(Engine):
         data: VerticalData,
         *,
         folder: RunFolder,
-        open_seat: Open,
+        seats: Seats,
         progress: Callable[[Progress], None] | None = None,
         on_epoch: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        super().__init__(plan, data, folder=folder, progress=progress, on_epoch=on_epoch)
-        if not self.algorithm.federated:
-            raise PlanError(
-                f"algorithm {plan.algorithm!r} has one participant; there is nothing to spread out"
-            )
-        names = [name for name in dict.fromkeys(self.hosts.values()) if name != self.label_holder]
-        self.away = {name: open_seat(name, plan, pack_share(data, name), folder) for name in names}
-        self._spent: dict[str, float] = dict.fromkeys(names, 0.0)
+        self._seats, self.away = seats, {}
         self._away_numbers: dict[str, int] = {}
+        try:
+            if not find_algorithm(plan.algorithm).federated:
+                raise PlanError(f"algorithm {plan.algorithm!r} has a single participant; leave Ray out")
+            super().__init__(plan, data, folder=folder, progress=progress, on_epoch=on_epoch)
+            for name in dict.fromkeys(self.hosts.values()):
+                if name != self.label_holder:
+                    self.away[name] = seats.open_seat(name, plan, pack_share(data, name), folder)
+        except BaseException:
+            seats.close()
+            raise
+        self._spent: dict[str, float] = dict.fromkeys(self.away, 0.0)
 
     def _here(self) -> list[str]:
         return [self.label_holder]
@@ -191,3 +207,4 @@ class ActorEngine(Engine):
         for seat in self.away.values():
             with suppress(RunError):  # it has died, and its files with it
                 seat.call("close").result()
+        self._seats.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.actors.share import Share, unpack_share
-from securevfl.algorithms import Setup, find_algorithm
+from securevfl.algorithms import SERVER, Setup, find_algorithm
 from securevfl.engine import first_cause, run_roles
 from securevfl.folder import RunFolder
 from securevfl.models import pick_device, save_module
@@ -31,8 +31,8 @@ class Seat:
     def __init__(self, name: str, plan: Plan, share: Share, folder: Path) -> None:
         self.name, self.plan, self.folder = name, plan, RunFolder(folder)
         data = unpack_share(share)
-        algorithm = find_algorithm(plan.algorithm)
-        hosts = hosts_of(algorithm, data, label_holder_of(plan, data))
+        self.algorithm = find_algorithm(plan.algorithm)
+        hosts = hosts_of(self.algorithm, data, label_holder_of(plan, data))
         self.organisation = build_organisation(
             name,
             plan,
@@ -60,7 +60,7 @@ class Seat:
             device=device,
             report=lambda processed, loss: None,
         )
-        self.roles = [algorithm.role(self.setup, address) for address in self.network.links]
+        self.roles = [self.algorithm.role(self.setup, address) for address in self.network.links]
         self._phase: SteppedPhase | None = None
 
     # -- phases ---------------------------------------------------------------------------------------------
@@ -118,6 +118,8 @@ class Seat:
         self.observatory.save(self.folder)
         for party, encoder in self.setup.encoders.items():
             save_module(self.folder.model(party), encoder)
+        if self.setup.hosts[self.algorithm.head_at(self.setup)] == self.name:
+            save_module(self.folder.model(SERVER), self.setup.head)
 
     def close(self) -> None:
         """Closes ledger and view."""
