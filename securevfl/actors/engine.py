@@ -36,16 +36,19 @@ class Handle(Protocol):
     def call(self, method: str, *arguments: Any) -> Pending:
         """Calls a method of the seat without waiting for it."""
 
+    def ready(self) -> None:
+        """Waits until the seat is made.
+
+        Raises:
+            PlanError: The plan does not fit the organisation's data.
+        """
+
 
 class Seats(Protocol):
     """Where seats are made."""
 
     def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Handle:
-        """Makes the seat of an organisation.
-
-        Raises:
-            PlanError: The plan does not fit the organisation's data.
-        """
+        """Begins to make the seat of an organisation."""
 
     def close(self) -> None:
         """Ends all seats."""
@@ -88,6 +91,8 @@ class ActorEngine(Engine):
             for name in dict.fromkeys(self.hosts.values()):
                 if name != self.label_holder:
                     self.away[name] = seats.open_seat(name, plan, pack_share(data, name), folder)
+            for seat in self.away.values():
+                seat.ready()
         except BaseException:
             seats.close()
             raise

@@ -34,15 +34,19 @@ def value_of(given: Answer) -> Any:
 class SeatActor:
     """Holds one seat in a process of its own; errors travel as text."""
 
+    seat: Any
+
     def open(self, *arguments: Any) -> Answer:
         """Makes the seat."""
+        return answer(lambda: self._open(*arguments))
+
+    def _open(self, *arguments: Any) -> None:
         import torch
 
         from securevfl.actors.seat import Seat
 
         torch.set_num_threads(1)  # as in a sweep: the actors share the machine
-        self.seat = Seat.__new__(Seat)
-        return answer(lambda: Seat.__init__(self.seat, *arguments))
+        self.seat = Seat(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Answer:
         """Calls a method of the seat."""
@@ -52,8 +56,12 @@ class SeatActor:
 class RayHandle:
     """A seat in a Ray actor."""
 
-    def __init__(self, ray: Any, actor: Any, name: str) -> None:
-        self._ray, self._actor, self._name = ray, actor, name
+    def __init__(self, ray: Any, actor: Any, name: str, opened: RayCall) -> None:
+        self._ray, self._actor, self._name, self._opened = ray, actor, name, opened
+
+    def ready(self) -> None:
+        """See `Handle.ready`."""
+        self._opened.result()
 
     def call(self, method: str, *arguments: Any) -> RayCall:
         """See `Handle.call`."""
@@ -95,11 +103,10 @@ class RayPool:
         self._make = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(SeatActor)
 
     def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> RayHandle:
-        """Makes an actor with the organisation's seat in it."""
+        """Starts an actor for the organisation's seat; all start at the same time."""
         actor = self._make.remote()
         opened = actor.open.remote(name, plan, share, folder.path.absolute())
-        RayCall(self._ray, opened, name).result()
-        return RayHandle(self._ray, actor, name)
+        return RayHandle(self._ray, actor, name, RayCall(self._ray, opened, name))
 
     def close(self) -> None:
         """Ends the actors and leaves the cluster."""

@@ -56,6 +56,9 @@ class Seats:
             def call(self, method: str, *arguments: Any) -> Done:
                 return Done(answer(lambda: getattr(seat, method)(*arguments)))
 
+            def ready(self) -> None:
+                """It is made at once."""
+
         return Handle()
 
     def close(self) -> None:
