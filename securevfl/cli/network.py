@@ -50,6 +50,23 @@ def join(
     _run(node, f"securevfl join --config {config}", json)
 
 
+def gather(
+    folders: Annotated[list[Path], typer.Argument(help="The organisations' run folders.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder, which securevfl audit reads.")],
+    json: Json = False,
+) -> None:
+    """Bring the folders of a networked run together, for an audit of the whole."""
+    from securevfl.network.gather import gather as bring_together
+
+    found = bring_together(folders, out)
+    if json:
+        print_json(found)
+        return
+    typer.echo(f"{', '.join(found['organisations'])} -> {out}")
+    if found["missing"]:
+        typer.echo(f"missing: {', '.join(found['missing'])}; what they released cannot be checked")
+
+
 def _say(text: str, json: bool) -> None:
     typer.echo(text, err=json)
 

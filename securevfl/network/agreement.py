@@ -33,24 +33,6 @@ def commitment(run: str, ids: Sequence[str]) -> str:
     return hmac.new(run.encode(), pack_strings(list(ids)), hashlib.sha256).hexdigest()
 
 
-def own_ids(own: OwnTable) -> list[str]:
-    """The IDs as text, as they are compared."""
-    return [str(each) for each in own.ids.tolist()]
-
-
-def rows_of(own: OwnTable, ids: Sequence[str]) -> list[int]:
-    """Where the common IDs are in an organisation's table.
-
-    Raises:
-        DataError: One is not there.
-    """
-    places = {text: row for row, text in enumerate(own_ids(own))}
-    missing = next((text for text in ids if text not in places), None)
-    if missing is not None:
-        raise DataError(f"ID {missing!r} was common to all, but is not in the table any more")
-    return [places[text] for text in ids]
-
-
 def save_alignment(folder: Path, ids: Sequence[str]) -> None:
     """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it."""
     path = folder / ALIGNMENT_FILE

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from securevfl.data.labels import Coding
-from securevfl.data.share import Outline, coding_of, split_rows
+from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
 from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, SecureVFLError
 from securevfl.network.agreement import (
     Facts,
     Proposal,
     commitment,
     load_alignment,
-    own_ids,
-    rows_of,
     save_alignment,
 )
 from securevfl.network.config import ServerConfig

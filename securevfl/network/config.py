@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,17 @@ def read_party_config(path: Path) -> PartyConfig:
     if config.data is not None and config.data.label_column:
         raise InputError(f"{path}: only the coordinator has a label_column; leave the column out instead")
     return config
+
+
+def read_tables(paths: Sequence[Path]) -> dict[str, OwnTable]:
+    """The tables that configurations name, by organisation."""
+    tables = {}
+    for path in paths:
+        content = _read(path)
+        common = _common(path, content)
+        if common["data"] is not None:
+            tables[common["identity"].name] = common["data"].read(common["base"])
+    return tables
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from securevfl.data.share import own_ids, rows_of
 from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
 from securevfl.network.agreement import (
     Agreement,
@@ -15,8 +16,6 @@ from securevfl.network.agreement import (
     Proposal,
     commitment,
     load_alignment,
-    own_ids,
-    rows_of,
     save_alignment,
 )
 from securevfl.network.config import PartyConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
-from securevfl.data.share import OwnTable
+from securevfl.data.share import OUTLINE_FILE, OwnTable
 from securevfl.errors import NetworkError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE
@@ -93,7 +93,7 @@ class Node(ABC):
         """Writes down what was agreed on, before anything leaves."""
         self.agreement = agreement
         write_text(self.folder.plan_file, agreement.plan.to_toml())
-        write_text(self.folder.path / "outline.json", agreement.proposal.outline.to_json() + "\n")
+        write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
         content = {
             "run": self.config.run,
             "homes": [self.name],

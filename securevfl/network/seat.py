@@ -80,12 +80,16 @@ class Seat:
 
     def _build(self) -> Setup:
         device = pick_device(self.plan.device)
+        # Of the others' encoders nothing is known but the shape that the plan gives them; none of them runs.
         encoders = {
             party: seat_encoder(
-                self.plan, self.data, party, gate=self.organisation.gate, given=self._given.get(party)
+                self.plan,
+                self.data,
+                party,
+                gate=self.organisation.gate if self.hosts[party] == self.name else None,
+                given=self._given.get(party),
             ).to(device)
             for party in self.data.parties
-            if self.hosts[party] == self.name
         }
         return Setup(
             plan=self.plan,
@@ -228,7 +232,8 @@ class Seat:
         self.observatory.save(self.folder)
         self.folder.model(SERVER).parent.mkdir(exist_ok=True)
         for party, encoder in self.setup.encoders.items():
-            save_module(self.folder.model(party), encoder)
+            if self.hosts[party] == self.name:
+                save_module(self.folder.model(party), encoder)
         if self.server is not None:
             save_module(self.folder.model(SERVER), self.setup.head)
 
