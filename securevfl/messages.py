@@ -66,7 +66,7 @@ class Message:
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Message:
+    def from_bytes(cls, data: bytes | memoryview) -> Message:
         """Reads the wire form.
 
         Raises:

@@ -26,6 +26,7 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import ServerConfig
+from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
 from securevfl.network.node import STAY, Node, Restarted
 from securevfl.network.relay import Introduction, read_introduction
@@ -75,6 +76,7 @@ class Conductor(Node):
         self._away: set[str] = set()
         self._fresh: set[str] = set()
         self._epochs = 0
+        self._round = b""
         self._restore = STAY
         self._task: asyncio.Task[None] | None = None
 
@@ -197,9 +199,10 @@ class Conductor(Node):
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
         introduction.check(self.config.run, self.config.identity.ca_pem)
-        session = self.mesh.sessions[peer]
-        if introduction.name != peer or introduction.incarnation != session.incarnation:
+        if introduction.name != peer:
             raise ProtocolError(f"{peer} introduces itself as another")
+        if introduction.incarnation != self.mesh.sessions[peer].incarnation:
+            return  # it has restarted since, and will join again
         facts = Facts.from_json(str(fields.get("facts")))
         if (facts.columns == 0) != (peer not in self.config.parties):
             raise DataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
@@ -207,7 +210,7 @@ class Conductor(Node):
             facts=facts,
             introduction=introduction,
             aligned=str(fields.get("aligned")),
-            checkpoints=tuple(int(each) for each in fields.get("checkpoints") or []),
+            checkpoints=tuple(fields["checkpoints"]),
         )
         log.info("joined", extra={"peer": peer})
         self.say(f"{peer} has joined")
@@ -227,8 +230,9 @@ class Conductor(Node):
         self.mesh.introduce(each.introduction for each in self.joined.values())
         for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
             self.mesh.tell_all("introduction", **each.fields())
-        self.mesh.tell_all("meet")
-        await self._collect("met", self._members)
+        self._round = secrets.token_bytes(ROUND_BYTES)
+        self.mesh.tell_all("meet", round=self._round)
+        await self._collect("met", self._members, round=self._round)
 
     async def _align(self) -> None:
         """Finds the common IDs, unless everybody remembers them."""
@@ -262,32 +266,37 @@ class Conductor(Node):
         machine = protocol.machine(0, own_ids(self.own))  # type: ignore[arg-type]
         for index, name in enumerate(with_data, start=1):
             self.mesh.tell(
-                name, "align", index=index, parties=len(with_data) + 1, normalise=self.config.normalise
+                name,
+                "align",
+                round=self._round,
+                index=index,
+                parties=len(with_data) + 1,
+                normalise=self.config.normalise,
             )
         self._send_alignment(machine.start(), with_data)
         while not machine.done:
             peer, kind, fields = await self.next_control()
             self._check_event(peer, kind, fields)
-            if kind == "alignment" and peer in with_data:
+            if kind == "alignment" and peer in with_data and fields["round"] == self._round:
                 message = protocol.decode(fields["content"])
                 self._send_alignment(
                     machine.receive(Envelope(with_data.index(peer) + 1, 0, message)), with_data
                 )
-        await self._collect("aligned", with_data)
+        await self._collect("aligned", with_data, round=self._round)
         found = machine.alignment()
         return [own_ids(self.own)[row] for row in found.rows]  # type: ignore[arg-type]
 
     def _send_alignment(self, envelopes: list[Envelope], with_data: list[str]) -> None:
         for envelope in envelopes:
             peer = with_data[envelope.receiver - 1]
-            self.mesh.tell(peer, "alignment", content=envelope.message.to_bytes())
+            self.mesh.tell(peer, "alignment", round=self._round, content=envelope.message.to_bytes())
 
     async def _compare(self, with_data: list[str]) -> list[str]:
         """Without private alignment all tables must hold the same IDs."""
         ids = sorted(own_ids(self.own))  # type: ignore[arg-type]
         for name in with_data:
-            self.mesh.tell(name, "compare")
-        answers = await self._collect("compared", with_data)
+            self.mesh.tell(name, "compare", round=self._round)
+        answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
             if fields.get("ids") != commitment(self.config.run, ids):
                 raise DataError(
