@@ -17,7 +17,7 @@ from typing import Any
 
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
-from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.network.agreement import (
     Facts,
     Proposal,
@@ -28,7 +28,7 @@ from securevfl.network.agreement import (
 from securevfl.network.config import ServerConfig
 from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
-from securevfl.network.node import STAY, Node, Restarted
+from securevfl.network.node import STAY, Node, Restarted, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
 from securevfl.protocols.alignment import PrivateAlignment
@@ -95,6 +95,8 @@ class Conductor(Node):
             SecureVFLError: An organisation refuses or fails; the message says which and why.
         """
         self.open_folder()
+        if self.folder.result_file.exists():
+            raise RunError(f"the run in {self.folder.path} is finished; choose another folder for a new one")
         port = await self.mesh.transport.listen(self.config.listen)
         self.say(f"{self.name} listens at {self.config.listen.rpartition(':')[0]}:{port}")
         watch = asyncio.create_task(self.watch())
@@ -155,10 +157,11 @@ class Conductor(Node):
             raise Restarted(f"{peer} has started anew")
         if kind == "failed":
             raise ProtocolError(f"{peer} stops: {fields.get('reason')}")
-        if kind == "refused":
+        if kind == "refused" and fields["phase"] == self.mesh.last_phase:
             raise BudgetExceeded(str(fields.get("reason")))
         if kind == "join":
-            self._take_join(peer, fields)
+            with understanding(peer, kind):
+                self._take_join(peer, fields)
 
     # -- absence --------------------------------------------------------------------------------------------
 
@@ -437,20 +440,28 @@ class Conductor(Node):
             self.mesh.control.put_nowait(NetworkError(f"{type(error).__name__}: {error}"))
 
     async def _abort(self, phase: bytes) -> None:
-        """Ends a phase everywhere; those that restarted have no part in it and join anew."""
-        present = [name for name in self._members if name in self.joined]
-        for name in present:
+        """Ends a phase everywhere; those that restarted have no part in it and join anew.
+
+        Raises:
+            Restarted: Somebody has restarted meanwhile.
+        """
+        self.part, restarted = "aborting", ""
+        waiting = {name for name in self._members if name in self.joined}
+        for name in waiting:
             self.mesh.tell(name, "abort", phase=phase)
-        waiting = set(present)
-        while waiting & set(self.joined):
+        while waiting:
             peer, kind, fields = await self.next_control()
-            if kind == "join":
-                self._take_join(peer, fields)
-            elif kind == "aborted" and fields.get("phase") == phase:
+            if kind == "restarted":
+                restarted = peer
                 waiting.discard(peer)
-                known = self.joined[peer]
-                epochs = tuple(int(each) for each in fields.get("checkpoints") or [])
-                self.joined[peer] = Joined(**{**vars(known), "checkpoints": epochs})
+            elif kind == "join":
+                self._take_join(peer, fields)
+            elif kind == "aborted" and fields["phase"] == phase and peer in waiting & set(self.joined):
+                waiting.discard(peer)
+                known = vars(self.joined[peer])
+                self.joined[peer] = Joined(**{**known, "checkpoints": tuple(fields["checkpoints"])})
+        if restarted:
+            raise Restarted(f"{restarted} has started anew")
 
     def _record(self, seat: Seat, epoch: int) -> None:
         line = seat.line(epoch)
@@ -467,10 +478,27 @@ class Conductor(Node):
                 seat.server.test = dict.fromkeys(seat.server.test)
         seat.finish()
         self.mesh.tell_all("finish", epochs=self._epochs, stopped=self.reason or "")
-        await self._collect("finished", self._members)
+        await self._all_finished()
         result = self.result(seat, self._epochs)
         self.folder.write_result(result)
         self.part = "finished"
         self.mesh.tell_all("goodbye")
         await asyncio.sleep(0.2)
         return result
+
+    async def _all_finished(self) -> None:
+        """Waits until everybody has written what belongs to it.
+
+        Raises:
+            Restarted: A process died before it had.
+        """
+        waiting = set(self._members)
+        while waiting:
+            peer, kind, fields = await self.next_control()
+            if kind != "restarted":  # its joining says whether it had finished
+                self._check_event(peer, kind, fields)
+            if kind == "finished" or (kind == "join" and fields["finished"]):
+                waiting.discard(peer)
+            elif kind == "join":
+                await self._abort(secrets.token_bytes(PHASE_BYTES))  # all say which checkpoints they have now
+                raise Restarted(f"{peer} has started anew")

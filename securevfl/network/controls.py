@@ -43,7 +43,7 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
 }
 
 OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
-    "join": {**_INTRODUCTION, "facts": str, "aligned": str, "checkpoints": list},
+    "join": {**_INTRODUCTION, "facts": str, "aligned": str, "checkpoints": list, "finished": bool},
     "met": {"round": bytes},
     "alignment": {"round": bytes, "content": bytes},
     "aligned": {"round": bytes},

@@ -19,7 +19,7 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, Node
+from securevfl.network.node import STAY, Node, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
@@ -28,6 +28,8 @@ from securevfl.protocols.contract import Envelope
 
 log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
+LAST_CALL = 10.0
+"""Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
 
 
 class Member(Node):
@@ -57,6 +59,7 @@ class Member(Node):
         self._ids: list[str] | None = None
         self._introductions: list[Introduction] = []
         self._round = b""
+        self._result: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
         self._phase = b""
 
@@ -76,6 +79,8 @@ class Member(Node):
             SecureVFLError: This organisation refuses or fails.
         """
         self._digest = self.open_folder()
+        if self.folder.result_file.exists():
+            self._result, self.patience = self.folder.read_result(), min(self.patience, LAST_CALL)
         self._ids = load_alignment(self.folder.path)
         if self.config.listen:
             await self.mesh.transport.listen(self.config.listen)
@@ -85,11 +90,16 @@ class Member(Node):
         try:
             while True:
                 _, kind, fields = await self.next_control()
-                if (result := await self._handle(kind, fields)) is not None:
+                with understanding(self.config.coordinator, kind):
+                    result = await self._handle(kind, fields)
+                if result is not None:
                     return result
+        except NetworkError:
+            if self._result is not None:  # all that is missing is the coordinator's goodbye
+                return self._result
+            raise
         except SecureVFLError as error:
-            if not isinstance(error, NetworkError):
-                await self._tell_failure(str(error))
+            await self._tell_failure(str(error))
             raise
         finally:
             await self.stop_task(self._task)
@@ -113,6 +123,7 @@ class Member(Node):
             facts=Facts.of(self.own).to_json(),
             aligned="" if known is None else commitment(self.config.run, known),
             checkpoints=self._checkpoints(),
+            finished=self._result is not None,
             **self.mesh.introducer.introduction.fields(),
         )
 
@@ -159,8 +170,6 @@ class Member(Node):
             case _:
                 raise ProtocolError(f"the coordinator sends {kind!r}, which this version does not know")
         return None
-
-    _result: dict[str, Any] | None = None
 
     async def _start_over(self) -> None:
         """The coordinator is a new process: what runs here is void, and this organisation joins again."""
