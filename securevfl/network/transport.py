@@ -45,6 +45,9 @@ log = logging.getLogger("securevfl.network")
 Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[None]]
 
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, ConnectionError)
+"""How a stream that breaks shows itself, depending on where it breaks."""
+
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME),
     ("grpc.max_send_message_length", MAX_FRAME),
@@ -67,6 +70,7 @@ class Handlers:
         frame: A new frame of a peer arrived, in order.
         connected: A stream with a peer began; True if the peer is a new process.
         lost: The stream with a peer is gone; True if it was ended because the peer broke the rules.
+        trouble: A peer cannot be reached, and why; once for each new reason.
         failed: A peer refuses this organisation, or a peer that was dialled breaks the rules, or something
             is wrong here; this process cannot go on.
     """
@@ -74,6 +78,7 @@ class Handlers:
     frame: Callable[[str, Frame], None]
     connected: Callable[[str, bool], None]
     lost: Callable[[str, bool], None]
+    trouble: Callable[[str, str], None]
     failed: Callable[[SecureVFLError], None]
 
 
@@ -270,7 +275,7 @@ class Transport:
     async def _refuse(self, peer: str, context: Any, reason: str) -> None:
         self.refused += 1
         log.warning("refused", extra={"peer": peer, "reason": reason})
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+        with contextlib.suppress(*_BROKEN):
             await context.write(refusal(reason))
 
     # -- dialling -------------------------------------------------------------------------------------------
@@ -287,7 +292,7 @@ class Transport:
             try:
                 await asyncio.create_task(self._dial_once(peer, address))
                 wait = 0.1
-            except (grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, ConnectionError) as error:
+            except _BROKEN as error:
                 self._note_trouble(peer, error)
                 wait = min(2 * wait, SLOWEST_RETRY)
             except SecureVFLError as error:
@@ -303,8 +308,10 @@ class Transport:
         """Keeps why a peer cannot be reached; a log line for each new reason."""
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
         reason = str(details or "no answer")[:MAX_REASON]
+        reason = reason.rpartition("last error: ")[2]
         if self.trouble.get(peer) != reason:
             self.trouble[peer] = reason
+            self.handlers.trouble(peer, reason)
             log.warning("not reachable", extra={"peer": peer, "reason": reason})
 
     async def _dial_once(self, peer: str, address: str) -> None:
