@@ -23,6 +23,7 @@ from securevfl.attacks.contract import Arrays, Info, Need, Truth
 from securevfl.attacks.deployed import Deployed
 from securevfl.attacks.truth import AUXILIARY, TRUTHS
 from securevfl.data import VerticalData
+from securevfl.data.share import read_outline
 from securevfl.errors import AttackError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
@@ -54,6 +55,7 @@ class Source:
         self.files = RunFolder(Path(folder))
         self.plan = self.files.read_plan()
         self.data = None if data is None else resolve(self.plan, data)[1]
+        self.outline = read_outline(self.files.path)
         self._tallies: dict[str, dict[Tally, tuple[int, int]]] = {}
         self._infos: dict[tuple[str, tuple[str, ...]], Info] = {}
 
@@ -89,6 +91,8 @@ class Source:
         """Parties with features; without the data, every organisation that has a ledger."""
         if self.data is not None:
             return self.data.parties
+        if self.outline is not None:
+            return self.outline.parties
         names = sorted(path.stem for path in (self.files.path / "ledger").glob("*.jsonl"))
         return tuple(name for name in names if name != "server")
 
@@ -99,6 +103,8 @@ class Source:
             return "server"
         if self.data is not None:
             return self.data.label_holder
+        if self.outline is not None:
+            return self.outline.label_holder
         for observer in self.observers:
             if any(key.receiver == "server" and not key.sent for key in self.tally(observer)):
                 return observer

@@ -75,7 +75,11 @@ class Ledger:
             index, digest = self._open(path)
         self.head = Head(owner, index, digest)
         self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
-        self._begin_session()
+        try:
+            self._begin_session()
+        except BaseException:
+            self.close()
+            raise
 
     def _begin_session(self) -> None:
         self._key = Ed25519PrivateKey.generate()

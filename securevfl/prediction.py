@@ -23,7 +23,7 @@ from securevfl.errors import RunError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
 from securevfl.models import load_module
-from securevfl.organisations import Organisation, build_organisation, kept_records
+from securevfl.organisations import Organisation, build_organisations, kept_records
 from securevfl.plan import Plan
 from securevfl.trained import Trained
 
@@ -112,17 +112,14 @@ class Predictor:
             return self.organisations
         data = trained.template
         holder = SERVER if self.plan.label_holder == "server" else data.label_holder
-        return [
-            build_organisation(
-                name,
-                self.plan,
-                records=trained.records,
-                test_records=0,
-                holds_labels=name == holder,
-                folder=self.folder,
-            )
-            for name in dict.fromkeys((*data.parties, *algorithm.helpers, holder))
-        ]
+        return build_organisations(
+            (*data.parties, *algorithm.helpers, holder),
+            self.plan,
+            label_holder=holder,
+            folder=self.folder,
+            records=trained.records,
+            test_records=0,
+        )
 
     def _read_models(self, engine: Engine, folder: RunFolder) -> None:
         for party, encoder in engine.setup.encoders.items():

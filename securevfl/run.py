@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,13 @@ def train(
     head: nn.Module | None = None,
     progress: Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    ray: str | None = None,
 ) -> Run:
     """Trains on vertical data, every release gated and accounted for.
 
-    All parties run in this process, on the virtual network. What the result promises is written in
-    ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its worst observer.
+    All parties run in this process, on the virtual network, or as actors of a Ray cluster. What the result
+    promises is written in ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its
+    worst observer.
 
     Args:
         data: The parties' features and the labels.
@@ -133,6 +136,9 @@ def train(
         head: Your own model for the label holder.
         progress: Called after every step.
         callbacks: Told of the start, of every epoch and of the end; see `securevfl.trackers`.
+        ray: Run every organisation but the label holder in a process of its own, on a Ray cluster: its
+            address, ``auto`` for the one of this machine, ``local`` to start one for this run. It needs
+            `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
         PlanError: The plan does not fit itself or the data.
@@ -144,18 +150,23 @@ def train(
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
+    if ray is not None and (folder is None or encoders or head is not None):
+        raise PlanError("a run on Ray needs an output folder, and the plan's own encoders and head")
     if resume:
         _check_same_plan(folder, resolved)
     elif folder is not None:
         folder.create(resolved)
     follow = Callbacks(tuple(callbacks))
+    make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
     with nullcontext() if folder is None else folder.locked():
-        engine = _run_engine(resolved, scaled, folder, encoders or {}, head, progress, follow, resume=resume)
+        engine = _run_engine(make, resolved, scaled, folder, progress, follow, resume=resume)
     records = engine.records() if folder is None else written_records(folder.path)
     result = _result(engine, records)
     if folder is not None:
         folder.write_result(result)
     follow.on_finish(result)
+    if ray is not None and folder is not None:
+        return load_run(folder.path)  # the models were trained elsewhere
     return Run(
         plan=resolved,
         metrics=engine.metrics,
@@ -175,11 +186,10 @@ def train(
 
 
 def _run_engine(
+    make: Callable[..., Engine],
     resolved: Plan,
     scaled: VerticalData,
     folder: RunFolder | None,
-    encoders: Mapping[str, nn.Module],
-    head: nn.Module | None,
     progress: Callable[[Progress], None] | None,
     follow: Callbacks,
     *,
@@ -187,15 +197,7 @@ def _run_engine(
 ) -> Engine:
     """Builds the engine and runs it to its end; a folder in which nothing has begun is removed again."""
     try:
-        engine = Engine(
-            resolved,
-            scaled,
-            folder=folder,
-            encoders=encoders,
-            head=head,
-            progress=progress,
-            on_epoch=follow.on_epoch,
-        )
+        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
     except SecureVFLError:
         if folder is not None and not resume:
             folder.remove()  # made a moment ago; nothing has been released
@@ -209,6 +211,13 @@ def _run_engine(
     finally:
         engine.close()
     return engine
+
+
+def _engine_on(ray: str) -> Callable[..., Engine]:
+    from securevfl.actors.engine import ActorEngine
+    from securevfl.actors.pool import RayPool
+
+    return partial(ActorEngine, seats=RayPool(ray))
 
 
 def load_run(

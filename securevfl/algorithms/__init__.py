@@ -3,7 +3,7 @@
 from typing import Any
 
 from securevfl.algorithms.afsgd import AFSAGA, AFSGD, AFSVRG, FSAGA, FSGD, FSVRG
-from securevfl.algorithms.base import SERVER, Algorithm, Progress, Role, ServerRole, Setup
+from securevfl.algorithms.base import ABSENT, SERVER, Algorithm, Progress, Role, ServerRole, Setup
 from securevfl.algorithms.baselines import Central, Local
 from securevfl.algorithms.fdml import FDML
 from securevfl.algorithms.flex import PBCD, Flex, FlexAdaptive, SyncMax, SyncMin
@@ -37,6 +37,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 __all__ = [
+    "ABSENT",
     "ALGORITHMS",
     "SERVER",
     "Algorithm",

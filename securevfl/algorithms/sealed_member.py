@@ -11,10 +11,10 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.local import build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sealed_exchange import ASSUMPTION, Exchange
-from securevfl.algorithms.sealed_models import SealedModel, build_model, is_linear
+from securevfl.algorithms.sealed_models import SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed_rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed_settings import BIAS, SealedSettings
 from securevfl.errors import ProtocolError, TrainingDiverged
@@ -279,7 +279,7 @@ def member_shapes(setup: Setup, settings: SealedSettings) -> tuple[tuple[int, ..
         elif fast:
             width = setup.data.widths[index] + biased
         else:
-            width = sum(p.numel() for p in setup.encoders[name].parameters() if p.requires_grad)
+            width = sum(p.numel() for p in encoder_form(setup, name).parameters() if p.requires_grad)
         widths.append(int(width))
         static.append(fast)
     return tuple(widths), tuple(static)

@@ -14,6 +14,7 @@ from torch.func import functional_call, jacrev, vmap
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.local import Records
+from securevfl.algorithms.planned import planned_encoder
 from securevfl.algorithms.sealed_rows import Preparation, clip_to_integers
 from securevfl.algorithms.sealed_settings import BIAS
 from securevfl.models.encoders import PreparedLinear
@@ -205,7 +206,13 @@ class NetworkModel(SealedModel):
 
 def is_linear(setup: Setup, party: str) -> bool:
     """Whether a party's model takes the fast path."""
-    return isinstance(setup.encoders[party], PreparedLinear)
+    return isinstance(encoder_form(setup, party), PreparedLinear)
+
+
+def encoder_form(setup: Setup, party: str) -> nn.Module:
+    """A party's encoder; of one that is elsewhere only the form matters, which the plan describes."""
+    found = setup.encoders.get(party)
+    return planned_encoder(setup.plan, setup.data, party) if found is None else found
 
 
 def build_model(

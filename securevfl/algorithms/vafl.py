@@ -63,6 +63,10 @@ class VAFL(Algorithm):
         receiver = data.parties.index(holder) if holder in data.parties else None
         check_channels(plan, len(data.parties), (receiver,))
 
+    def tolerates_absence(self, plan: Plan) -> bool:
+        """The server has everybody's latest embeddings; where their age is bounded it waits instead."""
+        return plan.protocol == "plain" and not self.shared_schedule and not plan.delay_bound
+
     def passes(self, plan: Plan, data: VerticalData) -> float:
         """The fastest party's share of all steps; random delays get a quarter on top.
 

@@ -21,7 +21,7 @@ from securevfl.cli.certificates import (
 )
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
-from securevfl.cli.network import join, serve
+from securevfl.cli.network import gather, join, serve
 from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
 from securevfl.cli.train import train
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "align": align,
     "serve": serve,
     "join": join,
+    "gather": gather,
     "certificates init": certificates_init,
     "certificates issue": certificates_issue,
     "certificates request": certificates_request,

@@ -24,6 +24,10 @@ def audit(
     data: Annotated[
         str | None, typer.Option(help="Folder with the run's data, where it is not where the plan says.")
     ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(help="server.toml or party.toml of a networked run: its table is the truth (repeat)."),
+    ] = None,
     attacks: Annotated[str, typer.Option(help="all, none, or names separated by commas.")] = "all",
     canaries: Annotated[int, typer.Option(help="Canary trials; 0 is the mode's default, -1 none.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of attacks and canaries.")] = 0,
@@ -41,8 +45,9 @@ def audit(
     """Audit a finished run with exactly what its observers saw; writes report.html and report.json."""
     limits = dict(_limit(text) for text in maximum or [])
     names: Any = attacks if attacks in ("all", "none") else [name.strip() for name in attacks.split(",")]
+    truth = _truth(run, config) if config else _data(run, data)
     report = audit_with_progress(
-        run, names, data=_data(run, data), canaries=canaries, seed=seed, workers=workers, quiet=json
+        run, names, data=truth, canaries=canaries, seed=seed, workers=workers, quiet=json
     )
     report.save(run)
     if html is not None:
@@ -72,6 +77,13 @@ def _data(run: Path, folder: str | None) -> VerticalData | None:
     from securevfl.resolve import load_planned
 
     return load_planned(RunFolder(run).read_plan(), folder)
+
+
+def _truth(run: Path, configs: list[Path]) -> VerticalData:
+    from securevfl.network.config import read_tables
+    from securevfl.network.gather import load_truth
+
+    return load_truth(run, read_tables(configs))
 
 
 def audit_with_progress(run: Path, names: Any, *, quiet: bool, label: str = "", **options: Any) -> Report:

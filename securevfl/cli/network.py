@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -48,6 +49,23 @@ def join(
     settings = read_party_config(config)
     node = Member(settings, confirm=lambda agreement: yes or _ask(agreement), say=lambda t: _say(t, json))
     _run(node, f"securevfl join --config {config}", json)
+
+
+def gather(
+    folders: Annotated[list[Path], typer.Argument(help="The organisations' run folders.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder, which securevfl audit reads.")],
+    json: Json = False,
+) -> None:
+    """Bring the folders of a networked run together, for an audit of the whole."""
+    from securevfl.network.gather import gather as bring_together
+
+    found = bring_together(folders, out)
+    if json:
+        print_json(found)
+        return
+    typer.echo(f"{', '.join(found['organisations'])} -> {out}")
+    if found["missing"]:
+        typer.echo(f"missing: {', '.join(found['missing'])}; what they released cannot be checked")
 
 
 def _say(text: str, json: bool) -> None:
@@ -96,10 +114,14 @@ def _run(node: Node, again: str, json: bool) -> None:
 
 
 async def _until_done(node: Node) -> dict[str, Any]:
+    from securevfl.network.status import StatusServer
+
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await node.run()
+    address = node.config.network.status
+    async with StatusServer(address, node.status) if address else contextlib.nullcontext():
+        return await node.run()
 
 
 def _show(node: Node, result: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from .labels import TASKS, Coding, Task, find_coding, missing_labels, raw_labels
 from .split import divide_rows
 from .tables import read_table
 from .vertical import VerticalData
+
+OUTLINE_FILE = "outline.json"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,9 +185,37 @@ class Outline:
         return tuple(None if table is None else np.asarray(table, np.float64) for table in self.bounds)
 
 
+def read_outline(folder: Path) -> Outline | None:
+    """The outline in the folder of a run over a network; None in any other.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    path = folder / OUTLINE_FILE
+    return Outline.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def split_rows(count: int, fraction: float, seed: int) -> tuple[Index, Index]:
     """Training and test part of aligned records; everybody computes the same, and no label is looked at."""
     return divide_rows(np.zeros(count), classes=False, fraction=fraction, seed=seed)
+
+
+def own_ids(own: OwnTable) -> list[str]:
+    """The IDs as text, as they are compared."""
+    return [str(each) for each in own.ids.tolist()]
+
+
+def rows_of(own: OwnTable, ids: Sequence[str]) -> list[int]:
+    """Where the common IDs are in an organisation's table.
+
+    Raises:
+        DataError: One is not there.
+    """
+    places = {text: row for row, text in enumerate(own_ids(own))}
+    missing = next((text for text in ids if text not in places), None)
+    if missing is not None:
+        raise DataError(f"ID {missing!r} was common to all, but is not in the table any more")
+    return [places[text] for text in ids]
 
 
 def coding_of(own: OwnTable, rows: Sequence[int], task: str | None) -> Coding:
@@ -245,6 +275,35 @@ def share(
         name=outline.name,
         absent=tuple(party for party in outline.parties if party != name or own is None),
         labels_absent=coding is None,
+    )
+
+
+def whole(outline: Outline, tables: Mapping[str, OwnTable], ids: Sequence[str]) -> VerticalData:
+    """Everybody's data in one place, as an auditor needs it who may see it.
+
+    Args:
+        outline: The federation.
+        tables: Organisation -> its table.
+        ids: The common IDs, in the common order.
+
+    Raises:
+        DataError: A table or a record is missing.
+    """
+    holder, shares = outline.label_holder, {}
+    for name in dict.fromkeys((*outline.parties, holder)):
+        if name not in tables:
+            raise DataError(f"the table of {name} is missing")
+        own = tables[name]
+        rows = rows_of(own, ids)
+        coding = coding_of(own, rows, outline.task) if name == holder else None
+        shares[name] = share(outline, name, own, rows, coding)
+    parts = [shares[name] for name in outline.parties]
+    return replace(
+        shares[holder],
+        train=tuple(part.train[i] for i, part in enumerate(parts)),
+        test=tuple(part.test[i] for i, part in enumerate(parts)),
+        columns=tuple(part.columns[i] for i, part in enumerate(parts)),
+        absent=(),
     )
 
 

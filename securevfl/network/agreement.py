@@ -33,24 +33,6 @@ def commitment(run: str, ids: Sequence[str]) -> str:
     return hmac.new(run.encode(), pack_strings(list(ids)), hashlib.sha256).hexdigest()
 
 
-def own_ids(own: OwnTable) -> list[str]:
-    """The IDs as text, as they are compared."""
-    return [str(each) for each in own.ids.tolist()]
-
-
-def rows_of(own: OwnTable, ids: Sequence[str]) -> list[int]:
-    """Where the common IDs are in an organisation's table.
-
-    Raises:
-        DataError: One is not there.
-    """
-    places = {text: row for row, text in enumerate(own_ids(own))}
-    missing = next((text for text in ids if text not in places), None)
-    if missing is not None:
-        raise DataError(f"ID {missing!r} was common to all, but is not in the table any more")
-    return [places[text] for text in ids]
-
-
 def save_alignment(folder: Path, ids: Sequence[str]) -> None:
     """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it."""
     path = folder / ALIGNMENT_FILE
@@ -110,11 +92,13 @@ class Facts:
         try:
             content = json.loads(text)
             facts = cls(**content)
-            if facts.bounds is not None and np.shape(facts.bounds) != (facts.columns, 2):
-                raise ValueError("bounds do not fit the columns")
-            if not 0 <= int(facts.columns) < 1 << 32 or not 0 <= int(facts.rows) < 1 << 40:
+            if type(facts.columns) is not int or type(facts.rows) is not int:
+                raise ValueError("a count is no number")
+            if not 0 <= facts.columns < 1 << 32 or not 0 <= facts.rows < 1 << 40:
                 raise ValueError("a count is out of range")
-        except (ValueError, TypeError) as error:
+            if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
+                raise ValueError("bounds do not fit the columns")
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"an organisation's facts cannot be read: {error}") from error
         return facts
 
@@ -159,7 +143,7 @@ class Proposal:
             outline = Outline.from_json(content.pop("outline"))
             organisations = tuple(str(name) for name in content.pop("organisations"))
             return cls(plan=plan, outline=outline, organisations=organisations, **content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"the coordinator's proposal cannot be read: {error}") from error
 
     def complete(

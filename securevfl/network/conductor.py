@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from securevfl.data.labels import Coding
-from securevfl.data.share import Outline, coding_of, split_rows
-from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
+from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.network.agreement import (
     Facts,
     Proposal,
     commitment,
     load_alignment,
-    own_ids,
-    rows_of,
     save_alignment,
 )
 from securevfl.network.config import ServerConfig
+from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
-from securevfl.network.node import STAY, Node, Restarted
+from securevfl.network.node import STAY, Node, Restarted, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
 from securevfl.protocols.alignment import PrivateAlignment
@@ -73,12 +73,16 @@ class Conductor(Node):
         self._coding: Coding | None = None
         self._members = tuple(config.others)
         self._ids: list[str] = []
+        self._away: set[str] = set()
+        self._fresh: set[str] = set()
         self._epochs = 0
+        self._round = b""
         self._restore = STAY
         self._task: asyncio.Task[None] | None = None
 
     def _restart(self, peer: str) -> None:
         self.joined.pop(peer, None)
+        self._fresh.add(peer)
         self.mesh.control.put_nowait((peer, "restarted", {}))
 
     # -- the whole run --------------------------------------------------------------------------------------
@@ -91,6 +95,8 @@ class Conductor(Node):
             SecureVFLError: An organisation refuses or fails; the message says which and why.
         """
         self.open_folder()
+        if self.folder.result_file.exists():
+            raise RunError(f"the run in {self.folder.path} is finished; choose another folder for a new one")
         port = await self.mesh.transport.listen(self.config.listen)
         self.say(f"{self.name} listens at {self.config.listen.rpartition(':')[0]}:{port}")
         watch = asyncio.create_task(self.watch())
@@ -112,10 +118,12 @@ class Conductor(Node):
             await self.close()
 
     async def _lead(self) -> dict[str, Any]:
+        self._away.clear()
         await self._gather()
         await self._introduce()
         await self._align()
         seat = await self._agree()
+        self._fresh.clear()
         start = self._common_epoch(seat)
         await self._train(seat, start)
         return await self._finish(seat)
@@ -131,10 +139,13 @@ class Conductor(Node):
     # -- control messages -----------------------------------------------------------------------------------
 
     async def _collect(self, kind: str, who: Collection[str], **match: Any) -> dict[str, dict[str, Any]]:
-        """One control message of a kind from each; whatever breaks the run off is raised."""
+        """One control message of a kind from each that is not away; what breaks the run off is raised."""
         found: dict[str, dict[str, Any]] = {}
-        while len(found) < len(who):
+        while set(who) - set(found) - self._away:
             peer, got, fields = await self.next_control()
+            if got in ("away", "restarted") and self._can_do_without(peer):
+                self._leave_out(peer)
+                continue
             self._check_event(peer, got, fields)
             fits = all(fields.get(key) == value for key, value in match.items())
             if got == kind and peer in who and peer not in found and fits:
@@ -146,17 +157,55 @@ class Conductor(Node):
             raise Restarted(f"{peer} has started anew")
         if kind == "failed":
             raise ProtocolError(f"{peer} stops: {fields.get('reason')}")
-        if kind == "refused":
+        if kind == "refused" and fields["phase"] == self.mesh.last_phase:
             raise BudgetExceeded(str(fields.get("reason")))
         if kind == "join":
-            self._take_join(peer, fields)
+            with understanding(peer, kind):
+                self._take_join(peer, fields)
+
+    # -- absence --------------------------------------------------------------------------------------------
+
+    def is_needed(self, peer: str) -> bool:
+        """Everybody, except one that training goes on without."""
+        return peer not in self._away or self.part != "epoch"
+
+    def _can_do_without(self, peer: str) -> bool:
+        seat = self.seat
+        tolerant = seat is not None and seat.algorithm.tolerates_absence(seat.plan)
+        return tolerant and self.part == "epoch" and peer in self.config.parties
+
+    def _leave_out(self, peer: str) -> None:
+        """Goes on without an organisation, until a phase begins and it is back."""
+        if peer not in self._away:
+            self._away.add(peer)
+            log.warning("going on without", extra={"peer": peer})
+            self.say(f"{peer} is away; training goes on without it")
+            self.tell_absent(peer)
+
+    async def _readmit(self, part: str) -> None:
+        """Lets those take part again who are back; waits for them where a phase needs everybody."""
+        while self._away:
+            self._away -= {
+                name for name in self._away if name in self.joined and self.mesh.sessions[name].connected
+            }
+            if new := sorted(self._fresh & set(self.joined) - self._away):
+                self.part = "readmitting"
+                await self._introduce()
+                await self._confirm(new)
+            if not self._away or (part == "epoch" and len(self._away) < len(self.config.parties)):
+                return
+            self.part = "waiting"
+            peer, kind, fields = await self.next_control()
+            if kind not in ("away", "restarted"):
+                self._check_event(peer, kind, fields)
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
         introduction.check(self.config.run, self.config.identity.ca_pem)
-        session = self.mesh.sessions[peer]
-        if introduction.name != peer or introduction.incarnation != session.incarnation:
+        if introduction.name != peer:
             raise ProtocolError(f"{peer} introduces itself as another")
+        if introduction.incarnation != self.mesh.sessions[peer].incarnation:
+            return  # it has restarted since, and will join again
         facts = Facts.from_json(str(fields.get("facts")))
         if (facts.columns == 0) != (peer not in self.config.parties):
             raise DataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
@@ -164,7 +213,7 @@ class Conductor(Node):
             facts=facts,
             introduction=introduction,
             aligned=str(fields.get("aligned")),
-            checkpoints=tuple(int(each) for each in fields.get("checkpoints") or []),
+            checkpoints=tuple(fields["checkpoints"]),
         )
         log.info("joined", extra={"peer": peer})
         self.say(f"{peer} has joined")
@@ -184,8 +233,9 @@ class Conductor(Node):
         self.mesh.introduce(each.introduction for each in self.joined.values())
         for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
             self.mesh.tell_all("introduction", **each.fields())
-        self.mesh.tell_all("meet")
-        await self._collect("met", self._members)
+        self._round = secrets.token_bytes(ROUND_BYTES)
+        self.mesh.tell_all("meet", round=self._round)
+        await self._collect("met", self._members, round=self._round)
 
     async def _align(self) -> None:
         """Finds the common IDs, unless everybody remembers them."""
@@ -219,32 +269,37 @@ class Conductor(Node):
         machine = protocol.machine(0, own_ids(self.own))  # type: ignore[arg-type]
         for index, name in enumerate(with_data, start=1):
             self.mesh.tell(
-                name, "align", index=index, parties=len(with_data) + 1, normalise=self.config.normalise
+                name,
+                "align",
+                round=self._round,
+                index=index,
+                parties=len(with_data) + 1,
+                normalise=self.config.normalise,
             )
         self._send_alignment(machine.start(), with_data)
         while not machine.done:
             peer, kind, fields = await self.next_control()
             self._check_event(peer, kind, fields)
-            if kind == "alignment" and peer in with_data:
+            if kind == "alignment" and peer in with_data and fields["round"] == self._round:
                 message = protocol.decode(fields["content"])
                 self._send_alignment(
                     machine.receive(Envelope(with_data.index(peer) + 1, 0, message)), with_data
                 )
-        await self._collect("aligned", with_data)
+        await self._collect("aligned", with_data, round=self._round)
         found = machine.alignment()
         return [own_ids(self.own)[row] for row in found.rows]  # type: ignore[arg-type]
 
     def _send_alignment(self, envelopes: list[Envelope], with_data: list[str]) -> None:
         for envelope in envelopes:
             peer = with_data[envelope.receiver - 1]
-            self.mesh.tell(peer, "alignment", content=envelope.message.to_bytes())
+            self.mesh.tell(peer, "alignment", round=self._round, content=envelope.message.to_bytes())
 
     async def _compare(self, with_data: list[str]) -> list[str]:
         """Without private alignment all tables must hold the same IDs."""
         ids = sorted(own_ids(self.own))  # type: ignore[arg-type]
         for name in with_data:
-            self.mesh.tell(name, "compare")
-        answers = await self._collect("compared", with_data)
+            self.mesh.tell(name, "compare", round=self._round)
+        answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
             if fields.get("ids") != commitment(self.config.run, ids):
                 raise DataError(
@@ -265,11 +320,21 @@ class Conductor(Node):
             )
         for line in agreement.summary() if not earlier else ():
             self.say(line)
-        self.mesh.tell_all("propose", proposal=agreement.proposal.to_json(), digest=agreement.digest)
-        await self._collect("confirmed", self._members, digest=agreement.digest)
-        self.keep_agreement(agreement)
-        self.mesh.tell_all("agreed", digest=agreement.digest)
+        self.agreement = agreement
+        await self._confirm(self._members)
         return self.take_seat(agreement)
+
+    async def _confirm(self, who: Collection[str]) -> None:
+        """Has organisations confirm the agreement; nobody takes part before it has."""
+        if self.agreement is None:
+            raise ProtocolError("there is nothing to agree on yet")
+        proposal, digest = self.agreement.proposal.to_json(), self.agreement.digest
+        for name in who:
+            self.mesh.tell(name, "propose", proposal=proposal, digest=digest)
+        await self._collect("confirmed", who, digest=digest)
+        self.keep_agreement(self.agreement)
+        for name in who:
+            self.mesh.tell(name, "agreed", digest=digest)
 
     def _proposal(self) -> Proposal:
         config, own = self.config, self.own
@@ -306,8 +371,12 @@ class Conductor(Node):
     def _common_epoch(self, seat: Seat) -> int:
         """The newest epoch that everybody can go back to; -1 if there is none."""
         common = set(seat.checkpoints())
-        for each in self.joined.values():
-            common &= set(each.checkpoints)
+        for name, each in self.joined.items():
+            if name in self.config.parties and seat.algorithm.tolerates_absence(seat.plan):
+                oldest = min(each.checkpoints, default=math.inf)  # it was away for the epochs in between
+                common = {epoch for epoch in common if epoch >= oldest}
+            else:
+                common &= set(each.checkpoints)
         return max(common, default=-1)
 
     async def _train(self, seat: Seat, start: int) -> None:
@@ -321,7 +390,7 @@ class Conductor(Node):
                 await self._phase(seat, "epoch", epoch)
                 self._epochs = epoch
                 if plan.evaluate_every and epoch % plan.evaluate_every == 0 and epoch < plan.epochs:
-                    await self._phase(seat, "evaluate", epoch)
+                    await self._evaluate(seat, epoch)
                 self._record(seat, epoch)
         except BudgetExceeded as refused:
             if seat.server is None or seat.server.processed == 0:
@@ -330,10 +399,15 @@ class Conductor(Node):
 
     async def _phase(self, seat: Seat, part: str, epoch: int) -> None:
         """Runs one part of all roles everywhere."""
+        await self._readmit(part)
+        self.part = part
         phase, restore, self._restore = secrets.token_bytes(PHASE_BYTES), self._restore, STAY
-        self.mesh.tell_all("begin", phase=phase, part=part, epoch=epoch, restore=restore)
+        for name in [name for name in self._members if name not in self._away]:
+            back_to = self._epochs if name in self._fresh else restore
+            self.mesh.tell(name, "begin", phase=phase, part=part, epoch=epoch, restore=back_to)
+            self._fresh.discard(name)
         task = asyncio.create_task(
-            self.run_part(seat, phase, part, epoch, None if restore == STAY else restore)
+            self.run_part(seat, phase, part, epoch, None if restore == STAY else restore, tuple(self._away))
         )
         task.add_done_callback(self._own_part_done)
         self._task = task
@@ -347,6 +421,13 @@ class Conductor(Node):
                 await self._abort(phase)
             raise
 
+    async def _evaluate(self, seat: Seat, epoch: int) -> None:
+        """Evaluates the test part, which needs everybody; while somebody is away the figures are unknown."""
+        if not self._away:
+            await self._phase(seat, "evaluate", epoch)
+        elif seat.server is not None:
+            seat.server.test = dict.fromkeys(seat.server.test)
+
     def _own_part_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task is not self._task:
             return
@@ -359,20 +440,28 @@ class Conductor(Node):
             self.mesh.control.put_nowait(NetworkError(f"{type(error).__name__}: {error}"))
 
     async def _abort(self, phase: bytes) -> None:
-        """Ends a phase everywhere; those that restarted have no part in it and join anew."""
-        present = [name for name in self._members if name in self.joined]
-        for name in present:
+        """Ends a phase everywhere; those that restarted have no part in it and join anew.
+
+        Raises:
+            Restarted: Somebody has restarted meanwhile.
+        """
+        self.part, restarted = "aborting", ""
+        waiting = {name for name in self._members if name in self.joined}
+        for name in waiting:
             self.mesh.tell(name, "abort", phase=phase)
-        waiting = set(present)
-        while waiting & set(self.joined):
+        while waiting:
             peer, kind, fields = await self.next_control()
-            if kind == "join":
-                self._take_join(peer, fields)
-            elif kind == "aborted" and fields.get("phase") == phase:
+            if kind == "restarted":
+                restarted = peer
                 waiting.discard(peer)
-                known = self.joined[peer]
-                epochs = tuple(int(each) for each in fields.get("checkpoints") or [])
-                self.joined[peer] = Joined(**{**vars(known), "checkpoints": epochs})
+            elif kind == "join":
+                self._take_join(peer, fields)
+            elif kind == "aborted" and fields["phase"] == phase and peer in waiting & set(self.joined):
+                waiting.discard(peer)
+                known = vars(self.joined[peer])
+                self.joined[peer] = Joined(**{**known, "checkpoints": tuple(fields["checkpoints"])})
+        if restarted:
+            raise Restarted(f"{restarted} has started anew")
 
     def _record(self, seat: Seat, epoch: int) -> None:
         line = seat.line(epoch)
@@ -389,10 +478,27 @@ class Conductor(Node):
                 seat.server.test = dict.fromkeys(seat.server.test)
         seat.finish()
         self.mesh.tell_all("finish", epochs=self._epochs, stopped=self.reason or "")
-        await self._collect("finished", self._members)
+        await self._all_finished()
         result = self.result(seat, self._epochs)
         self.folder.write_result(result)
         self.part = "finished"
         self.mesh.tell_all("goodbye")
         await asyncio.sleep(0.2)
         return result
+
+    async def _all_finished(self) -> None:
+        """Waits until everybody has written what belongs to it.
+
+        Raises:
+            Restarted: A process died before it had.
+        """
+        waiting = set(self._members)
+        while waiting:
+            peer, kind, fields = await self.next_control()
+            if kind != "restarted":  # its joining says whether it had finished
+                self._check_event(peer, kind, fields)
+            if kind == "finished" or (kind == "join" and fields["finished"]):
+                waiting.discard(peer)
+            elif kind == "join":
+                await self._abort(secrets.token_bytes(PHASE_BYTES))  # all say which checkpoints they have now
+                raise Restarted(f"{peer} has started anew")

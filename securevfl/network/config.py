@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,13 @@ class NetworkConfig:
 
     Attributes:
         patience: Seconds that somebody may be away before the run stops, resumably.
+        absence: Seconds after which asynchronous training goes on without a party that is away.
         phase_timeout: Seconds that one phase, such as an epoch, may take.
         status: `host:port` of the health and metrics page; empty for none.
     """
 
     patience: float = 600.0
+    absence: float = 5.0
     phase_timeout: float = 3600.0
     status: str = ""
 
@@ -171,6 +173,18 @@ class PartyConfig(NodeConfig):
     accept: Acceptance | None = None
 
 
+def check_address(text: str) -> str:
+    """An address of the form `host:port`.
+
+    Raises:
+        InputError: It is not.
+    """
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
+        raise InputError(f"{text!r} is no address; write host:port, such as bank.example:8750")
+    return text
+
+
 def read_server_config(path: Path) -> ServerConfig:
     """Reads `server.toml`.
 
@@ -213,9 +227,21 @@ def read_party_config(path: Path) -> PartyConfig:
         coordinator=check_name(_take(path, content, "coordinator", str)),
         address=_take(path, content, "address", str),
     )
+    check_address(config.address)
     if config.data is not None and config.data.label_column:
         raise InputError(f"{path}: only the coordinator has a label_column; leave the column out instead")
     return config
+
+
+def read_tables(paths: Sequence[Path]) -> dict[str, OwnTable]:
+    """The tables that configurations name, by organisation."""
+    tables = {}
+    for path in paths:
+        content = _read(path)
+        common = _common(path, content)
+        if common["data"] is not None:
+            tables[common["identity"].name] = common["data"].read(common["base"])
+    return tables
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -286,6 +312,9 @@ def _build(cls: type[Any], path: Path, content: dict[str, Any], **given: Any) ->
         kinds = _KINDS.get(known[name].partition("[")[0])
         if kinds is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
             raise InputError(f"{path}: {name} is {value!r}; expected {known[name]}")
+    for name in ("listen", "public", "status"):
+        if content.get(name):
+            check_address(content[name])
     try:
         return cls(**given, **content)
     except TypeError as error:

@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from securevfl.algorithms import SERVER, Role, ServerRole, Setup, find_algorithm
+from securevfl.checkpoint import NAME as CHECKPOINT
 from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
 from securevfl.engine import first_cause
@@ -29,6 +30,12 @@ from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
 
 PARTS = ("prepare", "epoch", "evaluate", "final")
 KEPT = 2
+
+
+def complete_checkpoints(folder: RunFolder) -> list[int]:
+    """The epochs whose checkpoints are whole; a folder that a crash left without one does not count."""
+    found = (folder.path / "checkpoints").glob(f"[0-9]*/{CHECKPOINT}")
+    return sorted(int(path.parent.name) for path in found)
 
 
 class Seat:
@@ -99,6 +106,7 @@ class Seat:
             clock=self.clock,
             device=device,
             report=self.report,
+            views={} if self.organisation.view is None else {self.name: self.organisation.view},
         )
 
     def _roles(self) -> dict[str, Role]:
@@ -169,7 +177,7 @@ class Seat:
 
     def checkpoints(self) -> list[int]:
         """Epochs that this organisation can go back to."""
-        return sorted(int(path.name) for path in (self.folder.path / "checkpoints").glob("[0-9]*"))
+        return complete_checkpoints(self.folder)
 
     def save(self, epoch: int, **more: Any) -> None:
         """Keeps the state after an epoch; older ones but the last are removed."""
@@ -200,6 +208,8 @@ class Seat:
         Raises:
             RunError: There is no such checkpoint.
         """
+        if self.algorithm.tolerates_absence(self.plan):  # who was away has older ones only
+            epoch = max((each for each in self.checkpoints() if each <= epoch), default=epoch)
         state = load_checkpoint(self._checkpoint(epoch)) if epoch >= 0 else None
         if epoch >= 0 and state is None:
             raise RunError(f"{self._checkpoint(epoch)} holds no checkpoint")

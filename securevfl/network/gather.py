@@ -1,0 +1,97 @@
+"""Brings the folders of a run's organisations together, for an audit of the whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from securevfl.data import VerticalData
+from securevfl.data.share import OUTLINE_FILE, OwnTable, read_outline, whole
+from securevfl.errors import RunError
+from securevfl.folder import RunFolder
+from securevfl.ledger import AGREEMENT_FILE, read_homes
+from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
+from securevfl.prediction import written_records
+from securevfl.run import label_exposure, spending
+from securevfl.views import write_text
+
+PARTS = ("ledger", "views", "receipts", "models")
+
+
+def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Copies what organisations bring into one folder that `audit` reads like that of a local run.
+
+    Args:
+        folders: One folder per organisation, in any order; not all need to be there.
+        out: The new folder.
+
+    Returns:
+        What was gathered: organisations, and those that are missing.
+
+    Raises:
+        RunError: A folder holds no networked run, they are not of one agreement, or `out` exists.
+    """
+    if out.exists():
+        raise RunError(f"{out} exists already; choose another folder")
+    found = [(folder, _agreement(folder)) for folder in folders]
+    digests = {content["digest"] for _, content in found}
+    if len(digests) != 1:
+        raise RunError(f"the folders are of {len(digests)} different agreements; bring those of one run")
+    homes = [name for folder, _ in found for name in read_homes(folder) or ()]
+    if len(set(homes)) != len(homes):
+        raise RunError("two folders are of the same organisation")
+    out.mkdir(parents=True, mode=0o700)
+    for folder, _ in found:
+        for part in PARTS:
+            if (folder / part).is_dir():
+                shutil.copytree(folder / part, out / part, dirs_exist_ok=True)
+    first = found[0][0]
+    for name in ("plan.toml", OUTLINE_FILE, ALIGNMENT_FILE):
+        source = next((folder / name for folder, _ in found if (folder / name).is_file()), first / name)
+        shutil.copy(source, out / name)
+    content = {**found[0][1], "homes": sorted(homes)}
+    write_text(out / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
+    _write_result(out, [folder for folder, _ in found])
+    missing = sorted(set(content["organisations"]) - set(homes))
+    return {"organisations": sorted(homes), "missing": missing, "out": str(out)}
+
+
+def _agreement(folder: Path) -> dict[str, Any]:
+    path = folder / AGREEMENT_FILE
+    if not path.is_file():
+        raise RunError(f"{folder} holds no run over a network: there is no {AGREEMENT_FILE} in it")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _write_result(out: Path, folders: Sequence[Path]) -> None:
+    """The label holder's result with everybody's spending; none where no result is there."""
+    results = [RunFolder(folder).read_result() for folder in folders if (folder / "result.json").is_file()]
+    if not results:
+        return
+    files, outline = RunFolder(out), read_outline(out)
+    result = max(results, key=lambda each: len(each["test"]))
+    records = written_records(out)
+    result |= {
+        "privacy": spending(records, files.read_plan().delta),
+        "labels": label_exposure(records, "" if outline is None else outline.label_holder),
+        "messages": sum(each["messages"] for each in results),
+        "bytes": sum(each["bytes"] for each in results),
+    }
+    result.pop("organisation", None)
+    files.write_result(result)
+
+
+def load_truth(folder: Path, tables: Mapping[str, OwnTable]) -> VerticalData:
+    """The data behind a gathered run, from the organisations' own tables.
+
+    Raises:
+        RunError: The folder is not that of a networked run.
+        DataError: A table is missing or does not fit.
+    """
+    outline, ids = read_outline(folder), load_alignment(folder)
+    if outline is None or ids is None:
+        raise RunError(f"{folder} does not say which records a networked run had in common")
+    return whole(outline, tables, ids)

@@ -1,0 +1,198 @@
+"""Training over gRPC gives what training in one process gives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import Federation, together
+from safetensors.torch import load_file
+
+from securevfl import train
+from securevfl.algorithms import recommended
+from securevfl.errors import InputError, NetworkError
+from securevfl.ledger import read_records
+from securevfl.network.config import Acceptance
+from securevfl.plan import Plan
+from securevfl.views import OPENED, View
+
+PLAN = Plan(epochs=2, batch=16, learning_rate=0.5)
+
+
+def run(federation: Federation) -> dict:
+    return asyncio.run(federation.run())
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in load_file(folder).items()}
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["relayed", "direct"])
+@pytest.mark.parametrize(
+    ("algorithm", "protocol"),
+    [
+        ("vafl-sync", "plain"),
+        ("vafl-sync", "two-tree"),
+        ("vafl-sync", "ckks"),
+        ("fdml", "pairwise"),
+        ("fsgd", "plain-tree"),
+        ("fsvrg", "two-tree"),
+        ("fsaga", "pairwise"),
+        ("flex", "bfv"),
+        ("p-bcd", "plain"),
+    ],
+)
+def test_synchronous_training_gives_the_same_model(tmp_path, algorithm, protocol, direct):
+    plan = PLAN.with_changes(algorithm=algorithm, protocol=protocol)
+    federation = Federation(tmp_path, plan, direct=direct)
+    results = run(federation)
+    local = train(together(federation.tables, plan), plan, tmp_path / "local")
+    # Secure sums are exact; all else differs by the order of float32 sums alone.
+    tolerance = {"rtol": 0, "atol": 2e-6}
+    for name in federation.names:
+        own = weights(tmp_path / name / "models" / f"{name}.safetensors")
+        for key, value in weights(tmp_path / "local" / "models" / f"{name}.safetensors").items():
+            np.testing.assert_allclose(own[key], value, **tolerance)
+    assert results["bank"]["test"]["loss"] == pytest.approx(local.test["loss"], abs=1e-4)
+    assert {name: each["privacy"][name]["releases"] for name, each in results.items() if each["privacy"]} == {
+        name: spend["releases"] for name, spend in local.privacy.items()
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["vafl", "afsgd", "afsvrg", "afsaga"])
+def test_asynchronous_training_comes_close(tmp_path, algorithm):
+    protocol = "plain" if algorithm == "vafl" else "two-tree"
+    plan = PLAN.with_changes(algorithm=algorithm, protocol=protocol, epochs=12)
+    federation = Federation(tmp_path, plan, rows=200)
+    results = run(federation)
+    local = train(together(federation.tables, plan), plan)
+    # Who steps when is chance here. Both are close to the same optimum: AUC 1 on separable data.
+    assert results["bank"]["test"]["auc"] > 0.9
+    assert abs(results["bank"]["test"]["auc"] - local.test["auc"]) < 0.08
+
+
+def test_sealed_training_with_a_dealer(tmp_path):
+    plan = recommended("sealed", epochs=4, scaling="none", epsilon=0.0)
+    federation = Federation(tmp_path, plan, helpers=("dealer",))
+    results = run(federation)
+    local = train(together(federation.tables, plan), plan)
+    assert results["bank"]["test"]["auc"] == pytest.approx(local.test["auc"], abs=0.02)
+    assert results["dealer"]["privacy"] == {}
+
+
+def test_every_organisation_keeps_its_own_files(tmp_path):
+    plan = PLAN.with_changes(algorithm="vafl-sync", sigma=0.5, record_views=True)
+    federation = Federation(tmp_path, plan)
+    run(federation)
+    for name in federation.names:
+        folder = tmp_path / name
+        assert [path.name for path in (folder / "ledger").iterdir()] == [f"{name}.jsonl"]
+        assert [path.name for path in (folder / "views").iterdir()] == [name]
+        models = {path.stem for path in (folder / "models").iterdir()}
+        assert models == ({name, "server"} if name == "bank" else {name})
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {record.owner for record in read_records(folder)} <= {name}
+    # What others hold is nowhere in an organisation's folder: no value of their tables, in any form.
+    for name in federation.names:
+        blob = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file())
+        for other in set(federation.names) - {name}:
+            block = federation.tables[other].block
+            assert not any(block[row].tobytes() in blob for row in range(len(block)))
+
+
+def test_totals_stand_in_the_view_of_whoever_opened_them(tmp_path):
+    plan = PLAN.with_changes(algorithm="vafl-sync", protocol="pairwise", epochs=1, record_views=True)
+    federation = Federation(tmp_path, plan)
+    run(federation)
+    train(together(federation.tables, plan), plan, tmp_path / "local")
+    opened = {
+        name: [seen.fields["values"] for seen in View(tmp_path / name / "views" / name).messages(OPENED)]
+        for name in federation.names
+    }
+    local = [seen.fields["values"] for seen in View(tmp_path / "local" / "views" / "bank").messages(OPENED)]
+    assert {name for name, values in opened.items() if values} == {"bank"}
+    assert len(local) == len(opened["bank"]) > 3
+    for here, there in zip(local, opened["bank"], strict=True):
+        np.testing.assert_allclose(here, there, atol=2e-6)
+
+
+def test_budget_ends_training_everywhere(tmp_path):
+    plan = PLAN.with_changes(algorithm="vafl-sync", sigma=20.0, epochs=6, budget_epsilon=9.0, delta=1e-5)
+    federation = Federation(tmp_path, plan)
+    results = run(federation)
+    assert results["bank"]["stopped"].startswith("budget")
+    for name in ("clinic", "shop"):
+        assert 0 < results[name]["privacy"][name]["epsilon"] <= 9.0 * (1 + 1e-9)
+
+
+def test_randomised_labels_are_flipped_once(tmp_path):
+    plan = PLAN.with_changes(algorithm="vafl-sync", label_epsilon=1.0)
+    federation = Federation(tmp_path, plan)
+    run(federation)
+    kinds = [record.kind for record in read_records(tmp_path / "bank")]
+    assert kinds.count("randomised labels") == 1
+
+
+def test_a_party_that_does_not_accept_stops_the_run(tmp_path):
+    federation = Federation(tmp_path, PLAN)
+    refusing = replace(federation.members["clinic"], accept=Acceptance(epsilon=1.0))
+    federation.members["clinic"] = refusing
+
+    async def attempt():
+        nodes = [federation.conductor(), federation.member("clinic"), federation.member("shop")]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, clinic, shop = asyncio.run(attempt())
+    assert isinstance(clinic, InputError)
+    assert "no budget" in str(clinic)
+    assert "does not accept the plan" in str(bank)
+    assert isinstance(shop, NetworkError)
+    assert not (tmp_path / "clinic" / "ledger").exists()
+    assert not (tmp_path / "bank" / "ledger").exists()
+
+
+def test_private_alignment_keeps_the_common_records(tmp_path):
+    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
+    federation = Federation(tmp_path, PLAN.with_changes(algorithm="vafl-sync"), align="psi")
+    for name, kept in (("clinic", slice(5, None)), ("shop", slice(None, 50))):
+        table = federation.tables[name]
+        order = np.random.default_rng(1).permutation(len(table.ids[kept]))
+        federation.tables[name] = replace(table, ids=table.ids[kept][order], block=table.block[kept][order])
+    run(federation)
+    common = [f"id{i:04d}" for i in range(5, 50)]
+    for name in federation.names:
+        assert json.loads((tmp_path / name / "alignment.json").read_text()) == common
+    local = {
+        name: replace(
+            table,
+            block=table.block[[table.ids.tolist().index(each) for each in common]],
+            ids=np.array(common),
+            labels=None if table.labels is None else table.labels[5:50],
+        )
+        for name, table in federation.tables.items()
+    }
+    plan = federation.plan
+    expected = train(together(local, plan), plan, tmp_path / "local")
+    for name in federation.names:
+        own = weights(tmp_path / name / "models" / f"{name}.safetensors")
+        for key, value in weights(tmp_path / "local" / "models" / f"{name}.safetensors").items():
+            np.testing.assert_allclose(own[key], value, rtol=0, atol=2e-6)
+    assert expected.test["auc"] is not None
+
+
+def test_different_ids_are_found_before_training(tmp_path):
+    federation = Federation(tmp_path, PLAN)
+    table = federation.tables["shop"]
+    federation.tables["shop"] = replace(table, ids=np.array([f"x{each}" for each in table.ids]))
+
+    async def attempt():
+        nodes = [federation.conductor(), federation.member("clinic"), federation.member("shop")]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, *_ = asyncio.run(attempt())
+    assert "shop does not have exactly the IDs of bank" in str(bank)
