@@ -20,7 +20,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, PlanError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.models import pick_device, save_module
-from securevfl.organisations import Observatory, Organisation, build_organisation, kept_records, set_budget
+from securevfl.organisations import Observatory, Organisation, build_organisations, kept_records, set_budget
 from securevfl.plan import Plan
 from securevfl.runtime import VirtualClock, VirtualNetwork, run_virtual
 from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
@@ -62,8 +62,30 @@ class Engine:
         self.label_holder = label_holder_of(plan, data)
         self.hosts = hosts_of(self.algorithm, data, self.label_holder)
         self.organisations = list(organisations or ())
-        if self.algorithm.federated and organisations is None:
-            self.organisations = self._organisations()
+        try:
+            self._build(encoders, head, own=organisations is None)
+        except BaseException:
+            for each in self.organisations:
+                each.close()
+            raise
+        self.metrics: list[dict[str, Any]] = []
+        self.time = 0.0
+        self.wall = 0.0
+        self.stopped: str | None = None
+
+    # -- building -------------------------------------------------------------------------------------------
+
+    def _build(self, encoders: Mapping[str, nn.Module] | None, head: nn.Module | None, *, own: bool) -> None:
+        plan, data = self.plan, self.data
+        if self.algorithm.federated and own:
+            self.organisations = build_organisations(
+                self._here(),
+                plan,
+                label_holder=self.label_holder,
+                folder=self.folder,
+                records=data.n_train + data.n_test,
+                test_records=data.n_test,
+            )
             self.data = self._with_randomised_labels()
         self.observatory = Observatory(self.organisations, self.hosts)
         self.network = self._network()
@@ -72,12 +94,6 @@ class Engine:
         others = [address for address in self.network.links if address != SERVER and self.algorithm.federated]
         self.parties = [self.algorithm.role(self.setup, address) for address in others]
         self.algorithm.combine(self.setup, self.parties)
-        self.metrics: list[dict[str, Any]] = []
-        self.time = 0.0
-        self.wall = 0.0
-        self.stopped: str | None = None
-
-    # -- building -------------------------------------------------------------------------------------------
 
     def _server(self) -> ServerRole:
         role = self.algorithm.role(self.setup, SERVER)
@@ -92,20 +108,6 @@ class Engine:
     def _network(self) -> VirtualNetwork:
         observe = self.observatory.observe
         return VirtualNetwork(self.hosts, latency=self.plan.latency, codec=self.plan.wire, observe=observe)
-
-    def _organisations(self) -> list[Organisation]:
-        data = self.data
-        return [
-            build_organisation(
-                name,
-                self.plan,
-                records=data.n_train + data.n_test,
-                test_records=data.n_test,
-                holds_labels=name == self.label_holder,
-                folder=self.folder,
-            )
-            for name in self._here()
-        ]
 
     def _with_randomised_labels(self) -> VerticalData:
         """The data with its training labels flipped once; a resumed run goes on with those it has."""
@@ -142,6 +144,7 @@ class Engine:
             clock=VirtualClock(),
             device=self.device,
             report=self._report,
+            views={each.name: each.view for each in self.organisations if each.view is not None},
         )
 
     def _encoder(self, party: str, given: nn.Module | None) -> nn.Module:

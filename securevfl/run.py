@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import HIDDEN, ReleaseRecord
+from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress
 from securevfl.callbacks import Callback, Callbacks
 from securevfl.data import VerticalData
@@ -56,6 +57,10 @@ class Run:
         secure sum: their total) are released to it with kind ``prediction``, refused over budget, and written
         to the ledgers. `privacy` and ``result.json`` are brought up to date.
 
+        A sealed run opens the exact sum of all parties' scores of each new record, which is counted apart
+        from training (``result["prediction"]``). Records that it was trained on are refused, and so are
+        records without IDs: an exact score would void what the run promises.
+
         Args:
             blocks: New rows of every party, in the order of the parties or by name, in the units of the
                 training data before scaling.
@@ -70,7 +75,6 @@ class Run:
         Raises:
             DataError: The rows or IDs do not fit.
             BudgetExceeded: A party's gate refuses; what other parties released until then stays counted.
-            PlanError: The run is sealed: no score of a single record is opened after training.
             RunError: The run was written by something else and keeps no model.
         """
         if self.predictor is None:
@@ -81,7 +85,10 @@ class Run:
             self._update_privacy(self.predictor)
 
     def _update_privacy(self, predictor: Predictor) -> None:
-        self.result["privacy"] = spending(predictor.records(), self.plan.delta)
+        records = predictor.records()
+        self.result["privacy"] = spending(records, self.plan.delta)
+        if self.plan.mode == "sealed":
+            self.result["prediction"] = predictions(records)
         if predictor.folder is not None:
             predictor.folder.write_result(self.result)
 
@@ -150,21 +157,9 @@ def train(
     elif folder is not None:
         folder.create(resolved)
     follow = Callbacks(tuple(callbacks))
-    try:
-        make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
-        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
-    except SecureVFLError:
-        if folder is not None and not resume:
-            folder.remove()  # made a moment ago; nothing has been released
-        raise
-    try:
-        follow.on_start(resolved)
-        engine.run()
-    except BaseException as error:
-        follow.on_error(error)
-        raise
-    finally:
-        engine.close()
+    make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
+    with nullcontext() if folder is None else folder.locked():
+        engine = _run_engine(make, resolved, scaled, folder, progress, follow, resume=resume)
     records = engine.records() if folder is None else written_records(folder.path)
     result = _result(engine, records)
     if folder is not None:
@@ -188,6 +183,34 @@ def train(
             organisations=engine.organisations if folder is None else (),
         ),
     )
+
+
+def _run_engine(
+    make: Callable[..., Engine],
+    resolved: Plan,
+    scaled: VerticalData,
+    folder: RunFolder | None,
+    progress: Callable[[Progress], None] | None,
+    follow: Callbacks,
+    *,
+    resume: bool,
+) -> Engine:
+    """Builds the engine and runs it to its end; a folder in which nothing has begun is removed again."""
+    try:
+        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
+    except SecureVFLError:
+        if folder is not None and not resume:
+            folder.remove()  # made a moment ago; nothing has been released
+        raise
+    try:
+        follow.on_start(resolved)
+        engine.run()
+    except BaseException as error:
+        follow.on_error(error)
+        raise
+    finally:
+        engine.close()
+    return engine
 
 
 def _engine_on(ray: str) -> Callable[..., Engine]:
@@ -271,12 +294,22 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 
 def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
-    """Per owner: scores of single records that were opened beside sealed training, and to whom."""
+    """Per owner: scores of single records that were opened beside sealed training, and to whom.
+
+    ``scores`` is how many in all; ``evaluation`` and ``prediction`` say what for.
+    """
     counted: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.is_prediction:
-            mine = counted.setdefault(record.owner, {"scores": 0, "observers": [], "epsilon": None})
+            nothing: dict[str, Any] = {
+                "scores": 0,
+                **dict.fromkeys(PREDICTIONS, 0),
+                "observers": [],
+                "epsilon": None,
+            }
+            mine = counted.setdefault(record.owner, nothing)
             mine["scores"] += record.vectors
+            mine[record.kind] += record.vectors
             mine["observers"] = sorted({*mine["observers"], *record.observers})
     return counted
 

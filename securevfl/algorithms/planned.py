@@ -24,6 +24,7 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         generator=torch_generator(plan.seed, "encoder", index),
         hidden=plan.hidden,
         image_shape=_image_shape(data, index),
+        prepared=plan.mode == "sealed",
     )
 
 

@@ -42,6 +42,18 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="Target; sigma is calibrated to it.")] = None,
     delta: Annotated[float | None, typer.Option(help="The delta of every epsilon.")] = None,
     budget_epsilon: Annotated[float | None, typer.Option(help="Refuse whatever would exceed this.")] = None,
+    label_epsilon: Annotated[
+        float | None, typer.Option(help="Flip the training labels once, by randomised response.")
+    ] = None,
+    defence: Annotated[
+        str | None,
+        typer.Option(
+            help="What the label holder does to gradients: noise, max-norm, marvell, sign or discrete."
+        ),
+    ] = None,
+    defence_level: Annotated[
+        float | None, typer.Option(help="How much of the defence; 0 takes its own default.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -74,6 +86,9 @@ def train(
         "epsilon": epsilon,
         "delta": delta,
         "budget_epsilon": budget_epsilon,
+        "label_epsilon": label_epsilon,
+        "defence": defence,
+        "defence_level": defence_level,
         "epochs": epochs,
         "batch": batch,
         "learning_rate": learning_rate,
