@@ -271,7 +271,7 @@ class Transport:
     async def _refuse(self, peer: str, context: Any, reason: str) -> None:
         self.refused += 1
         log.warning("refused", extra={"peer": peer, "reason": reason})
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+        with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             await context.write(refusal(reason))
 
     # -- dialling -------------------------------------------------------------------------------------------
@@ -288,12 +288,12 @@ class Transport:
             try:
                 await asyncio.create_task(self._dial_once(peer, address))
                 wait = 0.1
-            except (grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, ConnectionError) as error:
-                self._note_trouble(peer, error)
-                wait = min(2 * wait, SLOWEST_RETRY)
             except SecureVFLError as error:
                 self.handlers.failed(error)
                 wait = SLOWEST_RETRY
+            except Exception as error:  # whatever gRPC raises: a lost network must not end the dialling
+                self._note_trouble(peer, error)
+                wait = min(2 * wait, SLOWEST_RETRY)
             except asyncio.CancelledError:
                 current = asyncio.current_task()
                 if current is not None and current.cancelling():
@@ -303,7 +303,7 @@ class Transport:
     def _note_trouble(self, peer: str, error: Exception) -> None:
         """Keeps why a peer cannot be reached; a log line for each new reason."""
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        reason = str(details or "no answer")[:MAX_REASON]
+        reason = str(details or f"no answer ({type(error).__name__})")[:MAX_REASON]
         if self.trouble.get(peer) != reason:
             self.trouble[peer] = reason
             log.warning("not reachable", extra={"peer": peer, "reason": reason})

@@ -109,7 +109,12 @@ def test_the_coordinator_dies_and_starts_again(tmp_path, step):
 @pytest.mark.parametrize("direct", [False, True], ids=["relayed", "direct"])
 @pytest.mark.parametrize(
     ("victim", "arm"),
-    [("clinic", told("meet")), ("clinic", within("epoch", 3)), ("shop", within("final")), ("bank", within("epoch", 4))],
+    [
+        ("clinic", told("meet")),
+        ("clinic", within("epoch", 3)),
+        ("shop", within("final")),
+        ("bank", within("epoch", 4)),
+    ],
     ids=["meet", "epoch", "final", "coordinator"],
 )
 def test_a_protocol_between_parties_starts_again(tmp_path, victim, arm, direct):
