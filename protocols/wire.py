@@ -53,19 +53,21 @@ def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
 
 def packed_size(kind: str, fields: Mapping[str, Value]) -> int:
     """The number of bytes that `pack` would give, without packing."""
-    sizes = (1 + len(name) + _value_size(value) for name, value in fields.items())
-    return _HEADER.size + 1 + len(kind) + sum(sizes)
+    size = _HEADER.size + 1 + len(kind)
+    for name, value in fields.items():
+        size += 1 + len(name) + _value_size(value)
+    return size
 
 
 def _value_size(value: Value) -> int:
-    if value is None or isinstance(value, bool):
-        return 1
-    if isinstance(value, int | float):
-        return 9
     if isinstance(value, np.ndarray):
         return 3 + 8 * value.ndim + value.nbytes
     if isinstance(value, str):
         return 9 + len(value.encode())
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, (int, float)):
+        return 9
     if isinstance(value, bytes):
         return 9 + len(value)
     return 9 + sum(4 + len(item.encode()) if isinstance(item, str) else 8 for item in value)

@@ -45,8 +45,14 @@ class Message:
         return self.fields[name]
 
     def size(self) -> int:
-        """Bytes of the wire form."""
-        return packed_size(self.kind, self._envelope())
+        """Bytes of the wire form, without building it or its envelope."""
+        size = packed_size(self.kind, self.fields) + _ENVELOPE
+        size += len(self.sender.encode()) + len(self.receiver.encode())
+        if self.reply_to is not None:
+            size += _REPLY
+        if self.head is not None:
+            size += _HEAD + len(self.head.owner.encode()) + len(self.head.digest)
+        return size
 
     def to_bytes(self) -> bytes:
         """The wire form."""
@@ -88,6 +94,15 @@ class Message:
             head=_take_head(kind, fields),
             fields=fields,
         )
+
+
+def _added_size(fields: Mapping[str, Value]) -> int:
+    return packed_size("", fields) - packed_size("", {})
+
+
+_ENVELOPE = _added_size({"~sender": "", "~receiver": "", "~number": 0, "~reply": None})
+_REPLY = _added_size({"~reply": 0}) - _added_size({"~reply": None})
+_HEAD = _added_size({"~owner": "", "~position": 0, "~digest": ""})
 
 
 def _take_head(kind: str, fields: dict[str, Value]) -> Head | None:

@@ -53,6 +53,7 @@ class Member(Node):
         super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
         self.confirm, self.say = confirm, say
         self.mesh.on_restart = self._restart
+        self.mesh.on_trouble = self._trouble
         self._digest = ""
         self._protocol: PrivateAlignment | None = None
         self._machine: AlignmentMachine | None = None
@@ -66,6 +67,9 @@ class Member(Node):
     def is_needed(self, peer: str) -> bool:
         """Only the coordinator; how others are reached is for the phases to find out."""
         return peer == self.config.coordinator
+
+    def _trouble(self, peer: str, reason: str) -> None:
+        self.say(f"{peer} cannot be reached yet ({reason}); trying again")
 
     def _restart(self, peer: str) -> None:
         if peer == self.config.coordinator:

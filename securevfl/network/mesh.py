@@ -54,6 +54,7 @@ class Mesh:
         self.introducer = Introducer(identity, run=run, incarnation=self.incarnation, address=address)
         self.introductions: dict[str, Introduction] = {}
         self.control: asyncio.Queue[Control | SecureVFLError] = asyncio.Queue()
+        self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
         self.observe: Callable[[Message], None] = lambda message: None
         self.hosts: Mapping[str, str] = {}
@@ -66,7 +67,11 @@ class Mesh:
             incarnation=self.incarnation,
             sessions=self.sessions,
             handlers=Handlers(
-                frame=self._frame, connected=self._connected, lost=self._lost, failed=self._failed
+                frame=self._frame,
+                connected=self._connected,
+                lost=self._lost,
+                trouble=lambda peer, reason: self.on_trouble(peer, reason),
+                failed=self._failed,
             ),
         )
         self._phase = self.last_phase = b""

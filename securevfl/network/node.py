@@ -251,8 +251,6 @@ class Node(ABC):
 
     def status(self) -> dict[str, Any]:
         """A snapshot for health checks and metrics."""
-        seat = self.seat
-        spent = None if seat is None else seat.spent()
         return {
             "organisation": self.name,
             "run": self.config.run,
@@ -264,7 +262,7 @@ class Node(ABC):
             "connected": sum(session.connected for session in self.mesh.sessions.values()),
             "peers": len(self.mesh.sessions),
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
-            "mu": spent if spent is not None and math.isfinite(spent) else 0.0,
+            "mu": 0.0 if self.seat is None else self.seat.spent(),
         }
 
     @abstractmethod

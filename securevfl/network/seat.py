@@ -87,16 +87,12 @@ class Seat:
 
     def _build(self) -> Setup:
         device = pick_device(self.plan.device)
-        # Of the others' encoders nothing is known but the shape that the plan gives them; none of them runs.
         encoders = {
             party: seat_encoder(
-                self.plan,
-                self.data,
-                party,
-                gate=self.organisation.gate if self.hosts[party] == self.name else None,
-                given=self._given.get(party),
+                self.plan, self.data, party, gate=self.organisation.gate, given=self._given.get(party)
             ).to(device)
             for party in self.data.parties
+            if self.hosts[party] == self.name
         }
         return Setup(
             plan=self.plan,
@@ -110,6 +106,7 @@ class Seat:
             clock=self.clock,
             device=device,
             report=self.report,
+            views={} if self.organisation.view is None else {self.name: self.organisation.view},
         )
 
     def _roles(self) -> dict[str, Role]:
@@ -239,8 +236,7 @@ class Seat:
         self.observatory.save(self.folder)
         self.folder.model(SERVER).parent.mkdir(exist_ok=True)
         for party, encoder in self.setup.encoders.items():
-            if self.hosts[party] == self.name:
-                save_module(self.folder.model(party), encoder)
+            save_module(self.folder.model(party), encoder)
         if self.server is not None:
             save_module(self.folder.model(SERVER), self.setup.head)
 

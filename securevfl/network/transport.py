@@ -18,7 +18,6 @@ from typing import Any
 
 from securevfl.errors import (
     CertificateError,
-    InputError,
     MissingExtra,
     NetworkError,
     ProtocolError,
@@ -46,6 +45,9 @@ log = logging.getLogger("securevfl.network")
 Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[None]]
 
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, ConnectionError)
+"""How a stream that breaks shows itself, depending on where it breaks."""
+
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME),
     ("grpc.max_send_message_length", MAX_FRAME),
@@ -68,6 +70,7 @@ class Handlers:
         frame: A new frame of a peer arrived, in order.
         connected: A stream with a peer began; True if the peer is a new process.
         lost: The stream with a peer is gone; True if it was ended because the peer broke the rules.
+        trouble: A peer cannot be reached, and why; once for each new reason.
         failed: A peer refuses this organisation, or a peer that was dialled breaks the rules, or something
             is wrong here; this process cannot go on.
     """
@@ -75,6 +78,7 @@ class Handlers:
     frame: Callable[[str, Frame], None]
     connected: Callable[[str, bool], None]
     lost: Callable[[str, bool], None]
+    trouble: Callable[[str, str], None]
     failed: Callable[[SecureVFLError], None]
 
 
@@ -271,7 +275,7 @@ class Transport:
     async def _refuse(self, peer: str, context: Any, reason: str) -> None:
         self.refused += 1
         log.warning("refused", extra={"peer": peer, "reason": reason})
-        with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        with contextlib.suppress(*_BROKEN):
             await context.write(refusal(reason))
 
     # -- dialling -------------------------------------------------------------------------------------------
@@ -304,8 +308,10 @@ class Transport:
         """Keeps why a peer cannot be reached; a log line for each new reason."""
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
         reason = str(details or f"no answer ({type(error).__name__})")[:MAX_REASON]
+        reason = reason.rpartition("last error: ")[2]
         if self.trouble.get(peer) != reason:
             self.trouble[peer] = reason
+            self.handlers.trouble(peer, reason)
             log.warning("not reachable", extra={"peer": peer, "reason": reason})
 
     async def _dial_once(self, peer: str, address: str) -> None:
@@ -352,15 +358,3 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
-
-
-def check_address(text: str) -> str:
-    """An address of the form `host:port`.
-
-    Raises:
-        InputError: It is not.
-    """
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(f"{text!r} is no address; write host:port, such as bank.example:8750")
-    return text

@@ -32,6 +32,27 @@ class TestFloodedWorkerRoles(Approximate):
         return CKKSSum(workers=workers, key_holder=0, aggregator=1, announce=True, flooding=flooding)
 
 
+class TestOnAGrid(HomomorphicConformance):
+    def make(self, workers):
+        return CKKSSum(workers=workers, grid_bits=20)
+
+    def check(self, protocol, values, result):
+        """Exactly the sum of the rounded inputs: no trace of the error, which depends on the key."""
+        assert result.dtype == np.float64
+        assert np.array_equal(result, np.sum([np.rint(value * 2**20) for value in values], axis=0) / 2**20)
+
+
+def test_a_grid_must_be_coarser_than_the_error():
+    protocol = CKKSSum(workers=16, grid_bits=20)
+    draw = np.random.default_rng(1)
+    values = [draw.uniform(-protocol.max_abs, protocol.max_abs, 4096) for _ in range(16)]
+    expected = np.sum([np.rint(value * 2**20) for value in values], axis=0) / 2**20
+    assert np.array_equal(protocol.sum(values), expected)
+    for workers, bits in ((16, 24), (1024, 20)):
+        with pytest.raises(InputError, match="finer than the error"):
+            CKKSSum(workers=workers, grid_bits=bits)
+
+
 @pytest.mark.parametrize(("workers", "scale_bits"), [(2, 40), (16, 40), (3, 30), (3, 50)])
 def test_error_stays_below_the_bound_over_the_whole_range(workers, scale_bits):
     protocol = CKKSSum(workers=workers, scale_bits=scale_bits)
@@ -80,9 +101,9 @@ def test_flooding_noise_is_as_computed():
     assert expected <= protocol.flooding_std < 1.01 * expected
     total = protocol.sum([np.full(20_000, 2.5)] * 3)
     z = (total - 7.5) / protocol.flooding_std
-    # Standard error of a standard deviation from 20000 values is 0.5 %; 2.5 % is five of them, one in 1e6.
-    assert abs(z.std() - 1) < 0.025
-    assert stats.kstest(z, "norm").pvalue > 1e-6
+    # Standard error of a standard deviation from 20000 values is 0.5 %; 3 % is six of them, P < 1e-8.
+    assert abs(z.std() - 1) < 0.03
+    assert stats.kstest(z, "norm").pvalue > 1e-7
 
 
 def test_all_receivers_get_the_same_flooded_total():
@@ -137,7 +158,8 @@ def test_nobody_else_decrypts():
         nodes[1].encryption.decrypt(nodes[1].encryption.load(ciphertext))
     own = Encryption.generate(protocol.parameters)
     garbage = own.decrypt(own.load(ciphertext))
-    assert np.abs(garbage[:10] - 5).min() > 1  # uniform over a range of 2^19
+    # Uniform over a range of 2^19: one value in 260,000 comes near by chance, three of ten with P < 1e-14.
+    assert (np.abs(garbage[:10] - 5) < 1).sum() < 3
 
 
 def test_a_ciphertext_of_another_scale_is_refused():
