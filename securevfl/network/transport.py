@@ -292,12 +292,12 @@ class Transport:
             try:
                 await asyncio.create_task(self._dial_once(peer, address))
                 wait = 0.1
-            except _BROKEN as error:
-                self._note_trouble(peer, error)
-                wait = min(2 * wait, SLOWEST_RETRY)
             except SecureVFLError as error:
                 self.handlers.failed(error)
                 wait = SLOWEST_RETRY
+            except Exception as error:  # whatever gRPC raises: a lost network must not end the dialling
+                self._note_trouble(peer, error)
+                wait = min(2 * wait, SLOWEST_RETRY)
             except asyncio.CancelledError:
                 current = asyncio.current_task()
                 if current is not None and current.cancelling():
@@ -307,7 +307,7 @@ class Transport:
     def _note_trouble(self, peer: str, error: Exception) -> None:
         """Keeps why a peer cannot be reached; a log line for each new reason."""
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        reason = str(details or "no answer")[:MAX_REASON]
+        reason = str(details or f"no answer ({type(error).__name__})")[:MAX_REASON]
         reason = reason.rpartition("last error: ")[2]
         if self.trouble.get(peer) != reason:
             self.trouble[peer] = reason
