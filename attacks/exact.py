@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
 from securevfl.attacks.feature import prior_of
-from securevfl.attacks.moments import TREES, Moment, moments
+from securevfl.attacks.moments import Moment, moments
 from securevfl.attacks.reading import Floats, Rows
 from securevfl.attacks.scoring import score_recovered
+from securevfl.views import OPENED
 
 OPEN = ("plain", "plain-tree")  # protocols that show products of single parties to somebody
 TOLERANCE = 1e-3  # a value counts as recovered within this much; scaled features have deviations near 1
 _EXPLAINED, _LATEST = 1e-6, 3
+_HALF_STEP = {"bfv": 2.0**-21, "ckks": 2.0**-21}  # all other sums round to 32 binary digits
 _CONDITION = 1e4  # equations that amplify rounding of 2^-24 by more than this say nothing sure
 
 
@@ -158,16 +160,11 @@ class TotalsInference(LinearAttack):
     needs = (*LinearAttack.needs, Need("own features"))
 
     def misfit(self, info: Info) -> str:
-        """Totals must be in the view in a form that the observer can read from it."""
-        told = sum(info.seen.get(kind, 0) for kind in ("scores", "update", "sum"))
-        trees = info.received.get("tree.subtotal", 0) or info.seen.get("tree.subtotal", 0)
-        if told or (info.plan.protocol in TREES and trees):
+        """Totals must be in the view."""
+        kinds = ("tree.subtotal", OPENED, "scores", "update", "sum")
+        summed = info.plan.fusion == "sum" and info.seen.get("snapshot")
+        if summed or any(info.seen.get(kind) for kind in kinds):
             return ""
-        if info.plan.protocol in ("pairwise", "ckks", "bfv"):
-            return (
-                f"{info.observer} opens totals of protocol {info.plan.protocol} with secrets that no view"
-                " holds; protocol two-tree has the same totals"
-            )
         return f"{info.observer} sees no total that {info.owner} takes part in"
 
     def run(self, evidence: Evidence) -> Guess:
@@ -201,13 +198,19 @@ def _design(group: list[Moment], evidence: Evidence) -> Floats:
     info, rows = evidence.info, group[0].rows
     totals = np.hstack([moment.values for moment in group])
     basis, sizes, _ = np.linalg.svd(totals, full_matrices=False)
-    # Ring elements are rounded to 2^-33 and floats to 2^-24 of their size: smaller directions are rounding.
-    floor = max(2.0**-33, 2.0**-50 * float(sizes[0])) * np.sqrt(totals.size)
+    # Smaller directions are rounding, of the totals or of the decomposition itself.
+    floor = max(_rounding(totals, info.plan.protocol) * np.sqrt(totals.size), 2.0**-50 * float(sizes[0]))
     parts = [basis[:, sizes > floor] * np.sqrt(len(rows))]
     if any(set(info.observers) & moment.parties for moment in group):
         own = [evidence.auxiliary[f"own_features/{name}"] for name in info.observers if name in info.parties]
         parts += [np.asarray(block, np.float64)[rows] for block in own] + [np.ones((len(rows), 1))]
     return np.hstack(parts)
+
+
+def _rounding(totals: Floats, protocol: str) -> float:
+    """How far rounding may have moved a total: on the protocol's ring, or as a short float on its way."""
+    short = np.array_equal(totals, totals.astype(np.float32))
+    return max(_HALF_STEP.get(protocol, 2.0**-33), 2.0**-25 * float(np.abs(totals).max()) if short else 0.0)
 
 
 class ReverseMultiplication(LinearAttack):

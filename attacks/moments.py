@@ -1,8 +1,8 @@
 """Sums that a view holds: of which parties, over which records, at which moment.
 
 From a plain sum the observer has single inputs, from a plain tree subtotals, from two trees whatever its
-edges give away, from training messages the scores that it is told. All values of one moment were computed
-with the same weights.
+edges give away, from masked and encrypted sums the totals that it opened, from training messages the scores
+and sums that it is told. All values of one moment were computed with the same weights.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from securevfl.attacks.contract import Evidence, Info
 from securevfl.attacks.reading import Floats, Rows, embeddings_of, replies
 from securevfl.protocols.contract import COORDINATOR, Address
 from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
-from securevfl.views import Seen, View
+from securevfl.views import OPENED, Seen, View
 
 TREES = ("plain-tree", "two-tree")
+HANDED_ON = ("sum", "snapshot")
+"""Messages with the sum over all parties for the records of a batch; a snapshot, if embeddings are summed."""
 Ring = NDArray[np.uint64]
 Round = tuple[str, int, int]  # channel, round, attempt
 
@@ -57,15 +59,30 @@ def _told(view: View, observer: str, info: Info) -> Iterator[Moment]:
         if party != observer:
             for one in embeddings_of(view, party, info.parties, observer):
                 yield Moment(frozenset({party}), one.rows, one.values)
-    for rows, values in replies(view, observer, "sum"):
-        yield Moment(everyone, rows, values)
+    for kind in HANDED_ON:
+        for rows, values in replies(view, observer, kind):
+            if values.ndim == 2:
+                yield Moment(everyone, rows, values)
+    yield from _announced(view, everyone)
     requests = _requests(view)
-    for seen in view.messages("scores", "update", "plain.value", sent=False):
-        if seen.kind != "plain.value":
+    for seen in view.messages("scores", "update", "plain.value", OPENED, sent=False):
+        values = _floats(seen.fields["values"])
+        if seen.kind in ("scores", "update"):
             if info.seen.get("labels"):  # passive workers get derivatives instead
-                yield Moment(everyone, seen.fields["rows"].astype(np.int64), _floats(seen.fields["values"]))
-        elif _round(seen)[:2] in requests:
-            yield Moment(frozenset({seen.sender}), requests[_round(seen)[:2]], _floats(seen.fields["values"]))
+                yield Moment(everyone, seen.fields["rows"].astype(np.int64), values)
+        elif _announcement(seen) in requests:
+            parties = everyone - {observer} if seen.kind == OPENED else frozenset({seen.sender})
+            yield Moment(parties, requests[_announcement(seen)], values)
+
+
+def _announced(view: View, everyone: frozenset[str]) -> Iterator[Moment]:
+    """Sums over the batch that was announced last, handed on by the one who obtained them."""
+    rows: Rows | None = None
+    for seen in view.messages("sum-request", *HANDED_ON, sent=False):
+        if seen.kind == "sum-request":
+            rows = seen.fields["rows"].astype(np.int64)
+        elif seen.reply_to is None and rows is not None:
+            yield Moment(everyone, rows, _floats(seen.fields["values"]))
 
 
 def _floats(values: NDArray[Any]) -> Floats:
@@ -76,11 +93,14 @@ def _round(seen: Seen) -> Round:
     return str(seen.fields["channel"]), int(seen.fields["round"]), int(seen.fields["attempt"])
 
 
+def _announcement(seen: Seen) -> tuple[str, int]:
+    return str(seen.fields["channel"]), int(seen.fields["round"])
+
+
 def _requests(view: View) -> dict[tuple[str, int], Rows]:
     """Channel and round -> the records that were announced."""
     return {
-        (str(seen.fields["channel"]), int(seen.fields["round"])): seen.fields["rows"].astype(np.int64)
-        for seen in view.messages("sum-request")
+        _announcement(seen): seen.fields["rows"].astype(np.int64) for seen in view.messages("sum-request")
     }
 
 

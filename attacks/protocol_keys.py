@@ -64,7 +64,9 @@ class KeyScan(Attack):
 def _pieces(seen: Seen) -> Iterator[bytes]:
     """Everything in a message that can hold a key: byte strings, texts and arrays of bytes."""
     for value in seen.fields.values():
-        if isinstance(value, str):
+        if isinstance(value, bytes):
+            yield value
+        elif isinstance(value, str):
             yield _from_hex(value) or value.encode()
         elif isinstance(value, np.ndarray) and value.dtype == np.uint8:
             yield value.tobytes()
@@ -73,7 +75,7 @@ def _pieces(seen: Seen) -> Iterator[bytes]:
 
 
 def _from_hex(text: str) -> bytes | None:
-    """Views keep byte strings as text."""
+    """What somebody may have written as text."""
     try:
         return bytes.fromhex(text)
     except ValueError:
@@ -130,7 +132,7 @@ def _is_public(seen: Seen, info: Info) -> bool:
     if not isinstance(protocol, HomomorphicSum):
         return False
     try:
-        Encryption.from_public_key(protocol.parameters, bytes.fromhex(str(seen.fields["key"])))
+        Encryption.from_public_key(protocol.parameters, seen.fields["key"])
     except ProtocolError:
         return False
     return True

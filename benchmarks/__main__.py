@@ -13,6 +13,7 @@ NAMES = (
     "discrete_gaussian",
     "accountants",
     "attacks",
+    "afsgd",
     "sealed",
 )
 

@@ -55,7 +55,9 @@ class CKKSSum(HomomorphicSum):
     1e-9 sqrt(workers) at the default scale (`error_bound`), and that error depends on the secret key (Li and
     Micciancio 2021). The total is therefore kept by the key holder; opening it to the workers is refused
     unless `flooding` is given, which adds the noise that `Flooding` describes. A key holder that publishes
-    `result()` by other means takes the same risk: publish totals of `BFVSum` instead.
+    `result()`, or what it computes from it, by other means takes the same risk, unless `grid_bits` is given:
+    inputs are then rounded to a grid that is coarser than the error, and so is the total. It is exact, a
+    function of the inputs alone, and tells nothing about the key.
 
     Args:
         workers: Number of inputs, 2 to 1024.
@@ -64,6 +66,7 @@ class CKKSSum(HomomorphicSum):
         announce: Whether the key holder sends the flooded total to all workers; needs `flooding`.
         flooding: The noise that makes announced totals safe for the key.
         scale_bits: Binary digits after the point, 30 to 50. Values need workers * |v| < 2^(58 - scale_bits).
+        grid_bits: Binary digits that inputs and totals are rounded to; None rounds neither.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class CKKSSum(HomomorphicSum):
         announce: bool = False,
         flooding: Flooding | None = None,
         scale_bits: int = 40,
+        grid_bits: int | None = None,
     ) -> None:
         if workers > MAX_WORKERS:
             raise InputError(f"CKKS sums allow at most {MAX_WORKERS} workers, not {workers}")
@@ -94,6 +98,12 @@ class CKKSSum(HomomorphicSum):
             announce=announce,
         )
         self.flooding = flooding
+        self.grid_bits = grid_bits
+        if grid_bits is not None and self.error_bound * 2.0**grid_bits >= 0.5:
+            raise InputError(
+                f"a grid of {grid_bits} bits is finer than the error of {workers} workers"
+                f" ({self.error_bound:.3g}); use fewer bits or BFVSum"
+            )
         if announce and self._flooding_integer_std > MAX_STD:
             raise InputError(
                 f"flooding needs noise of std {self.flooding_std:.3g}, more than announced integers hold;"
@@ -147,7 +157,12 @@ class CKKSSum(HomomorphicSum):
                 f"a CKKS sum of {self.workers} workers at scale 2^{self.parameters.scale_bits} needs finite"
                 f" |value| < {self.max_abs:.6g}; clip the values, lower the scale or use BFVSum"
             )
-        return floats
+        return self._on_grid(floats)
+
+    def _on_grid(self, floats: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        if self.grid_bits is None:
+            return floats
+        return np.asarray(np.rint(floats * 2.0**self.grid_bits) / 2.0**self.grid_bits)
 
     def open_total(self, numbers: npt.NDArray[Any], node: HomomorphicNode) -> npt.NDArray[np.int64]:
         """The total on an integer grid plus flooding noise, drawn from a fresh cryptographic stream."""
@@ -160,8 +175,8 @@ class CKKSSum(HomomorphicSum):
         return np.asarray(total / self.parameters.scale, dtype=np.float64)
 
     def keep_total(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The decrypted total as it is, for the key holder alone."""
-        return np.asarray(numbers, dtype=np.float64)
+        """The decrypted total: as it is, for the key holder alone, or exact on the grid."""
+        return self._on_grid(np.asarray(numbers, dtype=np.float64))
 
     def check_size(self, size: int) -> None:
         """Flooding is computed for a number of values; larger totals are refused."""

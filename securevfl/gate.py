@@ -21,7 +21,7 @@ from torch import Tensor
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.defences import randomise_labels
-from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.ledger import Ledger
 from securevfl.messages import Head
 from securevfl.noise import Noise, snap
@@ -301,6 +301,25 @@ class Gate:
     def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
         """Writes down that something leaves without protection, such as gradients of the labels."""
         return self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
+
+    def open_scores(self, *, rows: Rows | None, vectors: int, observers: tuple[str, ...]) -> Head:
+        """Writes down that a sealed model's exact scores of single records are about to be opened.
+
+        Args:
+            rows: The records; None where they cannot be told from those that were trained on.
+            vectors: How many records.
+            observers: Organisations that obtain the scores.
+
+        Raises:
+            BudgetExceeded: A record was trained on with a promise that its exact score would void.
+        """
+        if self.budget.promises(rows):
+            which = "without IDs some may be" if rows is None else "some are"
+            raise BudgetExceeded(
+                f"{self.owner}: of {vectors} records to predict, {which} records that training used, and an "
+                "exact score would void their epsilon; give records that training never saw, with their IDs"
+            )
+        return self._account(Mechanism(), rows=rows, vectors=vectors, kind="prediction", observers=observers)
 
     def release_noisy(
         self,

@@ -72,7 +72,7 @@ class Message:
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Message:
+    def from_bytes(cls, data: bytes | memoryview) -> Message:
         """Reads the wire form.
 
         Raises:

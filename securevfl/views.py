@@ -1,8 +1,9 @@
 """Views: what one observer could read, in order, exactly as it arrived.
 
-A view is a folder with ``messages.jsonl`` (one line per message) and ``arrays.bin`` (their arrays). It holds
-private material, so it is written only on request and readable by its owner alone. It also holds what the
-observer itself sent, because it knows that too.
+A view is a folder with ``messages.jsonl`` (one line per message) and ``arrays.bin`` (their arrays, and byte
+strings such as ciphertexts). It holds private material, so it is written only on request and readable by its
+owner alone. It also holds what the observer itself sent, because it knows that too, and the totals that it
+opened with secrets of its own.
 
 Every observer keeps, in any case, the newest ledger head it received from each owner (``receipts/``):
 a few bytes that hold no data and expose a ledger that was cut or rewritten.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,13 @@ import numpy.typing as npt
 
 from securevfl.errors import RunError
 from securevfl.messages import Head, Message
+from securevfl.protocols.wire import Value
 
 MESSAGES = "messages.jsonl"
 ARRAYS = "arrays.bin"
+BYTES = "bytes"  # marks a byte string among the arrays
+OPENED = "opened-total"
+"""Kind of the line that holds a total over all other parties, which the observer decrypted or unmasked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,11 @@ class Seen:
     head: Head | None
     fields: dict[str, Any]
     size: int
+
+    @property
+    def at_home(self) -> bool:
+        """True for what the observer worked out itself: nobody sent it."""
+        return self.sender == self.receiver
 
 
 def _open_private(path: Path, mode: str) -> Any:
@@ -76,8 +86,10 @@ class ViewWriter:
         for name, value in message.fields.items():
             if isinstance(value, np.ndarray):
                 arrays[name] = self._store(value)
+            elif isinstance(value, bytes):
+                arrays[name] = [*self._store(np.frombuffer(value, np.uint8)), BYTES]
             else:
-                scalars[name] = value.hex() if isinstance(value, bytes) else value
+                scalars[name] = value
         line = {
             "index": self._count,
             "time": time,
@@ -94,6 +106,11 @@ class ViewWriter:
         }
         self._lines.write(json.dumps(line) + "\n")
         self._count += 1
+
+    def note(self, kind: str, fields: Mapping[str, Value], *, address: str, time: float) -> None:
+        """Writes down what the observer's role at `address` worked out with secrets that no view holds."""
+        message = Message(kind=kind, sender=address, receiver=address, fields=fields)
+        self.record(message, time=time, sent=False)
 
     def _store(self, array: npt.NDArray[Any]) -> list[Any]:
         place = [self._offset, array.dtype.str, list(array.shape)]
@@ -163,12 +180,13 @@ class View:
 
     def _read(self, line: dict[str, Any]) -> Seen:
         fields = dict(line["fields"])
-        for name, (offset, dtype, shape) in line["arrays"].items():
+        for name, (offset, dtype, shape, *mark) in line["arrays"].items():
             kind = np.dtype(dtype)
             end = offset + math.prod(shape) * kind.itemsize
             if end > self._buffer.size:
                 raise RunError(f"{self.folder / ARRAYS} is cut: message {line['index']} needs {end} bytes")
-            fields[name] = np.frombuffer(self._buffer[offset:end].tobytes(), kind).reshape(shape)
+            content = self._buffer[offset:end].tobytes()
+            fields[name] = content if BYTES in mark else np.frombuffer(content, kind).reshape(shape)
         rest = {name: line[name] for name in ("index", "time", "sender", "receiver", "kind", "number")}
         head = None if line["head"] is None else Head(*line["head"])
         return Seen(

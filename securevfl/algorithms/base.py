@@ -18,6 +18,7 @@ from securevfl.data import VerticalData
 from securevfl.gate import Gate
 from securevfl.messages import Clock, Link
 from securevfl.plan import Plan
+from securevfl.views import ViewWriter
 
 SERVER = "server"
 ABSENT = "absent"
@@ -53,6 +54,8 @@ class Setup:
         clock: The runtime's clock.
         device: Where tensors live.
         report: Called with (records processed, loss) after each server step; None for a loss nobody knows.
+        views: Organisation -> its view, where it is recorded. What crosses organisations is recorded by the
+            runtime; a role writes down only what it works out with secrets of its own.
     """
 
     plan: Plan
@@ -66,6 +69,7 @@ class Setup:
     clock: Clock
     device: torch.device
     report: Callable[[int, float | None], None]
+    views: Mapping[str, ViewWriter] = field(default_factory=dict)
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
         """Who sees what `party` sends to `address`: nobody else if both are one organisation."""
@@ -75,6 +79,15 @@ class Setup:
     def everyone_but(self, party: str) -> tuple[str, ...]:
         """All organisations but the party's own: who sees what is handed on to everybody."""
         return tuple(sorted(set(self.hosts.values()) - {self.hosts[party]}))
+
+    def observers_of_training(self, party: str) -> tuple[str, ...]:
+        """Who sees what `party` sends to the server in training, or gradients that are computed from it.
+
+        Gradients for one party depend on all others' embeddings. The label holder's own embeddings reach
+        others in its gradients alone, and those pass its own gate.
+        """
+        direct = self.observers(SERVER, party)
+        return self.everyone_but(party) if direct and self.plan.encoder_training != "none" else direct
 
     def rate(self, party: str) -> float:
         """The party's learning rate."""
@@ -148,6 +161,10 @@ class Algorithm(ABC):
         An organisation builds the roles it hosts and no others; of the others' data, gates and links the
         setup may hold nothing.
         """
+
+    def head_at(self, setup: Setup) -> str:
+        """Address of the role that trains the head; its organisation keeps the model."""
+        return SERVER
 
     def combine(self, setup: Setup, parties: Sequence[Role]) -> None:  # noqa: B027 - most compute alone
         """Lets parties that run in one process share computations; what each of them sends is the same."""

@@ -60,7 +60,8 @@ def _key_roles(workers: int, receiver: int | None) -> tuple[Address, Address]:
 
 def _ckks(workers: int, receiver: int | None, collusion: int) -> SecureSum:
     key_holder, aggregator = _key_roles(workers, receiver)
-    return CKKSSum(workers=workers, key_holder=key_holder, aggregator=aggregator)
+    # Others get what is computed from totals, so these must not carry CKKS's error, which tells the key.
+    return CKKSSum(workers=workers, key_holder=key_holder, aggregator=aggregator, grid_bits=20)
 
 
 def _bfv(workers: int, receiver: int | None, collusion: int) -> SecureSum:
@@ -146,6 +147,11 @@ class Channel:
         """The organisation that obtains the totals."""
         return self.hosts[self.name]
 
+    @property
+    def opens(self) -> bool:
+        """True where the receiver's messages give the total only with secrets of its own: keys, masks."""
+        return self.kind in HIDING and not isinstance(self.protocol, TwoTreeSum)
+
     def observers(self, party: str, also: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The organisations that see this party's values, or totals with them.
 
@@ -208,6 +214,10 @@ class Channel:
                 values=released.values.astype(np.float64), source=released.source, head=released.head
             )
         return gate.contribute(vectors, rows=rows, kind=kind, observers=observers, noise=self.noise)
+
+    def floats(self, entered: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """What a party put into the sum, noise included, in the unit of its values."""
+        return entered if entered.dtype.kind == "f" else self.protocol.fixed_point.decode(entered)
 
     def empty(self, gate: Gate, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """What the receiver's own party puts into the sum: zeros, and its share of the noise."""

@@ -7,8 +7,8 @@ them, with its own model, to everybody (with sum fusion: their sum). Server and 
 snapshot until the timeout. A round takes twice the latency (the paper's t_comm) plus the timeout.
 
 Each party releases its embeddings of a batch once per round, however many steps follow, but to **all** other
-organisations. With private labels only the server sees them: it answers with the gradient, and the party's
-local steps reuse that gradient (Liu et al., FedBCD).
+organisations. With private labels only the server sees them: it answers with the gradient, which depends on
+the others' embeddings too, and the party's local steps reuse that gradient (Liu et al., FedBCD).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Flex(Algorithm):
 
     def answers_with_gradients(self, plan: Plan) -> bool:
         """Only where the labels stay with the server."""
-        return plan.private_labels
+        return plan.private_labels and plan.encoder_training != "none"
 
     def role(self, setup: Setup, address: str) -> Role:
         """The server, or a party."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.base import Setup
 from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.flex_server import HEAD
 from securevfl.algorithms.local import build_local_model
@@ -24,7 +24,7 @@ from securevfl.rows import Rows
 
 
 class FlexParty(SharingParty):
-    """A party. Its embeddings go to everybody, unless the labels are private: then to the server alone.
+    """A party. Its embeddings go to everybody; with private labels, only gradients computed from them do.
 
     Args:
         setup: What the run is built from.
@@ -35,7 +35,7 @@ class FlexParty(SharingParty):
     def __init__(self, setup: Setup, party: str, *, waits_for_timeout: bool) -> None:
         plan = setup.plan
         private = plan.private_labels
-        observers = setup.observers(SERVER, party) if private else setup.everyone_but(party)
+        observers = setup.observers_of_training(party) if private else setup.everyone_but(party)
         model = build_local_model(setup, party, observers=observers)
         self.optimiser: LocalSGD | None = None
         if model.trains:

@@ -132,6 +132,9 @@ class FlexServer(SharingServer):
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
+        if self.setup.plan.private_labels and observers and self.setup.plan.encoder_training == "none":
+            await self._reply(message, "received", fields)  # what cannot learn gets no gradient
+            return
         if self.setup.plan.private_labels:
             fields["values"], head = self.answers.release(gradient, rows=rows, observers=observers)
             await self._reply(message, "gradient", fields, head)

@@ -267,9 +267,8 @@ class SharingParty(Role):
         request = await self.sums.receive()
         if request.kind != REQUEST or not np.array_equal(request["rows"], rows):
             raise ProtocolError(f"{self.address} is asked for other records than the schedule says")
-        also = self.setup.data.parties if self.share_labels else ()
         contribution = self.model.contribute(
-            rows, kind="embedding", channel=self.channel, learning=learning, also=also
+            rows, kind="embedding", channel=self.channel, learning=learning, also=self.observers
         )
         await self.sums.join(SumRequest.read(request), contribution)
         return await self.sums.receive(), contribution

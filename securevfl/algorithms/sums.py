@@ -25,6 +25,7 @@ from securevfl.messages import Message
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
 from securevfl.protocols.wire import Value
 from securevfl.rows import Rows
+from securevfl.views import OPENED
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,12 +103,16 @@ class Total(NamedTuple):
 
 @dataclass(eq=False)
 class _Round:
-    """One round at one participant: its machines, and at the receiver the two parts of the total."""
+    """One round at one participant: its machines, and at the receiver the parts of the total.
+
+    Of the receiver's own party, `own` stayed at home and `entered` went into the sum.
+    """
 
     begun: bool = False
     machines: dict[Address, Machine] = field(default_factory=dict)
     early: list[Envelope] = field(default_factory=list)
     own: Floats | None = None
+    entered: Floats | None = None
     result: Floats | None = None
     total: asyncio.Future[Total] | None = None
 
@@ -130,6 +135,8 @@ class SumParticipant:
         self.gate = setup.gates[setup.hosts[address]]
         self.parties = setup.data.parties
         self.width = setup.plan.embedding
+        self.clock = setup.clock
+        self.view = setup.views.get(setup.hosts[address])
         self.channels = {channel.name: channel for channel in channels}
         self.kinds = {kind.kind for channel in self.channels.values() for kind in channel.protocol.messages}
         self.number = -1
@@ -242,16 +249,14 @@ class SumParticipant:
         channel = self.channel(request.channel)
         values = contribution.values
         at_home = contribution.head is None
-        machines = {}
-        for address, node in self._here(request.channel):
-            value = None
-            if address >= 0:
-                value = channel.empty(self.gate, values.shape) if at_home else values
-            machines[address] = node.round(value, round=request.number, shape=values.shape)
+        entering = channel.empty(self.gate, values.shape) if at_home else values
+        machines = {
+            address: node.round(entering if address >= 0 else None, round=request.number, shape=values.shape)
+            for address, node in self._here(request.channel)
+        }
         if channel.hosts[self.address] == channel.receiver:
-            await self._hand_over(
-                channel, request.number, _OWN, values if at_home else np.zeros(values.shape)
-            )
+            parts = {"values": values if at_home else np.zeros(values.shape), "entered": entering}
+            await self._hand_over(channel, request.number, _OWN, parts)
         await self._run(request.channel, request.number, machines)
 
     async def open(self, request: SumRequest) -> None:
@@ -341,30 +346,38 @@ class SumParticipant:
             head = self.gate.ledger.head if outside else None
             await self.link.send(place, envelope.message.kind, route | vars(envelope.message), head)
 
-    async def _hand_over(self, channel: Channel, number: int, kind: str, values: Floats) -> None:
+    async def _hand_over(
+        self, channel: Channel, number: int, kind: str, parts: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
         """Gives the receiver, in the same organisation, its own part or the result."""
         if channel.name != self.address:
-            fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": values}
+            fields: dict[str, Value] = {"channel": channel.name, "round": number, **parts}
             await self.link.send(channel.name, kind, fields)
             return
-        self._take_part(channel, number, kind, values)
+        self._take_part(channel, number, kind, parts)
 
     def _take_inside(self, message: Message) -> None:
-        name, number, values = (message.fields.get(key) for key in ("channel", "round", "values"))
+        parts = dict(message.fields)
+        name, number = parts.pop("channel", None), parts.pop("round", None)
         channel = self.channels.get(name) if isinstance(name, str) else None
-        if channel is None or type(number) is not int or not isinstance(values, np.ndarray):
+        due = {"values"} if message.kind == _RESULT else {"values", "entered"}
+        arrays = {key: part for key, part in parts.items() if isinstance(part, np.ndarray)}
+        if channel is None or type(number) is not int or arrays.keys() != due:
             raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
         if channel.name != self.address or channel.hosts.get(message.sender) != channel.receiver:
             raise ProtocolError(f"{message.sender} is no part of the organisation that obtains this total")
-        self._take_part(channel, number, message.kind, values.astype(np.float64))
+        self._take_part(channel, number, message.kind, arrays)
 
-    def _take_part(self, channel: Channel, number: int, kind: str, values: Floats) -> None:
+    def _take_part(
+        self, channel: Channel, number: int, kind: str, parts: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
         state = self._rounds.setdefault((channel.name, number), _Round())
+        values = parts["values"].astype(np.float64)
         if kind == _OWN:
-            state.own = values
+            state.own, state.entered = values, channel.floats(parts["entered"])
         else:
             state.result = values
-        self._complete(channel, state)
+        self._complete(channel, number, state)
 
     # -- rounds ---------------------------------------------------------------------------------------------
 
@@ -386,7 +399,7 @@ class SumParticipant:
         for address in [address for address, machine in state.machines.items() if machine.done]:
             machine = state.machines.pop(address)
             if number != SETUP_ROUND and address in channel.protocol.receivers:
-                await self._hand_over(channel, number, _RESULT, machine.result())
+                await self._hand_over(channel, number, _RESULT, {"values": machine.result()})
         if not state.machines and (number == SETUP_ROUND or channel.name != self.address):
             self._rounds.pop((channel.name, number), None)
             self._retire(channel.name, number)
@@ -395,16 +408,20 @@ class SumParticipant:
         channel = self.channels[request.channel]
         state = self._rounds.setdefault((channel.name, request.number), _Round())
         state.total = asyncio.get_running_loop().create_future()
-        self._complete(channel, state)
+        self._complete(channel, request.number, state)
         return state.total
 
-    def _complete(self, channel: Channel, state: _Round) -> None:
+    def _complete(self, channel: Channel, number: int, state: _Round) -> None:
         """Sets the total once the sum and the receiver's own part are there."""
         if state.total is None or state.total.done() or state.result is None:
             return
         if channel.receiver not in self.parties:
-            state.own = np.zeros(state.result.shape)
-        if state.own is not None:
+            state.own = state.entered = np.zeros(state.result.shape)
+        if state.own is not None and state.entered is not None:
+            if channel.opens and self.view is not None:
+                others = state.result - state.entered
+                fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": others}
+                self.view.note(OPENED, fields, address=self.address, time=self.clock.now())
             state.total.set_result(Total(state.result, state.own))
 
     def _close(self, request: SumRequest) -> Total:

@@ -26,6 +26,7 @@ class VAFLParty(Role):
         self.setup = setup
         self.link = setup.links[party]
         self.observers = setup.observers(SERVER, party)
+        self.training_observers = setup.observers_of_training(party)
         index = setup.data.parties.index(party)
         self.model = build_local_model(setup, party)
         self.batches = Batches(
@@ -70,9 +71,9 @@ class VAFLParty(Role):
 
     async def _answer(self, message: Message) -> None:
         rows = self.model.check_rows(message["rows"])
-        released = self.model.release(
-            rows, kind=str(message["purpose"]), observers=self.observers, learning=False
-        )
+        purpose = str(message["purpose"])
+        observers = self.observers if purpose == "evaluation" else self.training_observers
+        released = self.model.release(rows, kind=purpose, observers=observers, learning=False)
         await self.link.reply(message, "embedding", {"values": released.values}, released.head)
 
     async def _work(self) -> None:
@@ -87,7 +88,9 @@ class VAFLParty(Role):
             await self._upload(self.batches.next())
 
     async def _upload(self, rows: Rows) -> None:
-        released = self.model.release(rows, kind="embedding", observers=self.observers, learning=True)
+        released = self.model.release(
+            rows, kind="embedding", observers=self.training_observers, learning=True
+        )
         fields = {"rows": rows.astype(np.int32), "values": released.values}
         answer = await self.link.call(SERVER, "embedding", fields, released.head)
         if answer.kind == "gradient":

@@ -198,7 +198,10 @@ class SummingParty(VAFLParty):
         """This party's part in a sum; of its own batch the graph is kept."""
         rows = self.model.check_rows(rows)
         learning = purpose == TRAINING and self._active is not None and np.array_equal(rows, self._active)
-        contribution = self.model.contribute(rows, kind=purpose, channel=self.channel, learning=learning)
+        also = self.training_observers if purpose == TRAINING else ()
+        contribution = self.model.contribute(
+            rows, kind=purpose, channel=self.channel, learning=learning, also=also
+        )
         if learning:
             self._contribution = contribution
         return contribution

@@ -76,9 +76,8 @@ def check_bypass(source: Source) -> list[Check]:
     homes = read_homes(source.files.path)
     checks = []
     for observer in source.observers:
-        messages = [
-            seen for seen in View(source.view_folder(observer)).messages(sent=False) if _carries_values(seen)
-        ]
+        received = View(source.view_folder(observer)).messages(sent=False)
+        messages = [seen for seen in received if _carries_values(seen) and not seen.at_home]
         known = [seen for seen in messages if _can_be_checked(seen, homes)]
         elsewhere = len(messages) - len(known)
         wrong = next((text for seen in known if (text := _contradiction(seen, ledgers))), None)

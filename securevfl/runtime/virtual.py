@@ -1,13 +1,16 @@
 """The virtual network: all roles in one process, messages by reference, time in units.
 
-Delivery takes the plan's latency. Each organisation hosts one or more addresses; a message inside one
+Delivery takes the plan's latency and keeps the order of sending, as a stream between two organisations does.
+Each organisation hosts one or more addresses; a message inside one
 organisation is nobody's observation and is neither counted nor recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
+from weakref import WeakKeyDictionary
 
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message, Stop
@@ -71,6 +74,7 @@ class VirtualNetwork:
         self.observe = observe
         self.messages = 0
         self.bytes = 0
+        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Message]] = WeakKeyDictionary()
         self.links = {address: QueueLink(address, self.post) for address in self.hosts}
 
     def post(self, message: Message) -> None:
@@ -87,15 +91,19 @@ class VirtualNetwork:
             return
         self.messages += 1
         self.bytes += message.size()
-        if self.latency:
-            asyncio.get_running_loop().call_later(self.latency, self._arrive, target, message)
-        else:
-            self._arrive(target, message)
+        if not self.latency:
+            self._arrive(message)
+            return
+        # Timers of one moment fire in any order, so each delivers the message that has waited longest.
+        loop = asyncio.get_running_loop()
+        queue = self._under_way.setdefault(loop, deque())
+        queue.append(message)
+        loop.call_later(self.latency, lambda: self._arrive(queue.popleft()))
 
-    def _arrive(self, target: QueueLink, message: Message) -> None:
+    def _arrive(self, message: Message) -> None:
         if self.observe is not None:
             self.observe(message, asyncio.get_running_loop().time())
-        target.deliver(message)
+        self.links[message.receiver].deliver(message)
 
     def forget_undelivered(self) -> None:
         """Drops what was under way when a phase was broken off."""

@@ -189,6 +189,17 @@ def test_saga_keeps_numbers_not_vectors() -> None:
 # -- equality with centralised training -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("algorithm", ["fsaga", "afsaga"])
+def test_snapshots_miss_no_record_on_a_slow_network(algorithm: str) -> None:
+    """Scores come in several messages, with the order to take the snapshot at their heels."""
+    data = VerticalData.load("synthetic:rows=3000,features=24", parties=8)
+    engine = Engine(*resolve(Plan(algorithm=algorithm, batch=200, epochs=1, latency=0.02), data))
+    engine.run()
+    for worker in engine.parties:
+        memory = worker.estimator
+        np.testing.assert_allclose(memory.mean, worker.block.full_gradient(memory.remembered), atol=1e-12)
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("algorithm", "parties"), [("afsgd", 1), ("fsgd", 1), ("fsgd", 3)])
 def test_without_delay_it_is_centralised_training(task: str, algorithm: str, parties: int) -> None:

@@ -185,12 +185,20 @@ def test_embeddings_go_to_everybody_once_per_round(algorithm: str, tmp_path: Any
     assert run.privacy["p2"]["mu"] == pytest.approx(np.sqrt(2 * 40 + 10))
 
 
-def test_private_labels_show_embeddings_to_the_server_alone(tmp_path: Any) -> None:
+def test_private_labels_answer_with_gradients_that_depend_on_everybody(tmp_path: Any) -> None:
     run = train(tiny(), plan(private_labels=True), tmp_path / "run")
     records = read_records(tmp_path / "run")
-    assert {r.observers for r in records if r.owner == "p1"} == {("p0",)}
+    mine = {(r.kind, r.observers) for r in records if r.owner == "p1"}
+    assert mine == {("embedding", ("p0", "p2")), ("evaluation", ("p0",))}
     assert {r.kind for r in records if r.owner == "p0"} == {"gradient"}
     assert run.result["labels"].startswith("exposed")
+
+
+def test_frozen_encoders_get_no_gradients_of_private_labels(tmp_path: Any) -> None:
+    run = train(tiny(), plan(private_labels=True, encoder_training="none", scaling="none"), tmp_path / "run")
+    records = read_records(tmp_path / "run")
+    assert not [r for r in records if r.owner == "p0"]
+    assert not run.result["labels"].startswith("exposed")
 
 
 def test_every_local_step_is_a_private_update() -> None:

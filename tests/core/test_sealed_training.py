@@ -149,8 +149,9 @@ def test_more_data_held_back_from_an_observer_needs_no_more_noise_than_the_plain
 def test_predictions_are_counted_apart():
     result = run(make_data(parties=3), epsilon=4.0, epochs=4, evaluate_every=2).result
     test_records = make_data(parties=3).n_test
+    opened = {"scores": 2 * test_records, "evaluation": 2 * test_records, "prediction": 0}
     assert result["prediction"] == {
-        party: {"scores": 2 * test_records, "observers": ["p0"], "epsilon": None} for party in ("p1", "p2")
+        party: {**opened, "observers": ["p0"], "epsilon": None} for party in ("p1", "p2")
     }
     assert result["privacy"]["p1"]["epsilon"] <= 4.0
     assert result["labels"].startswith("sealed")

@@ -25,6 +25,7 @@ def message(number: int, head: Head | None = None) -> Message:
             "rows": np.arange(number, dtype=np.int32),
             "values": np.full((2, 2), number, np.float32),
             "x": 1,
+            "ciphertext": bytes([number, 0, 255]),
         },
     )
 
@@ -40,6 +41,7 @@ def test_messages_come_back_in_order(tmp_path: Path) -> None:
     seen = list(view)[2]
     assert (seen.time, seen.sender, seen.head) == (1.0, "p1", Head("p1", 2, "ab"))
     assert seen.fields["rows"].tolist() == [0, 1] and seen.fields["x"] == 1
+    assert seen.fields["ciphertext"] == b"\x02\x00\xff"
     assert (seen.fields["values"] == 2).all() and seen.fields["values"].dtype == np.float32
     assert seen.size == len(message(2, Head("p1", 2, "ab")).to_bytes())
 

@@ -57,6 +57,18 @@ def test_latency_applies_between_organisations_only() -> None:
     assert network.messages == 1  # inside A nothing is counted
 
 
+def test_messages_arrive_in_the_order_of_sending() -> None:
+    """Also where they leave at the same moment, and however many: timers alone would not keep the order."""
+    network = VirtualNetwork({"a": "A", "b": "B", "c": "C"}, latency=0.02)
+
+    async def main() -> list[int]:
+        for number in range(50):
+            await network.links["a"].send("c" if number % 3 else "b", "hello", {"number": number})
+        return [(await network.links["c"].receive())["number"] for _ in range(33)]
+
+    assert run_virtual(main())[0] == [number for number in range(50) if number % 3]
+
+
 def test_deadlock_names_who_waits() -> None:
     network = VirtualNetwork({"a": "A", "b": "B"})
 

@@ -32,6 +32,27 @@ class TestFloodedWorkerRoles(Approximate):
         return CKKSSum(workers=workers, key_holder=0, aggregator=1, announce=True, flooding=flooding)
 
 
+class TestOnAGrid(HomomorphicConformance):
+    def make(self, workers):
+        return CKKSSum(workers=workers, grid_bits=20)
+
+    def check(self, protocol, values, result):
+        """Exactly the sum of the rounded inputs: no trace of the error, which depends on the key."""
+        assert result.dtype == np.float64
+        assert np.array_equal(result, np.sum([np.rint(value * 2**20) for value in values], axis=0) / 2**20)
+
+
+def test_a_grid_must_be_coarser_than_the_error():
+    protocol = CKKSSum(workers=16, grid_bits=20)
+    draw = np.random.default_rng(1)
+    values = [draw.uniform(-protocol.max_abs, protocol.max_abs, 4096) for _ in range(16)]
+    expected = np.sum([np.rint(value * 2**20) for value in values], axis=0) / 2**20
+    assert np.array_equal(protocol.sum(values), expected)
+    for workers, bits in ((16, 24), (1024, 20)):
+        with pytest.raises(InputError, match="finer than the error"):
+            CKKSSum(workers=workers, grid_bits=bits)
+
+
 @pytest.mark.parametrize(("workers", "scale_bits"), [(2, 40), (16, 40), (3, 30), (3, 50)])
 def test_error_stays_below_the_bound_over_the_whole_range(workers, scale_bits):
     protocol = CKKSSum(workers=workers, scale_bits=scale_bits)

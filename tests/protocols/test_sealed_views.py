@@ -135,7 +135,7 @@ def test_each_share_has_its_own_deviation():
     stds = ((2**43, 2**41), (2**42, 2**44))
     object.__setattr__(federation.protocol, "share_stds", stds)
     for drawer, target in itertools.product((0, 1), repeat=2):
-        draws = np.concatenate([federation.parties[drawer]._share(target) for _ in range(5)])
+        draws = np.concatenate([federation.parties[drawer].noise_for(target) for _ in range(5)])
         assert fits((draws.view(np.int64).reshape(-1) / stds[target][drawer]) ** 2)
 
 
