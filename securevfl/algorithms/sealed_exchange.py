@@ -12,7 +12,7 @@ from securevfl.protocols.sealed import read
 HELLO, BEGIN, READY = "sealed-hello", "sealed-begin", "sealed-ready"
 ASSUMPTION = (
     "the dealer colludes with nobody and sees no message between members; masks come from AES-128-CTR; all "
-    "follow the protocol, at most {} members pool what they see"
+    "follow the protocol, and no coalition of more than {} pools what it sees"
 )
 
 

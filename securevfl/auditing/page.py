@@ -157,7 +157,7 @@ def _canary(content: dict[str, Any]) -> str:
 
 def _canary_words(result: dict[str, Any]) -> str:
     trials = result["positives"] + result["negatives"]
-    how = f" of {', '.join(result['owners'])}" if result["owners"] else ""
+    how = f", for records of {', '.join(result['owners'])}," if result["owners"] else ""
     text = (
         f"<p>{trials:,} trials{escape(how)} with the run's own protection: mu is at least "
         f"<strong>{figure(result['mu_lower'])}</strong> (95 % confidence), at most "

@@ -87,7 +87,11 @@ class Scale:
         ends = [self.low, *(end for gap in self.breaks for end in gap), self.high]
         parts = zip(ends[::2], ends[1::2], strict=True)
         most = 6 if self.breaks else 9
-        return [value for low, high in parts for value in log_ticks(low, high, most=most)]
+        found = []
+        for low, high in parts:
+            lonely = bool(self.breaks) and high < 8 * low  # about one value: it is its own tick
+            found += [math.sqrt(low * high)] if lonely else log_ticks(low, high, most=most)
+        return found
 
 
 def label(value: float) -> str:

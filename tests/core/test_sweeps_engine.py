@@ -176,6 +176,15 @@ def test_attacks_are_audited_and_scored(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "runs" / row["id"] / "views").is_dir()
 
 
+def test_a_point_may_do_without_views(tmp_path: Path) -> None:
+    text = TINY.replace('attacks = "none"', 'attacks = ["gradient-direction"]')
+    text += "[[point]]\nseed = 0\n[[point]]\nseed = 1\nrecord_views = false\n"
+    results = run_sweep(parse_sweep(text), tmp_path / "s", executor=InProcess())
+    with_views, without = (results.records[point.id]["attacks"] for point in results.sweep.points)
+    assert {attack["status"] for attack in with_views} == {"scored"}
+    assert {attack["status"] for attack in without} == {"n/a"}
+
+
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="holds other files"):
