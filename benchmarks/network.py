@@ -1,8 +1,8 @@
 """Messages over the network: a round trip and a throughput against bare gRPC, and a whole run against one
 process.
 
-Everything runs on loopback with mutual TLS, the server of the first two in a process of its own. Both sides of
-a comparison are measured in turns and the best round counts, so that other load hardly shows.
+Everything runs on loopback with mutual TLS, the server of the first two in a process of its own. Both sides
+of a comparison are measured in turns and the best round counts, so that other load hardly shows.
 """
 
 from __future__ import annotations
