@@ -28,17 +28,17 @@ class PlainSGD(torch.optim.SGD):
             for parameter in group["params"]:
                 parameter.grad = None
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step on the gradients that are there."""
-        for group in self.param_groups:
-            decay, rate = group["weight_decay"], group["lr"]
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    if decay:
-                        gradient = gradient.add(parameter, alpha=decay)
-                    parameter.add_(gradient, alpha=-rate)
+        with torch.no_grad():
+            for group in self.param_groups:
+                decay, rate = group["weight_decay"], group["lr"]
+                for parameter in group["params"]:
+                    gradient = parameter.grad
+                    if gradient is not None:
+                        if decay:
+                            gradient = gradient.add(parameter, alpha=decay)
+                        parameter.add_(gradient, alpha=-rate)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps steps that do not say this
 

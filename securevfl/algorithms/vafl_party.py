@@ -12,7 +12,7 @@ from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.pace import build_delay
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
+from securevfl.messages import Message, Stop
 from securevfl.rows import Rows
 from securevfl.seeds import numpy_generator
 
@@ -36,7 +36,7 @@ class VAFLParty(Role):
         )
         self.delay = build_delay(setup, party)
         self.ready_at: float | None = None
-        self._ended = asyncio.Event()
+        self._ended = Stop()
 
     async def prepare(self) -> None:
         await self._serve()
@@ -45,7 +45,7 @@ class VAFLParty(Role):
         await self._serve()
 
     async def epoch(self) -> None:
-        self._ended = asyncio.Event()
+        self._ended = Stop()
         async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
             tasks.create_task(self._listen())
             await self._work()
@@ -53,7 +53,7 @@ class VAFLParty(Role):
 
     async def _serve(self) -> None:
         """Only answers requests, until the server ends the phase."""
-        self._ended = asyncio.Event()
+        self._ended = Stop()
         await self._listen()
         await self.link.send(SERVER, "ended", {})
 

@@ -219,16 +219,14 @@ class VAFLServer(ServerRole):
 
     async def _refresh(self, upload: Upload) -> None:
         """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
-        rows = upload.rows
-        ages = self.iteration - self.updated_at[rows]
-        bound = self.setup.plan.delay_bound
+        rows, bound = upload.rows, self.setup.plan.delay_bound
         if bound:
+            ages = self.iteration - self.updated_at[rows]
             for party, name in enumerate(self.parties):
                 stale = rows[ages[:, party] > bound]
                 if party != upload.party and stale.size:
                     self._store(self._upload_of(party, stale, await self._ask(name, stale, "refresh")))
-            ages = self.iteration - self.updated_at[rows]
-        self.oldest_used = max(self.oldest_used, int(ages.max()))
+        self.oldest_used = max(self.oldest_used, self.iteration - int(self.updated_at[rows].min()))
 
     def _step(self, uploads: list[Upload]) -> tuple[list[Tensor], float]:
         """Updates the server's model; returns each upload's gradient and the mean loss."""
@@ -245,7 +243,7 @@ class VAFLServer(ServerRole):
             pieces = torch.split(each, [len(rows) for rows in batches])
             total = torch.stack([piece.mean() for piece in pieces]).sum()
         self._update_head(total, len(batches))
-        return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
+        return self._split_gradient(inputs.grad, uploads), total.item() / len(batches)
 
     def _update_head(self, total: Tensor, batches: int) -> None:
         """One step on the mean of the batches' losses; leaves the gradient of their sum at the inputs."""
