@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ Array = npt.NDArray[np.generic]
 Value = None | bool | int | float | str | bytes | Array | list[int] | list[str]
 
 _HEADER = struct.Struct("<4sBxHQ")  # magic, version, number of fields, length of the whole message
+_INTEGER, _FLOAT, _SIZE, _SHORT = (struct.Struct(form) for form in ("<q", "<d", "<Q", "<I"))
 
 
 def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
@@ -106,6 +108,7 @@ def unpack(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> tuple[str
     return kind, fields
 
 
+@lru_cache(maxsize=1024)
 def _pack_name(name: str) -> bytes:
     raw = name.encode("ascii", "replace")
     if not name.isascii() or not 0 < len(raw) <= MAX_NAME:
@@ -122,9 +125,9 @@ def _pack_value(name: str, value: Value) -> list[bytes | memoryview]:
         case int():
             if not -(1 << 63) <= value < 1 << 63:
                 raise WireError(f"field {name!r}: integer {value} does not fit 64 bits")
-            return [b"i", struct.pack("<q", value)]
+            return [b"i", _INTEGER.pack(value)]
         case float():
-            return [b"d", struct.pack("<d", value)]
+            return [b"d", _FLOAT.pack(value)]
         case str():
             return _sized(b"s", value.encode())
         case bytes():
@@ -139,7 +142,7 @@ def _pack_value(name: str, value: Value) -> list[bytes | memoryview]:
 
 
 def _sized(tag: bytes, raw: bytes) -> list[bytes | memoryview]:
-    return [tag, struct.pack("<Q", len(raw)), raw]
+    return [tag, _SIZE.pack(len(raw)), raw]
 
 
 def pack_strings(values: list[str]) -> bytes:
@@ -167,18 +170,31 @@ class _Reader:
         self.position = _HEADER.size
 
     def take(self, size: int) -> memoryview:
-        end = self.position + size
+        begin = self.position
+        end = begin + size
         if end > len(self.view):
             raise WireError("message ends inside a field")
-        piece = self.view[self.position : end]
         self.position = end
-        return piece
+        return self.view[begin:end]
 
-    def number(self, form: str) -> int:
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+    def byte(self) -> int:
+        begin = self.position
+        if begin >= len(self.view):
+            raise WireError("message ends inside a field")
+        self.position = begin + 1
+        return self.view[begin]
+
+    def number(self, form: struct.Struct) -> int:
+        begin = self.position
+        end = begin + form.size
+        if end > len(self.view):
+            raise WireError("message ends inside a field")
+        self.position = end
+        found: int = form.unpack_from(self.view, begin)[0]
+        return found
 
     def name(self) -> str:
-        size = self.number("<B")
+        size = self.byte()
         if not 0 < size <= MAX_NAME:
             raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
         return self.text(self.take(size))
@@ -191,33 +207,20 @@ class _Reader:
             raise WireError("text is not UTF-8") from error
 
     def value(self) -> Value:
-        tag = bytes(self.take(1))
-        match tag:
-            case b"n":
-                return None
-            case b"t" | b"f":
-                return tag == b"t"
-            case b"i":
-                return self.number("<q")
-            case b"d":
-                return float(struct.unpack("<d", self.take(8))[0])
-            case b"a":
-                return self.array()
-            case b"s":
-                return self.text(self.take(self.number("<Q")))
-            case b"y":
-                return bytes(self.take(self.number("<Q")))
-            case b"q":
-                return self.integers()
-            case b"l":
-                return self.strings()
-        raise WireError(f"unknown field type {tag!r}")
+        tag = self.byte()
+        read = _READERS.get(tag)
+        if read is None:
+            raise WireError(f"unknown field type {bytes([tag])!r}")
+        return read(self)
+
+    def sized(self) -> memoryview:
+        return self.take(self.number(_SIZE))
 
     def array(self) -> Array:
-        code, dimensions = self.number("<B"), self.number("<B")
+        code, dimensions = self.byte(), self.byte()
         if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
             raise WireError("array has an unknown type or too many dimensions")
-        shape = tuple(self.number("<Q") for _ in range(dimensions))
+        shape = tuple([self.number(_SIZE) for _ in range(dimensions)])
         dtype = np.dtype(DTYPES[code])
         raw = self.take(math.prod(shape) * dtype.itemsize)
         if dtype.kind == "b" and np.any(np.frombuffer(raw, np.uint8) > 1):
@@ -228,19 +231,33 @@ class _Reader:
             raise WireError(f"array shape {shape} cannot be built") from error
 
     def integers(self) -> list[int]:
-        size = self.number("<Q")
+        size = self.number(_SIZE)
         if size % 8:
             raise WireError("list of integers has a broken length")
         return [int(item) for item in np.frombuffer(self.take(size), "<i8")]
 
     def strings(self) -> list[str]:
-        size = self.number("<Q")
+        size = self.number(_SIZE)
         end = self.position + size
         if end > len(self.view):
             raise WireError("message ends inside a field")
         items = []
         while self.position < end:
-            items.append(self.text(self.take(self.number("<I"))))
+            items.append(self.text(self.take(self.number(_SHORT))))
         if self.position != end:
             raise WireError("list of strings has a broken length")
         return items
+
+
+_READERS: dict[int, Callable[[_Reader], Value]] = {
+    ord("n"): lambda reader: None,
+    ord("t"): lambda reader: True,
+    ord("f"): lambda reader: False,
+    ord("i"): lambda reader: reader.number(_INTEGER),
+    ord("d"): lambda reader: float(reader.number(_FLOAT)),
+    ord("a"): _Reader.array,
+    ord("s"): lambda reader: reader.text(reader.sized()),
+    ord("y"): lambda reader: bytes(reader.sized()),
+    ord("q"): _Reader.integers,
+    ord("l"): _Reader.strings,
+}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from securevfl.data import VerticalData
+from securevfl.data.share import absent_block, absent_labels
 
 Share = dict[str, Any]
 
@@ -30,13 +28,8 @@ def unpack_share(share: Share) -> VerticalData:
     """The data as the organisation has it; what is absent is NaN throughout and takes no memory."""
     content = dict(share)
     for part in ("train", "test"):
-        content[part] = tuple(_absent(each) if isinstance(each, tuple) else each for each in content[part])
-    multiclass = content["task"] == "multiclass"
-    nothing = np.int64(np.iinfo(np.int64).min) if multiclass else np.float32(np.nan)
+        blocks = content[part]
+        content[part] = tuple(absent_block(*each) if isinstance(each, tuple) else each for each in blocks)
     for part in ("y_train", "y_test"):
-        content[part] = np.full(content[part], nothing)
+        content[part] = absent_labels(content["task"], content[part])
     return VerticalData(**content)
-
-
-def _absent(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    return np.broadcast_to(np.float32(np.nan), shape).view()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 from crashes import Process, check_ledgers, finish, models, processes, run_with_crash
 from federation import Federation
 
-from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import NetworkError
+from securevfl.network.frames import Frame
 from securevfl.plan import Plan
 
 Arm = Callable[[Process], None]
@@ -50,7 +51,7 @@ def undisturbed(protocol: str, direct: bool) -> dict[str, np.ndarray]:
 def same_model(tmp_path: Path, victim: str, arm: Arm, protocol: str = "plain", direct: bool = False) -> None:
     federation = Federation(tmp_path, plan(protocol=protocol), direct=direct)
     found, results = asyncio.run(run_with_crash(federation, victim, arm))
-    check_ledgers(federation, found)
+    check_ledgers(federation, found, more=1 if protocol == "plain" else None)
     assert all(each["epochs"] == 3 and each["stopped"] is None for each in results.values())
     expected, got = undisturbed(protocol, direct), models(tmp_path)
     assert got.keys() == expected.keys()
@@ -119,3 +120,87 @@ def test_the_coordinator_dies_and_starts_again(tmp_path, step):
 )
 def test_a_protocol_between_parties_starts_again(tmp_path, victim, arm, direct):
     same_model(tmp_path, victim, arm, protocol="two-tree", direct=direct)
+
+
+def test_streams_that_break_all_the_time_lose_nothing(tmp_path):
+    async def play() -> dict[str, Process]:
+        found = processes(Federation(tmp_path, plan(protocol="two-tree")))
+        for each in found.values():
+            each.start()
+        transport, cut = found["clinic"].node.mesh.transport, 0
+        handing = transport._hand_over
+
+        def hand_over(peer: str, frame: Frame) -> None:
+            nonlocal cut
+            handing(peer, frame)
+            if frame.number % 4 == 0 and cut < 20:
+                cut += 1
+                transport._streams[peer].cancel()
+
+        transport._hand_over = hand_over
+        await finish(found)
+        assert cut >= 10
+        return found
+
+    found = asyncio.run(play())
+    assert not any("goes back" in text or "anew" in text for each in found.values() for text in each.said)
+    expected, got = undisturbed("two-tree", False), models(tmp_path)
+    assert all(np.array_equal(got[name], value) for name, value in expected.items())
+
+
+def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
+    federation = Federation(tmp_path, plan(), patience=0.3)
+
+    async def stop() -> dict[str, BaseException]:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        found["clinic"].crash_in_phase("epoch", 4)
+        async with asyncio.timeout(60):
+            await found["clinic"].crashed.wait()
+            await found["clinic"].crash()
+            tasks = [found["bank"].task, found["shop"].task]
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(zip(("bank", "shop"), errors, strict=True))
+
+    errors = asyncio.run(stop())
+    assert isinstance(errors["bank"], NetworkError)
+    assert isinstance(errors["shop"], NetworkError)
+    assert re.match("clinic has not been reachable for 0.3 s", str(errors["bank"]))
+    assert "clinic has not been reachable" in str(errors["shop"])
+    assert all("\n" not in str(error) for error in errors.values())
+    again = Federation(tmp_path, plan())
+    results = asyncio.run(again.run())
+    assert results["bank"]["epochs"] == 3
+    for name, value in undisturbed("plain", False).items():
+        np.testing.assert_allclose(models(tmp_path)[name], value, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("victim", ["clinic", "bank"])
+def test_no_crash_overruns_a_budget(tmp_path, victim):
+    # The plan's three epochs spend about half of it; each crash repeats a part of one.
+    settings = plan(sigma=100.0, clip=1.0, budget_epsilon=1.0, delta=1e-3, evaluate_every=0)
+    federation = Federation(tmp_path, settings)
+
+    async def play() -> tuple[dict[str, Process], dict[str, dict[str, object]]]:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        for _ in range(6):
+            process = found[victim]
+            process.crashed.clear()
+            process.crash_in_phase("epoch", 3)
+            async with asyncio.timeout(60):
+                crashed = asyncio.create_task(process.crashed.wait())
+                await asyncio.wait({crashed, process.task}, return_when=asyncio.FIRST_COMPLETED)
+            if process.task.done():
+                break
+            await process.crash()
+            process.start()
+        return found, await finish(found)
+
+    found, results = asyncio.run(play())
+    check_ledgers(federation, found, more=7)
+    for name in ("clinic", "shop"):
+        spent = results[name]["privacy"][name]
+        assert 0 < spent["epsilon"] <= 1.0

@@ -151,13 +151,13 @@ def test_masks_reused_across_rounds_are_caught(monkeypatch):
 
 
 def test_a_missing_noise_share_is_caught(monkeypatch):
-    honest = SealedParty._share
+    honest = SealedParty.noise_for
 
     def lazy(party, target):
         share = honest(party, target)
         return np.zeros_like(share) if party.index == 1 else share
 
-    monkeypatch.setattr(SealedParty, "_share", lazy)
+    monkeypatch.setattr(SealedParty, "noise_for", lazy)
     federation = Federation(3, records=4, width=40, std=2**43, seed=1)
     assert not fits(noise_ratio(federation, 12, ()))
 
