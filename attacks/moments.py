@@ -63,7 +63,6 @@ def _told(view: View, observer: str, info: Info) -> Iterator[Moment]:
         for rows, values in replies(view, observer, kind):
             if values.ndim == 2:
                 yield Moment(everyone, rows, values)
-    yield from _announced(view, everyone)
     requests = _requests(view)
     for seen in view.messages("scores", "update", "plain.value", OPENED, sent=False):
         values = _floats(seen.fields["values"])
@@ -73,16 +72,6 @@ def _told(view: View, observer: str, info: Info) -> Iterator[Moment]:
         elif _announcement(seen) in requests:
             parties = everyone - {observer} if seen.kind == OPENED else frozenset({seen.sender})
             yield Moment(parties, requests[_announcement(seen)], values)
-
-
-def _announced(view: View, everyone: frozenset[str]) -> Iterator[Moment]:
-    """Sums over the batch that was announced last, handed on by the one who obtained them."""
-    rows: Rows | None = None
-    for seen in view.messages("sum-request", *HANDED_ON, sent=False):
-        if seen.kind == "sum-request":
-            rows = seen.fields["rows"].astype(np.int64)
-        elif seen.reply_to is None and rows is not None:
-            yield Moment(everyone, rows, _floats(seen.fields["values"]))
 
 
 def _floats(values: NDArray[Any]) -> Floats:

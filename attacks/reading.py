@@ -85,14 +85,22 @@ def _answered(seen: Seen) -> int:
 
 
 def replies(view: View, address: str, kind: str) -> Iterator[tuple[Rows, Floats]]:
-    """Records and values of the messages that answered the uploads of the role at `address`."""
+    """Records and values of the messages that answered the uploads of the role at `address`.
+
+    Where the role took part in a sum instead, they are about the records that were announced last.
+    """
     uploads: dict[int, NDArray[np.int64]] = {}
-    for seen in view.messages("embedding", kind):
-        if seen.kind == "embedding":
+    announced: NDArray[np.int64] | None = None
+    for seen in view.messages("embedding", "sum-request", kind):
+        if seen.kind == "sum-request":
+            announced = announced if seen.sent else seen.fields["rows"]
+        elif seen.kind == "embedding":
             if seen.sender == address and "rows" in seen.fields:
                 uploads[seen.number] = seen.fields["rows"]
         elif seen.receiver == address and _answered(seen) in uploads:
             yield _vectors(seen, uploads[_answered(seen)])
+        elif seen.receiver == address and seen.reply_to is None and announced is not None:
+            yield _vectors(seen, announced)
 
 
 def answers(view: View, address: str) -> Answers:

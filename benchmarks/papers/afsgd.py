@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Problem:
     labels: npt.NDArray[Any]
     lowest: float
     targets: Mapping[str, float]
-    steps: int = 100  # per pass; a batch is that part of the records
+    steps: int  # per pass; a batch is that part of the records
 
     @property
     def batch(self) -> int:
@@ -79,7 +80,7 @@ class Reached(Exception):
 def load(name: str, folder: Path, *, quick: bool) -> VerticalData:
     """A set by the name of its row in the paper's table."""
     if name == "sparse":
-        return wide_sparse(rows=500 if quick else 2000, columns=60_000 if quick else 1_355_191, parties=8)
+        return wide_sparse(rows=500 if quick else 1000, columns=60_000 if quick else 1_355_191, parties=8)
     known = {"uci-credit": "uci-credit-one-hot"}.get(name, name)
     data = VerticalData.load(known, parties=8 if name == "a9a" else 4, folder=folder / name.replace("-", "_"))
     return prepare(sample(data, 3000, 500) if quick else data)
@@ -148,6 +149,7 @@ def pose(name: str, data: VerticalData) -> Problem:
         labels=labels,
         lowest=float(found.fun),
         targets=TARGETS[name],
+        steps=25 if name == "sparse" else 100,
     )
 
 
@@ -254,21 +256,30 @@ def compare(problem: Problem, estimator: str, epochs: int) -> tuple[list[Any], d
     return [f"{passes:.1f}", *cells], curves
 
 
-def table_two(problems: list[Problem], epochs: int) -> tuple[str, dict[str, dict[str, Any]]]:
+def table_two(
+    names: Iterable[str], pose_one: Callable[[str], Problem], epochs: int, raw: Path | None
+) -> tuple[str, dict[str, dict[str, Any]]]:
     """Time to the target, synchronous / asynchronous, and the speed-up beside the paper's."""
     rows, panels = [], {}
-    for problem in problems:
-        panels[problem.name] = {}
-        for index, estimator in enumerate(ESTIMATORS):
+    known = json.loads(raw.read_text(encoding="utf-8")) if raw is not None and raw.exists() else {}
+    for name in names:
+        todo = [each for each in ESTIMATORS if f"{name} {each}" not in known]
+        problem = pose_one(name) if todo else None
+        for estimator in todo if problem is not None else ():
             cells, curves = compare(problem, estimator, epochs)
-            panels[problem.name] |= curves
-            paper = PAPER[problem.name]
-            rows.append([problem.name, estimator.upper(), *cells, "-" if paper is None else paper[index]])
-            say(" | ".join(map(str, rows[-1])))
+            known[f"{name} {estimator}"] = {"cells": cells, "curves": curves}
+            say(" | ".join([name, estimator, *cells]))
+            if raw is not None:
+                raw.write_text(json.dumps(known), encoding="utf-8")
+        panels[name] = {}
+        for index, estimator in enumerate(ESTIMATORS):
+            found, paper = known[f"{name} {estimator}"], PAPER[name]
+            panels[name] |= found["curves"]
+            rows.append([name, estimator.upper(), *found["cells"], "-" if paper is None else paper[index]])
     head = ["set", "", "passes"]
     for slower in SLOWER:
         head += [f"synchronous, {slower:.0%} slower", "asynchronous", "speed-up"]
-    return table([*head, "paper"], rows), panels
+    return table([*head, "paper"], rows), {name: curves for name, curves in panels.items() if curves}
 
 
 def figure_six(base: VerticalData, workers: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
@@ -296,13 +307,14 @@ def figure_six(base: VerticalData, workers: tuple[int, ...]) -> tuple[str, dict[
 
 def main() -> None:
     """Runs everything and writes the report."""
-    chosen = arguments(__doc__ or "", "afsgd")
-    epochs = 20 if chosen.quick else 60
-    problems = []
-    for name in PAPER:
-        problems.append(pose(name, load(name, chosen.data_folder, quick=chosen.quick)))
-        say(f"{name}: {problems[-1].data}, optimum {problems[-1].lowest:.6f}")
-    two, panels = table_two(problems, epochs)
+    chosen = arguments(__doc__ or "", "afsgd", resumable=True)
+
+    def pose_one(name: str) -> Problem:
+        problem = pose(name, load(name, chosen.data_folder, quick=chosen.quick))
+        say(f"{name}: {problem.data}, optimum {problem.lowest:.6f}")
+        return problem
+
+    two, panels = table_two(PAPER, pose_one, 20 if chosen.quick else 60, chosen.raw)
     plot(chosen.out / "afsgd.png", panels, x="time (steps of a fast worker)", y="sub-optimality", scale="log")
     base = load("uci-credit", chosen.data_folder, quick=chosen.quick)
     six, lines = figure_six(base, (2, 4) if chosen.quick else (2, 4, 8, 16))

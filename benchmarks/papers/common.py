@@ -19,7 +19,7 @@ from securevfl import VerticalData
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
-def arguments(description: str, name: str) -> argparse.Namespace:
+def arguments(description: str, name: str, *, resumable: bool = False) -> argparse.Namespace:
     """The arguments of every reproduction."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data-folder", type=Path, required=True, help="folder with one folder per data set")
@@ -27,6 +27,8 @@ def arguments(description: str, name: str) -> argparse.Namespace:
         "--out", type=Path, default=Path("docs/results"), help=f"where {name}.md and plots go"
     )
     parser.add_argument("--quick", action="store_true", help="small samples and few passes, to try it out")
+    if resumable:
+        parser.add_argument("--raw", type=Path, help="keep what is measured here; a run goes on from there")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     return chosen

@@ -28,12 +28,12 @@ INTRO = (
     "number of records."
 )
 QUICK = (
-    "From `securevfl sweep --preset quick --out DIR`: embedded data, 3 parties, 3 seeds. A few "
-    "minutes on two cores."
+    "From `securevfl sweep --preset quick --out DIR`: embedded data, 3 parties, 3 seeds; 7 minutes of "
+    "processor time, shared by two workers."
 )
 PAPERS = (
-    "From `securevfl sweep --preset papers --data-folder DATA --out DIR`, about half an hour on two "
-    "cores: a9a with 67 + 56 features and 3 seeds; Parkinson's speech, where columns have no public "
+    "From `securevfl sweep --preset papers --data-folder DATA --out DIR`, 25 minutes of processor "
+    "time: a9a with 67 + 56 features and 3 seeds; Parkinson's speech, where columns have no public "
     "bounds and no sound mode applies; MNIST over 7 parties, one seed. No paper states a clip. To be "
     "accounted for at all, FDML's predictions are clipped to 5 and VAFL's embeddings to 10 here."
 )

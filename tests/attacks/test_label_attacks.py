@@ -151,6 +151,15 @@ def test_private_labels_of_flex_are_attacked(runs: Runs, cancer: VerticalData) -
     assert score(source, GradientDirection, "p0", "p1") > 0.95
 
 
+def test_private_labels_of_flex_are_attacked_on_sums_too(runs: Runs) -> None:
+    """The gradient of the sum is not the answer to an upload; it belongs to the batch that was announced."""
+    rng = np.random.default_rng(0)
+    blocks = [rng.normal(size=(200, 2)).astype(np.float32) for _ in range(3)]
+    data = VerticalData.from_arrays(blocks, (blocks[0][:, 0] > 0).astype(int))
+    source = runs(data, algorithm="flex", protocol="pairwise", private_labels=True, batch=40, epochs=1)
+    assert score(source, DirectLabels, "p0", "p2") == 1.0
+
+
 @pytest.mark.parametrize("attack", LABEL_ATTACKS, ids=lambda attack: attack.name)
 def test_frozen_encoders_get_no_gradient(runs: Runs, cancer: VerticalData, attack: type[Attack]) -> None:
     source = runs(cancer, encoder_training="none", scaling="none", sigma=1.0, epochs=1)

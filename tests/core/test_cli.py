@@ -210,6 +210,8 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        # A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 300
     while not (tmp_path / "r" / "checkpoint.safetensors").exists() and time.monotonic() < deadline:

@@ -251,7 +251,14 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _start(file: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "securevfl.cli", "sweep", str(file), "--out", str(out), "--workers", "1"]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts
+    )
+
+
+def _heed_interrupts() -> None:
+    """A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for_points(out: Path, count: int, process: subprocess.Popen[str]) -> None:
