@@ -34,7 +34,7 @@ from securevfl.plan import Plan
 from securevfl.run import train
 
 ROUND_TRIP_GOAL, MESSAGES_GOAL, WALL_GOAL = 1.5, 1000.0, 3.0
-ROUNDS, TRIPS, BATCHES = 7, 300, 500
+ROUNDS, TRIPS, BATCHES = 40, 50, 400
 PARTIES = ("p1", "p2", "p3", "p4")
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ MAX_FIELDS = 64
 MAX_NAME = 64
 MAX_DIMENSIONS = 4
 DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "|u1", "|b1")
+_DTYPES = tuple(np.dtype(name) for name in DTYPES)
 
 Array = npt.NDArray[np.generic]
 Value = None | bool | int | float | str | bytes | Array | list[int] | list[str]
@@ -75,36 +77,40 @@ def _value_size(value: Value) -> int:
     return 9 + sum(4 + len(item.encode()) if isinstance(item, str) else 8 for item in value)
 
 
-def unpack(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Value]]:
+def unpack(data: bytes, *, max_bytes: int = MAX_BYTES, start: int = 0) -> tuple[str, dict[str, Value]]:
     """Decodes one message; arrays are read-only views into `data`.
+
+    Args:
+        data: Where the message is.
+        max_bytes: How long it may be.
+        start: Where it begins.
 
     Raises:
         WireError: The bytes are not exactly one well-formed message of this version.
     """
-    view = memoryview(data)
-    if len(view) > max_bytes:
-        raise WireError(f"message of {len(view)} bytes exceeds the limit of {max_bytes}")
-    if len(view) < _HEADER.size:
-        raise WireError(f"message of {len(view)} bytes is shorter than its header")
-    magic, version, count, size = _HEADER.unpack_from(view)
+    length = len(data) - start
+    if length > max_bytes:
+        raise WireError(f"message of {length} bytes exceeds the limit of {max_bytes}")
+    if length < _HEADER.size:
+        raise WireError(f"message of {length} bytes is shorter than its header")
+    magic, version, count, size = _HEADER.unpack_from(data, start)
     if magic != MAGIC:
         raise WireError("not a securevfl message")
     if version != VERSION:
         raise WireError(f"message has wire version {version}, this side has {VERSION}: upgrade the older")
-    if size != len(view):
-        raise WireError(f"message announces {size} bytes but has {len(view)}")
+    if size != length:
+        raise WireError(f"message announces {size} bytes but has {length}")
     if count > MAX_FIELDS:
         raise WireError(f"message has {count} fields; at most {MAX_FIELDS} are allowed")
-    reader = _Reader(view)
-    kind = reader.name()
+    kind, position = _read_name(data, start + _HEADER.size)
     fields: dict[str, Value] = {}
     for _ in range(count):
-        name = reader.name()
+        name, position = _read_name(data, position)
         if name in fields:
             raise WireError(f"field {name!r} occurs twice")
-        fields[name] = reader.value()
-    if reader.position != len(view):
-        raise WireError(f"{len(view) - reader.position} bytes are left after the last field")
+        fields[name], position = _read_value(data, position)
+    if position != len(data):
+        raise WireError(f"{len(data) - position} bytes are left after the last field")
     return kind, fields
 
 
@@ -162,102 +168,108 @@ def _pack_array(name: str, array: Array) -> list[bytes | memoryview]:
     return [b"a", head, raw.tobytes()]
 
 
-class _Reader:
-    """Reads names and values from a buffer and never past its end."""
-
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
-        self.position = _HEADER.size
-
-    def take(self, size: int) -> memoryview:
-        begin = self.position
-        end = begin + size
-        if end > len(self.view):
-            raise WireError("message ends inside a field")
-        self.position = end
-        return self.view[begin:end]
-
-    def byte(self) -> int:
-        begin = self.position
-        if begin >= len(self.view):
-            raise WireError("message ends inside a field")
-        self.position = begin + 1
-        return self.view[begin]
-
-    def number(self, form: struct.Struct) -> int:
-        begin = self.position
-        end = begin + form.size
-        if end > len(self.view):
-            raise WireError("message ends inside a field")
-        self.position = end
-        found: int = form.unpack_from(self.view, begin)[0]
-        return found
-
-    def name(self) -> str:
-        size = self.byte()
-        if not 0 < size <= MAX_NAME:
-            raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
-        return self.text(self.take(size))
-
-    @staticmethod
-    def text(raw: memoryview) -> str:
-        try:
-            return str(raw, "utf-8")
-        except UnicodeDecodeError as error:
-            raise WireError("text is not UTF-8") from error
-
-    def value(self) -> Value:
-        tag = self.byte()
-        read = _READERS.get(tag)
-        if read is None:
-            raise WireError(f"unknown field type {bytes([tag])!r}")
-        return read(self)
-
-    def sized(self) -> memoryview:
-        return self.take(self.number(_SIZE))
-
-    def array(self) -> Array:
-        code, dimensions = self.byte(), self.byte()
-        if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
-            raise WireError("array has an unknown type or too many dimensions")
-        shape = tuple([self.number(_SIZE) for _ in range(dimensions)])
-        dtype = np.dtype(DTYPES[code])
-        raw = self.take(math.prod(shape) * dtype.itemsize)
-        if dtype.kind == "b" and np.any(np.frombuffer(raw, np.uint8) > 1):
-            raise WireError("boolean array holds values other than 0 and 1")
-        try:
-            return np.frombuffer(raw, dtype).reshape(shape)
-        except ValueError as error:
-            raise WireError(f"array shape {shape} cannot be built") from error
-
-    def integers(self) -> list[int]:
-        size = self.number(_SIZE)
-        if size % 8:
-            raise WireError("list of integers has a broken length")
-        return [int(item) for item in np.frombuffer(self.take(size), "<i8")]
-
-    def strings(self) -> list[str]:
-        size = self.number(_SIZE)
-        end = self.position + size
-        if end > len(self.view):
-            raise WireError("message ends inside a field")
-        items = []
-        while self.position < end:
-            items.append(self.text(self.take(self.number(_SHORT))))
-        if self.position != end:
-            raise WireError("list of strings has a broken length")
-        return items
+def _end(data: bytes, position: int, size: int) -> int:
+    """Where a piece ends, which must be inside the message."""
+    end = position + size
+    if end > len(data):
+        raise WireError("message ends inside a field")
+    return end
 
 
-_READERS: dict[int, Callable[[_Reader], Value]] = {
-    ord("n"): lambda reader: None,
-    ord("t"): lambda reader: True,
-    ord("f"): lambda reader: False,
-    ord("i"): lambda reader: reader.number(_INTEGER),
-    ord("d"): lambda reader: float(reader.number(_FLOAT)),
-    ord("a"): _Reader.array,
-    ord("s"): lambda reader: reader.text(reader.sized()),
-    ord("y"): lambda reader: bytes(reader.sized()),
-    ord("q"): _Reader.integers,
-    ord("l"): _Reader.strings,
+def _read_name(data: bytes, position: int) -> tuple[str, int]:
+    begin = _end(data, position, 1)
+    size = data[position]
+    if not 0 < size <= MAX_NAME:
+        raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
+    end = _end(data, begin, size)
+    return _name(data[begin:end]), end
+
+
+@lru_cache(maxsize=1024)
+def _name(raw: bytes) -> str:
+    return _text(raw)
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise WireError("text is not UTF-8") from error
+
+
+def _read_value(data: bytes, position: int) -> tuple[Value, int]:
+    begin = _end(data, position, 1)
+    read = _READERS.get(data[position])
+    if read is None:
+        raise WireError(f"unknown field type {data[position:begin]!r}")
+    return read(data, begin)
+
+
+def _read_number(form: struct.Struct, data: bytes, position: int) -> tuple[Any, int]:
+    end = _end(data, position, form.size)
+    return form.unpack_from(data, position)[0], end
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    size, begin = _read_number(_SIZE, data, position)
+    end = _end(data, begin, size)
+    return data[begin:end], end
+
+
+def _read_text(data: bytes, position: int) -> tuple[str, int]:
+    raw, end = _read_bytes(data, position)
+    return _text(raw), end
+
+
+def _read_array(data: bytes, position: int) -> tuple[Array, int]:
+    begin = _end(data, position, 2)
+    code, dimensions = data[position], data[position + 1]
+    if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
+        raise WireError("array has an unknown type or too many dimensions")
+    shape = []
+    for _ in range(dimensions):
+        side, begin = _read_number(_SIZE, data, begin)
+        shape.append(side)
+    dtype, count = _DTYPES[code], math.prod(shape)
+    end = _end(data, begin, count * dtype.itemsize)
+    if dtype.kind == "b" and np.any(np.frombuffer(data, np.uint8, count, begin) > 1):
+        raise WireError("boolean array holds values other than 0 and 1")
+    try:
+        return np.frombuffer(data, dtype, count, begin).reshape(shape), end
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"array shape {tuple(shape)} cannot be built") from error
+
+
+def _read_integers(data: bytes, position: int) -> tuple[list[int], int]:
+    raw, end = _read_bytes(data, position)
+    if len(raw) % 8:
+        raise WireError("list of integers has a broken length")
+    return [int(item) for item in np.frombuffer(raw, "<i8")], end
+
+
+def _read_strings(data: bytes, position: int) -> tuple[list[str], int]:
+    size, position = _read_number(_SIZE, data, position)
+    end = _end(data, position, size)
+    items = []
+    while position < end:
+        length, position = _read_number(_SHORT, data, position)
+        stop = _end(data, position, length)
+        items.append(_text(data[position:stop]))
+        position = stop
+    if position != end:
+        raise WireError("list of strings has a broken length")
+    return items, end
+
+
+_READERS: dict[int, Callable[[bytes, int], tuple[Value, int]]] = {
+    ord("n"): lambda data, position: (None, position),
+    ord("t"): lambda data, position: (True, position),
+    ord("f"): lambda data, position: (False, position),
+    ord("i"): partial(_read_number, _INTEGER),
+    ord("d"): partial(_read_number, _FLOAT),
+    ord("a"): _read_array,
+    ord("s"): _read_text,
+    ord("y"): _read_bytes,
+    ord("q"): _read_integers,
+    ord("l"): _read_strings,
 }

@@ -72,13 +72,13 @@ class Message:
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> Message:
-        """Reads the wire form.
+    def from_bytes(cls, data: bytes, start: int = 0) -> Message:
+        """Reads the wire form, from a place on.
 
         Raises:
             WireError: The bytes are not a message of this form.
         """
-        kind, fields = unpack(data)
+        kind, fields = unpack(data, start=start)
         sender, receiver = fields.pop("~sender", None), fields.pop("~receiver", None)
         number, reply_to = fields.pop("~number", None), fields.pop("~reply", None)
         if not (isinstance(sender, str) and isinstance(receiver, str)):

@@ -247,7 +247,7 @@ class Mesh:
     def _data(self, peer: str, content: bytes) -> None:
         if len(content) < PHASE_BYTES:
             raise WireError(f"{peer} sends a message without a phase")
-        phase, message = content[:PHASE_BYTES], Message.from_bytes(memoryview(content)[PHASE_BYTES:])
+        phase, message = content[:PHASE_BYTES], Message.from_bytes(content, PHASE_BYTES)
         size = len(content) + FRAME_COST
         if self.hosts:
             self._check_addresses(peer, message)
