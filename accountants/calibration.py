@@ -1,6 +1,7 @@
 """Calibration: from a promise to the noise, or to the number of releases. Never under-protects."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from securevfl.accountants import checks
@@ -174,18 +175,37 @@ def _sampled_sigma(probe: GaussianRelease, epsilon: float, delta: float) -> floa
         figure = best_upper_bound(replace(probe, sigma=math.exp(log_sigma)), delta)
         return math.log(max(figure.epsilon, 1e-300) / epsilon)
 
-    unsampled = probe.sensitivity * math.sqrt(probe.count) / gdp_mu(epsilon, delta) * (1 + _MARGIN)
-    high = math.log(unsampled)
-    above, low = excess(high), high - math.log(2)
-    below = excess(low)
-    while below <= 0:
-        high, above, low = low, below, low - math.log(2)
-        below = excess(low)
+    low, below, high, above = _bracket(excess, math.log(_limit_sigma(probe, gdp_mu(epsilon, delta))))
     while high - low > 5e-4:
-        # The secant in logarithms is nearly exact; stay inside so that either end moves.
-        guess = low + (high - low) * below / (below - above)
+        # The secant in logarithms is nearly exact once the ends are near; stay inside so that either moves.
+        share = below / (below - above) if max(below, -above) < 1 else 0.5
         inset = max(1e-4, (high - low) / 50)
-        guess = min(max(guess + 1e-4, low + inset), high - inset)
+        guess = min(max(low + (high - low) * share + 1e-4, low + inset), high - inset)
         value = excess(guess)
         low, below, high, above = (guess, value, high, above) if value > 0 else (low, below, guess, value)
     return math.exp(high)
+
+
+def _limit_sigma(probe: GaussianRelease, mu: float) -> float:
+    """Return the noise that the central limit theorem asks for: where to start, never the answer."""
+    square = (mu / probe.sampling_rate) ** 2 / probe.count
+    if probe.adjacency == "replace-one":
+        return probe.sensitivity / 2 / math.sqrt(math.asinh(square / 4))
+    return probe.sensitivity / math.sqrt(math.log1p(square))
+
+
+def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float, float, float]:
+    """Return two arguments with their values, positive at the first and not at the second, which is above.
+
+    Epsilon falls at least as fast as the noise grows, mostly: the first stride reaches across the root.
+    """
+    value = excess(start)
+    stride = min(abs(value) + 5e-4, math.log(2))
+    while True:
+        following = start + math.copysign(stride, value)
+        found = excess(following)
+        if value > 0 >= found:
+            return start, value, following, found
+        if found > 0 >= value:
+            return following, found, start, value
+        start, value, stride = following, found, min(2 * stride, math.log(2))

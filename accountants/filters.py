@@ -69,6 +69,11 @@ class Filter:
                 self._predicted = np.concatenate([self._predicted, np.zeros(more, dtype=bool)])
             self.records += more
 
+    def promises(self, rows: NDArray[np.int64] | None) -> bool:
+        """Whether one of these records (None: any record) has paid something, and not everything, so far."""
+        paid = self._common + (self._own if rows is None else self._own[rows])
+        return bool(((paid > 0) & np.isfinite(paid)).any())
+
     def check(self, record: ReleaseRecord) -> None:
         """Raise `BudgetExceeded` if the record would break the budget. Nothing is changed."""
         self._demand(record)

@@ -117,6 +117,8 @@ def _set_apart(ledger: Sequence[ReleaseRecord]) -> tuple[list[ReleaseRecord], li
 
     A prediction of a record that took part in training stays with the rest: it makes epsilon infinite.
     """
+    if not any(r.is_prediction for r in ledger):
+        return list(ledger), []
     trained = [r.rows for r in ledger if _is_release(r) and not r.is_prediction and r.vectors]
     known = [rows for rows in trained if rows is not None]
     everybody = len(known) < len(trained)

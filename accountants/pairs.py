@@ -183,9 +183,11 @@ def _mixture_mass(parts: Mixture, edges: Array, spread: float) -> Array:
     total = np.zeros(edges.size - 1)
     for weight, mean in parts:
         points = (edges - mean) / spread
-        below, above = ndtr(points), ndtr(-points)
-        # Take the difference on the side of the smaller tail: no cancellation far out.
-        total += weight * np.where(points[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+        # Differences are taken between the smaller tails: no cancellation far out.
+        tail, above = ndtr(-np.abs(points)), points > 0
+        rise = tail[1:] - tail[:-1]
+        across = 1 - tail[1:] - tail[:-1]
+        total += weight * np.where(above[:-1], -rise, np.where(above[1:], across, rise))
     return total
 
 

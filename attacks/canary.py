@@ -8,16 +8,18 @@ the promise refutes it; a bound below never proves it.
   encoders that is the whole audit.
 - Trained encoders: whole training runs per coin, side by side (`trained_canaries`), because there a record
   also shifts what is released for all others.
+- Sealed training: whole runs too, with an observer that replays its victim's weights (`sealed_canaries`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from securevfl.algorithms.channels import HIDING, build_sum
 from securevfl.attacks.canary_doors import Door, release_door, sum_door, update_door
 from securevfl.attacks.canary_release import ROWS, gate_canaries
 from securevfl.attacks.canary_results import CanaryResult, gate_of
+from securevfl.attacks.canary_sealed import sealed_canaries
 from securevfl.attacks.canary_trained import Scenario, trained_canaries
 from securevfl.errors import AttackError, InputError
 from securevfl.plan import Plan
@@ -32,7 +34,8 @@ WORLDS = 2_000
 def canary_audits(
     plan: Plan,
     *,
-    parties: int = 0,
+    parties: int | Sequence[str] = 0,
+    label_holder: str = "",
     records: int = 256,
     trials: int = 0,
     seed: int = 0,
@@ -45,23 +48,39 @@ def canary_audits(
 
     Args:
         plan: The resolved plan of a run.
-        parties: Number of parties; 0 takes the plan's, or the fewest that its secure sum serves.
+        parties: Names of the parties, or their number; 0 takes the plan's, or the fewest that its secure sum
+            serves.
+        label_holder: Of sealed training: who has the labels, the first party by default.
         records: Training records of the run; the audit of training uses at most 256.
         trials: Trials of each audit, some of them held out to fit the rule; 0 takes 100,000 canaries on each
-            way out of the gate and 2,000 training runs, which is also the most.
+            way out of the gate and 2,000 training runs, of sealed training up to 20,000; that is also the
+            most.
         seed: Seed of coins and directions, never of noise.
         progress: Called with the audit's name and the share done.
 
     Returns:
         Under ``releases`` or ``sums`` what comes out for a record, under ``updates`` noisy gradients, under
-        ``training`` whole runs; only those that the plan has. All bounds hold at 95 % each.
+        ``training`` whole runs; of sealed training ``party`` and ``label-holder`` by whose record the canary
+        is, and ``statistics``. Only those that the plan has. All bounds hold at 95 % each.
 
     Raises:
-        AttackError: The plan's mode has no gate that opens values of single records.
+        AttackError: The plan's mode promises nothing.
     """
-    if plan.mode not in ("strict", "dp-encoder", "frozen"):
-        raise AttackError(f"mode {plan.mode!r} lets nothing out for single records; there is nothing to try")
+    if plan.mode not in ("strict", "dp-encoder", "frozen", "sealed"):
+        raise AttackError(f"mode {plan.mode!r} promises nothing; there is nothing to try")
+    names = [f"p{i}" for i in range(parties)] if isinstance(parties, int) else list(parties)
     canaries, worlds = trials or CANARIES, min(trials or WORLDS, WORLDS)
+    if plan.mode == "sealed":
+        names = names or [f"p{i}" for i in range(plan.parties or 2)]
+        return sealed_canaries(
+            plan,
+            parties=names,
+            label_holder=label_holder or names[0],
+            trials=trials,
+            canaries=canaries,
+            seed=seed,
+            progress=progress,
+        )
     width = plan.embedding or 1
 
     def gate_audit(name: str, door: Door, trials: int, columns: int) -> CanaryResult:
@@ -76,7 +95,7 @@ def canary_audits(
 
     make = gate_of(plan)
     found: dict[str, CanaryResult] = {}
-    sums = _noisy_sum(plan, parties)
+    sums = _noisy_sum(plan, len(names))
     if sums is None:
         found["releases"] = gate_audit("releases", release_door(make(ROWS * canaries)), canaries, width)
     else:
@@ -99,7 +118,7 @@ def canary_audits(
 def canary_audit(
     plan: Plan,
     *,
-    parties: int = 0,
+    parties: int | Sequence[str] = 0,
     records: int = 256,
     trials: int = 0,
     seed: int = 0,

@@ -47,6 +47,7 @@ class CanaryResult:
         epsilon_free: Lower bound of epsilon without any assumption on the mechanism.
         epsilon_one_run: The one-run bound of Steinke, Nasr and Jagielski on the same guesses.
         rule: How the guessing rule was found.
+        owners: Whose promise it concerns; empty for every owner of the run.
     """
 
     mode: str
@@ -59,6 +60,7 @@ class CanaryResult:
     epsilon_free: float
     epsilon_one_run: float
     rule: str
+    owners: tuple[str, ...] = ()
 
     @property
     def claim(self) -> float:
@@ -87,6 +89,7 @@ class CanaryResult:
             "epsilon_free": self.epsilon_free,
             "epsilon_one_run": self.epsilon_one_run,
             "rule": self.rule,
+            "owners": list(self.owners),
             "violated": self.violated,
         }
 
@@ -100,6 +103,7 @@ def conclude(
     worlds: NDArray[np.bool_],
     delta: float,
     rule: str,
+    owners: tuple[str, ...] = (),
 ) -> CanaryResult:
     """Turns the scores of independent trials (world 1 is guessed above 0) into certified bounds."""
     errors = Errors.of(scores > 0, worlds)
@@ -115,6 +119,7 @@ def conclude(
         epsilon_free=epsilon_lower(errors, delta),
         epsilon_one_run=_one_run(scores[:ONE_RUN_CANARIES], worlds[:ONE_RUN_CANARIES], delta),
         rule=rule,
+        owners=owners,
     )
 
 

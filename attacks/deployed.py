@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from securevfl.algorithms import SERVER
 from securevfl.algorithms.local import Records
+from securevfl.attacks.rebuild import clips_embeddings
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
 from securevfl.folder import RunFolder
@@ -60,7 +61,7 @@ class Deployed:
 
     def _embed(self, party: str, rows: NDArray[np.int64]) -> Tensor:
         vectors: Tensor = self.modules[party](self._records[party][rows])
-        clipped = self._leaves[party] and self.plan.sigma > 0
+        clipped = self._leaves[party] and clips_embeddings(self.plan)
         return clip_rows(vectors, self.plan.clip) if clipped else vectors
 
     def predict(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:

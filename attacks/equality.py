@@ -71,6 +71,8 @@ class EqualitySolving(PredictionAttack):
         """The model must be linear from features to logits."""
         if info.plan.model != "linear" or info.plan.head not in ("linear", "sum"):
             return f"a {info.plan.model} encoder with a {info.plan.head} head gives no linear equations"
+        if info.plan.mode == "sealed":
+            return "rows are clipped before the linear model, which is not linear"
         if info.plan.sigma > 0:
             return "embeddings are clipped on their way out, which is not linear"
         return super().why_not(info)

@@ -21,9 +21,15 @@ from securevfl.attacks import statistics
 from securevfl.attacks.contract import Arrays, Attack, Evidence, Family, Guess, Info, Need, Score, Truth
 from securevfl.attacks.feature import no_embeddings
 from securevfl.attacks.reading import Floats
-from securevfl.attacks.rebuild import cannot_rebuild, fresh_encoder, fresh_head, generator_from
+from securevfl.attacks.rebuild import (
+    cannot_rebuild,
+    clips_embeddings,
+    fresh_encoder,
+    fresh_head,
+    generator_from,
+)
 from securevfl.gate import clip_rows
-from securevfl.models import Fusion, task_loss
+from securevfl.models import Fusion, PreparedLinear, task_loss
 from securevfl.seeds import torch_generator
 
 SHADOWS = 16
@@ -116,6 +122,11 @@ class ShadowModel(nn.Module):
             fresh_encoder(info, party, torch_generator(info.plan.seed, "encoder", index))
             for index, party in enumerate(info.parties)
         )
+        for encoder in self.encoders:
+            if isinstance(
+                encoder, PreparedLinear
+            ):  # what a party made of its rows is not public; the clip is
+                encoder.prepare(centre=encoder.centre, scale=1.0, clip=info.plan.clip)
         self.head = fresh_head(info, torch_generator(info.plan.seed, "head"))
         self.fusion = Fusion(info.plan.fusion, (info.plan.embedding,) * len(info.parties))
 
@@ -123,7 +134,7 @@ class ShadowModel(nn.Module):
         """Each party's embeddings, clipped where they leave."""
         info = self.info
         vectors = [encoder(block) for encoder, block in zip(self.encoders, blocks, strict=True)]
-        if not info.plan.sigma:
+        if not clips_embeddings(info.plan):
             return vectors
         return [
             vector if party == info.label_holder else clip_rows(vector, info.plan.clip)
@@ -179,14 +190,17 @@ class Shadows:
     def train(self, evidence: Evidence) -> None:
         """The plan's optimiser, epochs and batches, on pooled features."""
         plan, trained = self.info.plan, [w for w in self._weights.values() if w.requires_grad]
+        rate = plan.learning_rate
+        if plan.mode == "sealed":  # its unit is half the inverse smoothness of the logistic loss
+            rate *= 2 / (len(self.info.parties) * plan.clip**2)
         optimiser: torch.optim.Optimizer = torch.optim.SGD(
             trained,
-            lr=plan.learning_rate,
+            lr=rate,
             weight_decay=plan.l2,
             momentum=0.9 if plan.optimiser == "momentum" else 0.0,
         )
         if plan.optimiser == "adam":
-            optimiser = torch.optim.Adam(trained, lr=plan.learning_rate, weight_decay=plan.l2)
+            optimiser = torch.optim.Adam(trained, lr=rate, weight_decay=plan.l2)
         for epoch in range(plan.epochs):
             order = torch.from_numpy(evidence.rng.permuted(self._halves, axis=1))
             for rows in torch.split(order, plan.batch, dim=1):
@@ -210,7 +224,8 @@ class Shadows:
         return mean * SHADOWS
 
     def _noise(self, party: str, shape: torch.Size) -> Tensor:
-        sigma = 0.0 if party == self.info.label_holder else self.info.plan.sigma
+        leaves = party != self.info.label_holder and clips_embeddings(self.info.plan)
+        sigma = self.info.plan.sigma if leaves else 0.0
         size = (*shape, self.info.plan.embedding)
         return sigma * torch.randn(size, generator=self._generator) if sigma else torch.zeros(size)
 
@@ -228,7 +243,8 @@ class Shadows:
         found = []
         with torch.no_grad():
             for number in range(SHADOWS):
-                self._model.load_state_dict({name: w[number] for name, w in self._weights.items()})
+                weights = {name: w[number] for name, w in self._weights.items()}
+                self._model.load_state_dict(dict(self._model.named_buffers()) | weights)
                 found.append(function(blocks))
         return torch.stack(found)
 

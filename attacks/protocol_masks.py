@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import defaultdict
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,29 @@ from scipy import stats
 from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Score, Truth
 from securevfl.attacks.scoring import score_count
 from securevfl.protocols.stream import KeyStream
-from securevfl.views import Seen
 
-Words = NDArray[np.uint64]
+Words = NDArray[Any]  # of uint64, or of uint32 for phases
 ALARM = 1e-9  # probability that sound masks raise one of the alarms
 _SEEDS = 4096
-_CLOSE = (
-    1 << 40
-)  # ring elements: values below 2^8 at 32 fraction bits; uniform words are so close once in 2^23
+# What counts as close, as a share of the ring: in 64 bits values below 2^8 at 32 fraction bits, in 32 bits
+# scores that moved by less than a fifth.
+_CLOSE = {8: 2.0**-24, 4: 2.0**-8}
+_MOST = 1 << 22  # words of one stream that are looked at
+KINDS: dict[str, tuple[str, ...]] = {
+    "tree.subtotal": ("total",),
+    "pairwise.masked-input": ("values",),
+    "sealed-operand": ("words",),
+    "sealed-phase": ("words",),
+    "sealed-share": ("blinded", "product"),
+    "sealed-score": ("words",),
+}
+"""Messages that carry masked words, and their fields."""
+BROADCAST = (("sealed-operand", "words"), ("sealed-phase", "words"), ("sealed-share", "blinded"))
+"""Fields that all receivers get alike, so that one observer's copy is enough."""
 
 
 class Stream(NamedTuple):
-    """Masked values, or masks, of one sender on one channel and tree, one array per round."""
+    """Masked values, or masks, of one sender on one channel and tree to one receiver, one array per round."""
 
     raw: bool
     rounds: list[Words]
@@ -42,19 +53,20 @@ class MaskStatistics(Attack):
 
     def why_not(self, info: Info) -> str:
         """Only where there are masks."""
-        if info.plan.protocol not in ("two-tree", "pairwise"):
+        if info.plan.protocol not in ("two-tree", "pairwise") and info.plan.mode != "sealed":
             return f"protocol {info.plan.protocol} uses no masks"
-        if not (info.received.get("tree.subtotal") or info.received.get("pairwise.masked-input")):
+        if not any(info.received.get(kind) for kind in KINDS):
             return f"{info.observer} received no masked value from {info.owner}"
         return ""
 
     def run(self, evidence: Evidence) -> Guess:
         """Three tests over everything that the owner sent."""
         streams = _streams(evidence)
-        words = np.concatenate([part for stream in streams for part in stream.rounds])
+        sizes = {size: _together(streams, size) for size in (8, 4)}
         raw = [part for stream in streams if stream.raw for part in stream.rounds]
-        found = [_not_uniform(words), _reused(streams), _small_seed(raw)]
-        return {"alarms": np.array(found), "words": np.array([len(words)])}
+        uneven = any(_not_uniform(words) for words in sizes.values())
+        found = [uneven, any(map(_reused, streams)), _small_seed(raw)]
+        return {"alarms": np.array(found), "words": np.array([sum(map(len, sizes.values()))])}
 
     @classmethod
     def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
@@ -68,46 +80,56 @@ class MaskStatistics(Attack):
 
 
 def _streams(evidence: Evidence) -> list[Stream]:
-    info, found = evidence.info, defaultdict(list)
-    for view in evidence.views.values():
-        for seen in view.messages("tree.subtotal", "pairwise.masked-input", sent=False):
-            if info.hosts.get(seen.sender) == info.owner:
-                found[str(seen.fields["channel"]), seen.fields.get("tree", 0), seen.fields["from"]].append(
-                    seen
-                )
-    return [Stream(key[1] == 2, [_words(seen) for seen in group]) for key, group in found.items()]
+    info = evidence.info
+    found: defaultdict[tuple[Any, ...], list[Words]] = defaultdict(list)
+    for number, view in enumerate(evidence.views.values()):
+        for seen in view.messages(*KINDS, sent=False):
+            if info.hosts.get(seen.sender) != info.owner:
+                continue
+            channel, tree = str(seen.fields.get("channel", "")), seen.fields.get("tree", 0)
+            who = seen.fields.get("from", seen.sender), seen.receiver
+            for field in KINDS[seen.kind]:
+                group = found[tree, seen.kind, field, channel, who]
+                known = number and (seen.kind, field) in BROADCAST
+                if not known and sum(map(len, group)) < _MOST:
+                    group.append(_words(seen.fields[field]))
+    return [Stream(key[0] == 2, group) for key, group in found.items() if group]
 
 
-def _words(seen: Seen) -> Words:
-    values = seen.fields["total"] if "total" in seen.fields else seen.fields["values"]
-    return np.asarray(values, np.uint64).ravel()
+def _words(values: Any) -> Words:
+    """Words of 32 bits stay so, all others become 64 bits."""
+    flat = np.asarray(values).ravel()
+    return flat if flat.dtype == np.uint32 else flat.astype(np.uint64)
+
+
+def _together(streams: list[Stream], size: int) -> Words:
+    parts = [part for stream in streams for part in stream.rounds if part.itemsize == size]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
 def _not_uniform(words: Words) -> bool:
-    """Chi-square tests on each of the eight bytes of the words."""
+    """Chi-square tests on each byte of the words."""
     if len(words) < 1024:  # fewer than four of each byte value: the test is not valid
         return False
-    counts = [np.bincount(words.view(np.uint8)[i::8], minlength=256) for i in range(8)]
-    return bool(min(stats.chisquare(count).pvalue for count in counts) < ALARM / 8)
+    size = words.itemsize
+    counts = [np.bincount(words.view(np.uint8)[i::size], minlength=256) for i in range(size)]
+    return bool(min(stats.chisquare(count).pvalue for count in counts) < ALARM / 12)
 
 
-def _reused(streams: list[Stream]) -> bool:
-    """A word that comes twice, or many rounds whose difference is as small as the values themselves."""
-    for stream in streams:
-        words = np.concatenate(stream.rounds)
-        pairs = len(words) * (len(words) - 1) / 2
-        repeats = len(words) - len(np.unique(words))
-        if repeats and stats.poisson.sf(repeats - 1, pairs / 2.0**64) < ALARM:
-            return True
-        close = tried = 0
-        for before, after in zip(stream.rounds, stream.rounds[1:], strict=False):
-            size = min(len(before), len(after))
-            gap = after[:size] - before[:size]
-            close += int((np.minimum(gap, -gap) < np.uint64(_CLOSE)).sum())
-            tried += size
-        if close and stats.poisson.sf(close - 1, tried * 2 * _CLOSE / 2.0**64) < ALARM:
-            return True
-    return False
+def _reused(stream: Stream) -> bool:
+    """Words that come twice, or many rounds whose difference is as small as the values themselves."""
+    words = np.concatenate(stream.rounds)
+    ring, share = 2.0 ** (8 * words.itemsize), _CLOSE[words.itemsize]
+    repeats = len(words) - len(np.unique(words))
+    if repeats and stats.poisson.sf(repeats - 1, len(words) * (len(words) - 1) / 2 / ring) < ALARM:
+        return True
+    close = tried = 0
+    for before, after in zip(stream.rounds, stream.rounds[1:], strict=False):
+        size = min(len(before), len(after))
+        gap = after[:size] - before[:size]
+        close += int((np.minimum(gap, -gap) < words.dtype.type(share * ring)).sum())
+        tried += size
+    return bool(close and stats.poisson.sf(close - 1, tried * 2 * share) < ALARM)
 
 
 def _small_seed(raw: list[Words]) -> bool:

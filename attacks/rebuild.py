@@ -14,6 +14,7 @@ from securevfl.attacks.contract import Arrays, Info
 from securevfl.errors import AttackError
 from securevfl.gate import clip_rows
 from securevfl.models import Fusion, build_encoder, build_head, output_width
+from securevfl.plan import Plan
 
 _REBUILT = ("linear", "mlp", "lstm")
 
@@ -27,6 +28,11 @@ def cannot_rebuild(info: Info) -> str:
     return ""
 
 
+def clips_embeddings(plan: Plan) -> bool:
+    """Whether embeddings that leave are clipped; in sealed training none leaves, and rows are."""
+    return plan.sigma > 0 and plan.mode != "sealed"
+
+
 def generator_from(rng: np.random.Generator) -> torch.Generator:
     """A torch generator that depends on the attack's own one alone."""
     return torch.Generator().manual_seed(int(rng.integers(0, 2**63 - 1)))
@@ -36,7 +42,12 @@ def fresh_encoder(info: Info, party: str, generator: torch.Generator) -> nn.Modu
     """An encoder of the plan's architecture with new weights."""
     width = info.widths[info.parties.index(party)]
     return build_encoder(
-        info.plan.model, width, info.plan.embedding, generator=generator, hidden=info.plan.hidden
+        info.plan.model,
+        width,
+        info.plan.embedding,
+        generator=generator,
+        hidden=info.plan.hidden,
+        prepared=info.plan.mode == "sealed",
     )
 
 
@@ -94,7 +105,7 @@ class JointModel(nn.Module):
         return torch.cat([torch.zeros_like(outputs), outputs], dim=1)
 
     def _embed(self, party: str, vectors: Tensor) -> Tensor:
-        clipped = self.info.plan.sigma > 0 and party != self.info.label_holder
+        clipped = clips_embeddings(self.info.plan) and party != self.info.label_holder
         return clip_rows(vectors, self.info.plan.clip) if clipped else vectors
 
 

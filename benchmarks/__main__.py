@@ -15,6 +15,7 @@ NAMES = (
     "attacks",
     "afsgd",
     "sealed",
+    "network",
 )
 
 

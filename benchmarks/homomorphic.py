@@ -1,7 +1,8 @@
 """Homomorphic sums: what worker, aggregator and key holder spend, against Paillier (phe), in one run.
 
 Paillier is measured on a few values and scaled, since every value costs the same there. Set
-SECUREVFL_BENCH_PEER to a Python interpreter that has phe, or make build/bench-peers with it.
+SECUREVFL_BENCH_PEER to a Python interpreter that has phe (and gmpy2, which makes it several times faster), or
+make build/bench-peers with it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def measure_peer() -> dict[str, float] | str:
     default = Path("build/bench-peers/bin/python")
     interpreter = os.environ.get("SECUREVFL_BENCH_PEER") or (str(default) if default.exists() else "")
     if not interpreter:
-        return f"peer not installed: python -m venv {default.parents[1]} && {default.parent}/pip install phe"
+        install = f"python -m venv {default.parents[1]} && {default.parent}/pip install phe gmpy2"
+        return f"peer not installed: {install}"
     done = subprocess.run([interpreter, "-c", PEER], capture_output=True, text=True)
     if done.returncode:
         return f"peer failed: {done.stderr.strip().splitlines()[-1]}"

@@ -128,7 +128,7 @@ class SealedParty:
             offset=self._offset(labels, phase.shape),
             operand=self._left(rows, operand, count),
             masked=self._masked(rows),
-            noise={m: self._share(m) for m in range(protocol.members)},
+            noise={m: self.noise_for(m) for m in range(protocol.members)},
         )
         self._next_round = round + 1
         return machine
@@ -178,8 +178,8 @@ class SealedParty:
             raise ProtocolError("the masked operands have not been exchanged; run the setup first")
         return {m: self.masked[m] if rows is None else self.masked[m][:, rows] for m in static}
 
-    def _share(self, target: int) -> Ring:
-        """This member's fresh secret noise on the total of `target`."""
+    def noise_for(self, target: int) -> Ring:
+        """This member's secret noise on the total of `target`, drawn afresh: a round draws its own."""
         shape = self.protocol.total_shape(target)
         std = self.protocol.share_stds[target][self.index]
         if not std:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +25,13 @@ MAX_FIELDS = 64
 MAX_NAME = 64
 MAX_DIMENSIONS = 4
 DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "|u1", "|b1")
+_DTYPES = tuple(np.dtype(name) for name in DTYPES)
 
 Array = npt.NDArray[np.generic]
 Value = None | bool | int | float | str | bytes | Array | list[int] | list[str]
 
 _HEADER = struct.Struct("<4sBxHQ")  # magic, version, number of fields, length of the whole message
+_INTEGER, _FLOAT, _SIZE, _SHORT = (struct.Struct(form) for form in ("<q", "<d", "<Q", "<I"))
 
 
 def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
@@ -53,57 +57,64 @@ def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
 
 def packed_size(kind: str, fields: Mapping[str, Value]) -> int:
     """The number of bytes that `pack` would give, without packing."""
-    sizes = (1 + len(name) + _value_size(value) for name, value in fields.items())
-    return _HEADER.size + 1 + len(kind) + sum(sizes)
+    size = _HEADER.size + 1 + len(kind)
+    for name, value in fields.items():
+        size += 1 + len(name) + _value_size(value)
+    return size
 
 
 def _value_size(value: Value) -> int:
-    if value is None or isinstance(value, bool):
-        return 1
-    if isinstance(value, int | float):
-        return 9
     if isinstance(value, np.ndarray):
         return 3 + 8 * value.ndim + value.nbytes
     if isinstance(value, str):
         return 9 + len(value.encode())
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, (int, float)):
+        return 9
     if isinstance(value, bytes):
         return 9 + len(value)
     return 9 + sum(4 + len(item.encode()) if isinstance(item, str) else 8 for item in value)
 
 
-def unpack(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Value]]:
+def unpack(data: bytes, *, max_bytes: int = MAX_BYTES, start: int = 0) -> tuple[str, dict[str, Value]]:
     """Decodes one message; arrays are read-only views into `data`.
+
+    Args:
+        data: Where the message is.
+        max_bytes: How long it may be.
+        start: Where it begins.
 
     Raises:
         WireError: The bytes are not exactly one well-formed message of this version.
     """
-    view = memoryview(data)
-    if len(view) > max_bytes:
-        raise WireError(f"message of {len(view)} bytes exceeds the limit of {max_bytes}")
-    if len(view) < _HEADER.size:
-        raise WireError(f"message of {len(view)} bytes is shorter than its header")
-    magic, version, count, size = _HEADER.unpack_from(view)
+    length = len(data) - start
+    if length > max_bytes:
+        raise WireError(f"message of {length} bytes exceeds the limit of {max_bytes}")
+    if length < _HEADER.size:
+        raise WireError(f"message of {length} bytes is shorter than its header")
+    magic, version, count, size = _HEADER.unpack_from(data, start)
     if magic != MAGIC:
         raise WireError("not a securevfl message")
     if version != VERSION:
         raise WireError(f"message has wire version {version}, this side has {VERSION}: upgrade the older")
-    if size != len(view):
-        raise WireError(f"message announces {size} bytes but has {len(view)}")
+    if size != length:
+        raise WireError(f"message announces {size} bytes but has {length}")
     if count > MAX_FIELDS:
         raise WireError(f"message has {count} fields; at most {MAX_FIELDS} are allowed")
-    reader = _Reader(view)
-    kind = reader.name()
+    kind, position = _read_name(data, start + _HEADER.size)
     fields: dict[str, Value] = {}
     for _ in range(count):
-        name = reader.name()
+        name, position = _read_name(data, position)
         if name in fields:
             raise WireError(f"field {name!r} occurs twice")
-        fields[name] = reader.value()
-    if reader.position != len(view):
-        raise WireError(f"{len(view) - reader.position} bytes are left after the last field")
+        fields[name], position = _read_value(data, position)
+    if position != len(data):
+        raise WireError(f"{len(data) - position} bytes are left after the last field")
     return kind, fields
 
 
+@lru_cache(maxsize=1024)
 def _pack_name(name: str) -> bytes:
     raw = name.encode("ascii", "replace")
     if not name.isascii() or not 0 < len(raw) <= MAX_NAME:
@@ -120,9 +131,9 @@ def _pack_value(name: str, value: Value) -> list[bytes | memoryview]:
         case int():
             if not -(1 << 63) <= value < 1 << 63:
                 raise WireError(f"field {name!r}: integer {value} does not fit 64 bits")
-            return [b"i", struct.pack("<q", value)]
+            return [b"i", _INTEGER.pack(value)]
         case float():
-            return [b"d", struct.pack("<d", value)]
+            return [b"d", _FLOAT.pack(value)]
         case str():
             return _sized(b"s", value.encode())
         case bytes():
@@ -137,7 +148,7 @@ def _pack_value(name: str, value: Value) -> list[bytes | memoryview]:
 
 
 def _sized(tag: bytes, raw: bytes) -> list[bytes | memoryview]:
-    return [tag, struct.pack("<Q", len(raw)), raw]
+    return [tag, _SIZE.pack(len(raw)), raw]
 
 
 def pack_strings(values: list[str]) -> bytes:
@@ -157,88 +168,108 @@ def _pack_array(name: str, array: Array) -> list[bytes | memoryview]:
     return [b"a", head, raw.tobytes()]
 
 
-class _Reader:
-    """Reads names and values from a buffer and never past its end."""
+def _end(data: bytes, position: int, size: int) -> int:
+    """Where a piece ends, which must be inside the message."""
+    end = position + size
+    if end > len(data):
+        raise WireError("message ends inside a field")
+    return end
 
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
-        self.position = _HEADER.size
 
-    def take(self, size: int) -> memoryview:
-        end = self.position + size
-        if end > len(self.view):
-            raise WireError("message ends inside a field")
-        piece = self.view[self.position : end]
-        self.position = end
-        return piece
+def _read_name(data: bytes, position: int) -> tuple[str, int]:
+    begin = _end(data, position, 1)
+    size = data[position]
+    if not 0 < size <= MAX_NAME:
+        raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
+    end = _end(data, begin, size)
+    return _name(data[begin:end]), end
 
-    def number(self, form: str) -> int:
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
 
-    def name(self) -> str:
-        size = self.number("<B")
-        if not 0 < size <= MAX_NAME:
-            raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
-        return self.text(self.take(size))
+@lru_cache(maxsize=1024)
+def _name(raw: bytes) -> str:
+    return _text(raw)
 
-    @staticmethod
-    def text(raw: memoryview) -> str:
-        try:
-            return str(raw, "utf-8")
-        except UnicodeDecodeError as error:
-            raise WireError("text is not UTF-8") from error
 
-    def value(self) -> Value:
-        tag = bytes(self.take(1))
-        match tag:
-            case b"n":
-                return None
-            case b"t" | b"f":
-                return tag == b"t"
-            case b"i":
-                return self.number("<q")
-            case b"d":
-                return float(struct.unpack("<d", self.take(8))[0])
-            case b"a":
-                return self.array()
-            case b"s":
-                return self.text(self.take(self.number("<Q")))
-            case b"y":
-                return bytes(self.take(self.number("<Q")))
-            case b"q":
-                return self.integers()
-            case b"l":
-                return self.strings()
-        raise WireError(f"unknown field type {tag!r}")
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise WireError("text is not UTF-8") from error
 
-    def array(self) -> Array:
-        code, dimensions = self.number("<B"), self.number("<B")
-        if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
-            raise WireError("array has an unknown type or too many dimensions")
-        shape = tuple(self.number("<Q") for _ in range(dimensions))
-        dtype = np.dtype(DTYPES[code])
-        raw = self.take(math.prod(shape) * dtype.itemsize)
-        if dtype.kind == "b" and np.any(np.frombuffer(raw, np.uint8) > 1):
-            raise WireError("boolean array holds values other than 0 and 1")
-        try:
-            return np.frombuffer(raw, dtype).reshape(shape)
-        except ValueError as error:
-            raise WireError(f"array shape {shape} cannot be built") from error
 
-    def integers(self) -> list[int]:
-        size = self.number("<Q")
-        if size % 8:
-            raise WireError("list of integers has a broken length")
-        return [int(item) for item in np.frombuffer(self.take(size), "<i8")]
+def _read_value(data: bytes, position: int) -> tuple[Value, int]:
+    begin = _end(data, position, 1)
+    read = _READERS.get(data[position])
+    if read is None:
+        raise WireError(f"unknown field type {data[position:begin]!r}")
+    return read(data, begin)
 
-    def strings(self) -> list[str]:
-        size = self.number("<Q")
-        end = self.position + size
-        if end > len(self.view):
-            raise WireError("message ends inside a field")
-        items = []
-        while self.position < end:
-            items.append(self.text(self.take(self.number("<I"))))
-        if self.position != end:
-            raise WireError("list of strings has a broken length")
-        return items
+
+def _read_number(form: struct.Struct, data: bytes, position: int) -> tuple[Any, int]:
+    end = _end(data, position, form.size)
+    return form.unpack_from(data, position)[0], end
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    size, begin = _read_number(_SIZE, data, position)
+    end = _end(data, begin, size)
+    return data[begin:end], end
+
+
+def _read_text(data: bytes, position: int) -> tuple[str, int]:
+    raw, end = _read_bytes(data, position)
+    return _text(raw), end
+
+
+def _read_array(data: bytes, position: int) -> tuple[Array, int]:
+    begin = _end(data, position, 2)
+    code, dimensions = data[position], data[position + 1]
+    if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
+        raise WireError("array has an unknown type or too many dimensions")
+    shape = []
+    for _ in range(dimensions):
+        side, begin = _read_number(_SIZE, data, begin)
+        shape.append(side)
+    dtype, count = _DTYPES[code], math.prod(shape)
+    end = _end(data, begin, count * dtype.itemsize)
+    if dtype.kind == "b" and np.any(np.frombuffer(data, np.uint8, count, begin) > 1):
+        raise WireError("boolean array holds values other than 0 and 1")
+    try:
+        return np.frombuffer(data, dtype, count, begin).reshape(shape), end
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"array shape {tuple(shape)} cannot be built") from error
+
+
+def _read_integers(data: bytes, position: int) -> tuple[list[int], int]:
+    raw, end = _read_bytes(data, position)
+    if len(raw) % 8:
+        raise WireError("list of integers has a broken length")
+    return [int(item) for item in np.frombuffer(raw, "<i8")], end
+
+
+def _read_strings(data: bytes, position: int) -> tuple[list[str], int]:
+    size, position = _read_number(_SIZE, data, position)
+    end = _end(data, position, size)
+    items = []
+    while position < end:
+        length, position = _read_number(_SHORT, data, position)
+        stop = _end(data, position, length)
+        items.append(_text(data[position:stop]))
+        position = stop
+    if position != end:
+        raise WireError("list of strings has a broken length")
+    return items, end
+
+
+_READERS: dict[int, Callable[[bytes, int], tuple[Value, int]]] = {
+    ord("n"): lambda data, position: (None, position),
+    ord("t"): lambda data, position: (True, position),
+    ord("f"): lambda data, position: (False, position),
+    ord("i"): partial(_read_number, _INTEGER),
+    ord("d"): partial(_read_number, _FLOAT),
+    ord("a"): _read_array,
+    ord("s"): _read_text,
+    ord("y"): _read_bytes,
+    ord("q"): _read_integers,
+    ord("l"): _read_strings,
+}

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, PlanError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.models import pick_device, save_module
-from securevfl.organisations import Observatory, Organisation, build_organisation, kept_records, set_budget
+from securevfl.organisations import Observatory, Organisation, build_organisations, kept_records, set_budget
 from securevfl.plan import Plan
 from securevfl.runtime import VirtualClock, VirtualNetwork, run_virtual
 from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
@@ -62,18 +62,12 @@ class Engine:
         self.label_holder = label_holder_of(plan, data)
         self.hosts = hosts_of(self.algorithm, data, self.label_holder)
         self.organisations = list(organisations or ())
-        if self.algorithm.federated and organisations is None:
-            self.organisations = self._organisations()
-            self.data = self._with_randomised_labels()
-        self.observatory = Observatory(self.organisations, self.hosts)
-        self.network = VirtualNetwork(
-            self.hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
-        )
-        self.setup = self._setup(dict(encoders or {}), head)
-        self.server = self._server()
-        others = [address for address in self.hosts if address != SERVER and self.algorithm.federated]
-        self.parties = [self.algorithm.role(self.setup, address) for address in others]
-        self.algorithm.combine(self.setup, self.parties)
+        try:
+            self._build(encoders, head, own=organisations is None)
+        except BaseException:
+            for each in self.organisations:
+                each.close()
+            raise
         self.metrics: list[dict[str, Any]] = []
         self.time = 0.0
         self.wall = 0.0
@@ -81,25 +75,39 @@ class Engine:
 
     # -- building -------------------------------------------------------------------------------------------
 
+    def _build(self, encoders: Mapping[str, nn.Module] | None, head: nn.Module | None, *, own: bool) -> None:
+        plan, data = self.plan, self.data
+        if self.algorithm.federated and own:
+            self.organisations = build_organisations(
+                self._here(),
+                plan,
+                label_holder=self.label_holder,
+                folder=self.folder,
+                records=data.n_train + data.n_test,
+                test_records=data.n_test,
+            )
+            self.data = self._with_randomised_labels()
+        self.observatory = Observatory(self.organisations, self.hosts)
+        self.network = self._network()
+        self.setup = self._setup(dict(encoders or {}), head)
+        self.server = self._server()
+        others = [address for address in self.network.links if address != SERVER and self.algorithm.federated]
+        self.parties = [self.algorithm.role(self.setup, address) for address in others]
+        self.algorithm.combine(self.setup, self.parties)
+
     def _server(self) -> ServerRole:
         role = self.algorithm.role(self.setup, SERVER)
         if not isinstance(role, ServerRole):
             raise TypeError(f"algorithm {self.algorithm.name!r} gives no ServerRole at {SERVER!r}")
         return role
 
-    def _organisations(self) -> list[Organisation]:
-        data = self.data
-        return [
-            build_organisation(
-                name,
-                self.plan,
-                records=data.n_train + data.n_test,
-                test_records=data.n_test,
-                holds_labels=name == self.label_holder,
-                folder=self.folder,
-            )
-            for name in dict.fromkeys(self.hosts.values())
-        ]
+    def _here(self) -> list[str]:
+        """The organisations that run in this process."""
+        return list(dict.fromkeys(self.hosts.values()))
+
+    def _network(self) -> VirtualNetwork:
+        observe = self.observatory.observe
+        return VirtualNetwork(self.hosts, latency=self.plan.latency, codec=self.plan.wire, observe=observe)
 
     def _with_randomised_labels(self) -> VerticalData:
         """The data with its training labels flipped once; a resumed run goes on with those it has."""
@@ -121,7 +129,8 @@ class Engine:
         unknown = set(encoders) - set(data.parties)
         if unknown:
             raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
-        built = {party: self._encoder(party, encoders.get(party)) for party in data.parties}
+        mine = [party for party in data.parties if self.hosts[party] in self._here()]
+        built = {party: self._encoder(party, encoders.get(party)) for party in mine}
         head = seat_head(plan, data) if head is None else head
         return Setup(
             plan=plan,
@@ -151,7 +160,7 @@ class Engine:
         start = self._restore()
         try:
             if start == 0:
-                self._phase(lambda role: role.prepare())
+                self._phase("prepare")
             for epoch in range(start, self.plan.epochs):
                 self._epoch(epoch)
                 if self.stopped:
@@ -166,10 +175,10 @@ class Engine:
 
     def evaluate(self) -> None:
         """Runs the roles' evaluation once."""
-        self._phase(lambda role: role.evaluate())
+        self._phase("evaluate")
 
     def _epoch(self, epoch: int) -> None:
-        self._phase(lambda role: role.epoch())
+        self._phase("epoch")
         last = epoch + 1 == self.plan.epochs
         every = self.plan.evaluate_every
         if every and (epoch + 1) % every == 0 and not last:
@@ -180,25 +189,18 @@ class Engine:
         if self.folder is not None:
             self._save_checkpoint(epoch + 1)
 
-    def _phase(self, part: Callable[[Role], Coroutine[Any, Any, None]]) -> None:
-        """Runs one part of every role to its end, in virtual time."""
-
-        async def all_roles() -> None:
-            async with asyncio.TaskGroup() as group:
-                for role in (self.server, *self.parties):
-                    group.create_task(part(role))
-
+    def _phase(self, part: str) -> None:
+        """Runs one part (`prepare`, `epoch`, `evaluate`) of every role to its end, in virtual time."""
+        roles = run_roles((self.server, *self.parties), part)
         try:
-            _, self.time = run_virtual(all_roles(), start=self.time, explain=self.network.explain)
+            _, self.time = run_virtual(roles, start=self.time, explain=self.network.explain)
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
 
     def _final_evaluation(self) -> None:
         """Evaluates with the budget that was held back; if even that is refused, the metrics stay unknown."""
         if self.plan.budget_epsilon and not self.plan.insecure_reproducible_noise:
-            for each in self.organisations:
-                if each.name != self.label_holder:
-                    set_budget(each.gate, self.plan)
+            self._open_reserves()
         self.network.forget_undelivered()
         try:
             self.evaluate()
@@ -211,6 +213,11 @@ class Engine:
                 self.folder.cut_metrics(len(self.metrics) - 1)
                 self.folder.append_metrics(self.metrics[-1])
                 self.observatory.save(self.folder)
+
+    def _open_reserves(self) -> None:
+        for each in self.organisations:
+            if each.name != self.label_holder:
+                set_budget(each.gate, self.plan)
 
     def _has_stalled(self) -> bool:
         losses = [line["loss"] for line in self.metrics]
@@ -278,14 +285,30 @@ class Engine:
             "time": self.time,
             "messages": self.network.messages,
             "bytes": self.network.bytes,
-            "numbers": {address: link.number for address, link in self.network.links.items()},
             "metrics": len(self.metrics),
             "server": self.server.state(),
-            "parties": {role.address: role.state() for role in self.parties},
-            "gates": {each.name: each.gate.state() for each in self.organisations},
+            **self._states(),
             "labels": self.data.y_train if self.plan.label_epsilon else None,
         }
         save_checkpoint(self.folder.path, state)
+
+    def _numbers(self) -> dict[str, int]:
+        return {address: link.number for address, link in self.network.links.items()}
+
+    def _states(self) -> dict[str, Any]:
+        return {
+            "numbers": self._numbers(),
+            "parties": {role.address: role.state() for role in self.parties},
+            "gates": {each.name: each.gate.state() for each in self.organisations},
+        }
+
+    def _load_states(self, state: dict[str, Any]) -> None:
+        for address, link in self.network.links.items():
+            link.number = int(state["numbers"][address])
+        for role in self.parties:
+            role.load(state["parties"][role.address])
+        for each in self.organisations:
+            each.gate.load(state["gates"][each.name])
 
     def _restore(self) -> int:
         """Takes up the last checkpoint, if there is one; returns the number of finished epochs."""
@@ -294,13 +317,8 @@ class Engine:
             return 0
         self.time = float(state["time"])
         self.network.messages, self.network.bytes = int(state["messages"]), int(state["bytes"])
-        for address, number in state["numbers"].items():
-            self.network.links[address].number = int(number)
         self.server.load(state["server"])
-        for role in self.parties:
-            role.load(state["parties"][role.address])
-        for each in self.organisations:
-            each.gate.load(state["gates"][each.name])
+        self._load_states(state)
         self.folder.cut_metrics(int(state["metrics"]))
         self.metrics = self.folder.read_metrics()
         return int(state["epochs"])
@@ -316,12 +334,19 @@ class Engine:
 
     def trained(self) -> Trained:
         """What is needed to take new records."""
-        last = max(link.number for link in self.network.links.values())
+        last = max(self._numbers().values())
         return Trained.of(self.data, messages=last, time=self.time)
 
     def close(self) -> None:
         """Closes ledgers and views."""
         self.observatory.close()
+
+
+async def run_roles(roles: Iterable[Role], part: str) -> None:
+    """Runs one part of some roles to its end."""
+    async with asyncio.TaskGroup() as group:
+        for role in roles:
+            group.create_task(getattr(role, part)())
 
 
 def first_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,20 @@ class RunFolder:
         if not os.access(self.path, os.W_OK):
             raise RunError(f"folder {self.path} cannot be written")
         write_text(self.plan_file, plan.to_toml())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps everybody else from releasing in this run: ledgers have one writer at a time.
+
+        Raises:
+            RunError: Another process, or another call in this one, is at it.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            _lock(descriptor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
 
     def remove(self) -> None:
         """Removes a folder in which no run has begun."""
@@ -106,3 +122,18 @@ class RunFolder:
             return dict(json.loads(self.result_file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise RunError(f"{self.result_file} is damaged: {error}") from error
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Takes the lock, which ends with the descriptor; file systems without locks are left unlocked."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise RunError(
+                f"{path} is in use: another process trains or predicts in it; try again when it has finished"
+            ) from error

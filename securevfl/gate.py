@@ -8,6 +8,7 @@ prediction all pass here and all count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.defences import randomise_labels
-from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.ledger import Ledger
 from securevfl.messages import Head
 from securevfl.noise import Noise, snap
@@ -41,10 +42,13 @@ class Mechanism:
     sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.clip) and self.clip > 0):
+        if not (math.isfinite(self.clip) and self.clip > 0):
             raise PlanError(f"clip is {self.clip}; it must be a number above 0")
-        if not (np.isfinite(self.sigma) and self.sigma >= 0):
+        if not (math.isfinite(self.sigma) and self.sigma >= 0):
             raise PlanError(f"sigma is {self.sigma}; it must be 0 (no noise) or more")
+
+
+EXACT = Mechanism()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,24 +145,28 @@ class Gate:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
-        self._check_vectors(vectors, rows)
+        values = self._checked(vectors, rows)
         if self._cache is None or rows is None or kind == "prediction":
-            return self._release_fresh(vectors, rows, kind, observers)
+            return self._release_fresh(vectors, values, rows, kind, observers)
         cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
         missing = cache.missing(rows)
         if missing.any():
-            fresh = self._release_fresh(vectors[torch.from_numpy(missing)], rows[missing], kind, observers)
+            chosen = vectors[torch.from_numpy(missing)]
+            fresh = self._release_fresh(chosen, values[missing], rows[missing], kind, observers)
             cache.store(rows[missing], fresh.values)
         return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
 
-    def _check_vectors(self, vectors: Tensor, rows: Rows | None) -> None:
-        if vectors.ndim != 2 or (rows is not None and len(vectors) != len(rows)):
+    def _checked(self, vectors: Tensor, rows: Rows | None) -> npt.NDArray[Any]:
+        """The vectors as an array, once they are known to be finite and one per row."""
+        if vectors.ndim != 2 or (rows is not None and vectors.shape[0] != len(rows)):
             count = "unknown" if rows is None else len(rows)
             raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {count} rows")
-        if not np.isfinite(vectors.detach().cpu().numpy()).all():
+        values = vectors.numpy(force=True)
+        if not np.isfinite(values).all():
             raise TrainingDiverged(
                 f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
             )
+        return values
 
     def contribute(
         self,
@@ -187,10 +195,11 @@ class Gate:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
-        self._check_vectors(vectors, rows)
-        where: dict[str, Any] = {"rows": rows, "vectors": len(vectors), "kind": kind, "observers": observers}
+        self._checked(vectors, rows)
+        count = vectors.shape[0]
+        where: dict[str, Any] = {"rows": rows, "vectors": count, "kind": kind, "observers": observers}
         if noise is None:
-            head = self._account(Mechanism(), **where)
+            head = self._account(EXACT, **where)
             return Contribution(values=_floats(vectors), source=vectors, head=head)
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
@@ -272,23 +281,45 @@ class Gate:
         return snap(values + self.noise.gaussian(values.shape, sigma), sigma)
 
     def _release_fresh(
-        self, vectors: Tensor, rows: Rows | None, kind: str, observers: tuple[str, ...]
+        self,
+        vectors: Tensor,
+        values: npt.NDArray[Any],
+        rows: Rows | None,
+        kind: str,
+        observers: tuple[str, ...],
     ) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
-        head = self._account(self.mechanism, rows=rows, vectors=len(vectors), kind=kind, observers=observers)
-        return Released(values=self._protect(source), source=source, head=head)
+        head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
+        protected = self._protect(source) if self.mechanism.sigma else values.astype(np.float32)
+        return Released(values=protected, source=source, head=head)
 
     def _protect(self, source: Tensor) -> Vectors:
-        values = _floats(source)
         sigma = self.mechanism.sigma
-        if sigma:
-            values = _clip_exactly(values, self.mechanism.clip)
-            values = snap(values + self.noise.gaussian(values.shape, sigma), sigma)
-        return values.astype(np.float32)
+        values = _clip_exactly(_floats(source), self.mechanism.clip)
+        return snap(values + self.noise.gaussian(values.shape, sigma), sigma).astype(np.float32)
 
     def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
         """Writes down that something leaves without protection, such as gradients of the labels."""
-        return self._account(Mechanism(), rows=rows, vectors=vectors, kind=kind, observers=observers)
+        return self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
+
+    def open_scores(self, *, rows: Rows | None, vectors: int, observers: tuple[str, ...]) -> Head:
+        """Writes down that a sealed model's exact scores of single records are about to be opened.
+
+        Args:
+            rows: The records; None where they cannot be told from those that were trained on.
+            vectors: How many records.
+            observers: Organisations that obtain the scores.
+
+        Raises:
+            BudgetExceeded: A record was trained on with a promise that its exact score would void.
+        """
+        if self.budget.promises(rows):
+            which = "without IDs some may be" if rows is None else "some are"
+            raise BudgetExceeded(
+                f"{self.owner}: of {vectors} records to predict, {which} records that training used, and an "
+                "exact score would void their epsilon; give records that training never saw, with their IDs"
+            )
+        return self._account(Mechanism(), rows=rows, vectors=vectors, kind="prediction", observers=observers)
 
     def release_noisy(
         self,

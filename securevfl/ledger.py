@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -74,7 +75,11 @@ class Ledger:
             index, digest = self._open(path)
         self.head = Head(owner, index, digest)
         self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
-        self._begin_session()
+        try:
+            self._begin_session()
+        except BaseException:
+            self.close()
+            raise
 
     def _begin_session(self) -> None:
         self._key = Ed25519PrivateKey.generate()
@@ -104,7 +109,7 @@ class Ledger:
             if whole != raw:
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
-            entries = verify_lines(self.owner, whole.decode().splitlines())
+            entries = _verify_file(self.owner, path, whole)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
         self._file = path.open("a", encoding="utf-8")
@@ -168,9 +173,55 @@ def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
     Raises:
         LedgerError: The first entry that does not fit, and why.
     """
-    entries: list[Entry] = []
-    previous, key = GENESIS, None
-    for index, line in enumerate(lines):
+    return _verify(owner, lines, _NOTHING)[0]
+
+
+class _Verified(NamedTuple):
+    """The part of a ledger file that this process has verified before.
+
+    Attributes:
+        size: Bytes.
+        digest: Their SHA-256.
+        entries: What they say.
+        key: The key that signs from there on.
+    """
+
+    size: int
+    digest: bytes
+    entries: list[Entry]
+    key: Ed25519PublicKey | None
+
+
+_NOTHING = _Verified(0, hashlib.sha256().digest(), [], None)
+_KNOWN: OrderedDict[Path, _Verified] = OrderedDict()
+_MOST_FILES, _MOST_BYTES = 64, 1 << 26
+
+
+def _verify_file(owner: str, path: Path, raw: bytes) -> list[Entry]:
+    """Verifies a file's content; what was verified before, byte for byte, is not verified again."""
+    place = path.resolve()
+    known = _KNOWN.get(place, _NOTHING)
+    if known.entries and known.entries[0].content["owner"] != owner:
+        known = _NOTHING
+    if len(raw) < known.size or hashlib.sha256(raw[: known.size]).digest() != known.digest:
+        known = _NOTHING
+    end = raw.rfind(b"\n") + 1  # a line without its end may still grow
+    entries, key = _verify(owner, raw[known.size : end].decode().splitlines(), known)
+    if end <= _MOST_BYTES:
+        _KNOWN[place] = _Verified(end, hashlib.sha256(raw[:end]).digest(), entries, key)
+        _KNOWN.move_to_end(place)
+        while len(_KNOWN) > _MOST_FILES:
+            _KNOWN.popitem(last=False)
+    return _verify(owner, raw[end:].decode().splitlines(), _Verified(end, b"", entries, key))[0]
+
+
+def _verify(
+    owner: str, lines: Iterable[str], after: _Verified
+) -> tuple[list[Entry], Ed25519PublicKey | None]:
+    """Verifies lines that follow what was verified; returns all entries, and the key in force."""
+    entries, key = list(after.entries), after.key
+    previous = entries[-1].digest if entries else GENESIS
+    for index, line in enumerate(lines, start=len(entries)):
         where = f"ledger of {owner}, entry {index}"
         try:
             content = json.loads(line)
@@ -193,7 +244,7 @@ def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
             raise LedgerError(f"{where}: signature is not the owner's (forged)") from error
         entries.append(Entry(index=index, digest=digest, content=content))
         previous = digest
-    return entries
+    return entries, key
 
 
 def _public_key(where: str, content: Mapping[str, Any]) -> Ed25519PublicKey:
@@ -215,10 +266,9 @@ def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
         RunError: The file cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        entries = _verify_file(path.stem, path, path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"ledger {path} cannot be read: {error}") from error
-    entries = verify_lines(path.stem, lines)
     for head in heads:
         if head.owner != path.stem:
             continue

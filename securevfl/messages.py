@@ -45,8 +45,14 @@ class Message:
         return self.fields[name]
 
     def size(self) -> int:
-        """Bytes of the wire form."""
-        return packed_size(self.kind, self._envelope())
+        """Bytes of the wire form, without building it or its envelope."""
+        size = packed_size(self.kind, self.fields) + _ENVELOPE
+        size += len(self.sender.encode()) + len(self.receiver.encode())
+        if self.reply_to is not None:
+            size += _REPLY
+        if self.head is not None:
+            size += _HEAD + len(self.head.owner.encode()) + len(self.head.digest)
+        return size
 
     def to_bytes(self) -> bytes:
         """The wire form."""
@@ -66,13 +72,13 @@ class Message:
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Message:
-        """Reads the wire form.
+    def from_bytes(cls, data: bytes, start: int = 0) -> Message:
+        """Reads the wire form, from a place on.
 
         Raises:
             WireError: The bytes are not a message of this form.
         """
-        kind, fields = unpack(data)
+        kind, fields = unpack(data, start=start)
         sender, receiver = fields.pop("~sender", None), fields.pop("~receiver", None)
         number, reply_to = fields.pop("~number", None), fields.pop("~reply", None)
         if not (isinstance(sender, str) and isinstance(receiver, str)):
@@ -88,6 +94,15 @@ class Message:
             head=_take_head(kind, fields),
             fields=fields,
         )
+
+
+def _added_size(fields: Mapping[str, Value]) -> int:
+    return packed_size("", fields) - packed_size("", {})
+
+
+_ENVELOPE = _added_size({"~sender": "", "~receiver": "", "~number": 0, "~reply": None})
+_REPLY = _added_size({"~reply": 0}) - _added_size({"~reply": None})
+_HEAD = _added_size({"~owner": "", "~position": 0, "~digest": ""})
 
 
 def _take_head(kind: str, fields: dict[str, Value]) -> Head | None:
@@ -127,6 +142,21 @@ class Link(Protocol):
         ...
 
 
+class Stop(asyncio.Event):
+    """An event that ends sleeps. Each sleeper leaves a future here, which costs less than a timeout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleepers: set[asyncio.Future[bool]] = set()
+
+    def set(self) -> None:
+        """Wakes everybody who waits or sleeps."""
+        super().set()
+        for sleeper in self.sleepers:
+            if not sleeper.done():
+                sleeper.set_result(False)
+
+
 class Clock(Protocol):
     """The time that roles live in."""
 
@@ -134,6 +164,6 @@ class Clock(Protocol):
         """Time units since the run began."""
         ...
 
-    async def sleep_until(self, when: float, stop: asyncio.Event | None = None) -> bool:
+    async def sleep_until(self, when: float, stop: Stop | None = None) -> bool:
         """Waits for a point in time; returns False if `stop` was set first."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from securevfl.accountants.filters import Filter
@@ -27,6 +28,26 @@ class Organisation:
     receipts: Receipts
     view: ViewWriter | None
 
+    def close(self) -> None:
+        """Closes its files."""
+        self.gate.ledger.close()
+        if self.view is not None:
+            self.view.close()
+
+
+def build_organisations(
+    names: Iterable[str], plan: Plan, *, label_holder: str, folder: RunFolder | None, **records: int
+) -> list[Organisation]:
+    """All organisations of a run, see `build_organisation`; if one cannot be built, none stays open."""
+    with ExitStack() as opened:
+        built = []
+        for name in dict.fromkeys(names):
+            holds = name == label_holder
+            built.append(build_organisation(name, plan, holds_labels=holds, folder=folder, **records))
+            opened.callback(built[-1].close)
+        opened.pop_all()
+    return built
+
 
 def build_organisation(
     name: str, plan: Plan, *, records: int, test_records: int, holds_labels: bool, folder: RunFolder | None
@@ -49,10 +70,17 @@ def build_organisation(
         for entry in read_ledger(path):
             if not entry.is_session:
                 budget.charge(to_record(name, entry.content))
+    with ExitStack() as opened:
+        ledger = opened.enter_context(closing(Ledger(name, path, reproducible=not noise.secure)))
+        receipts = Receipts(name)
+        if folder is not None:
+            receipts.load(folder.path)
+        view = ViewWriter(folder.view(name), name) if folder is not None and plan.record_views else None
+        opened.pop_all()
     gate = Gate(
         owner=name,
         mode=plan.mode,
-        ledger=Ledger(name, path, reproducible=not noise.secure),
+        ledger=ledger,
         mechanism=Mechanism(clip=plan.clip, sigma=plan.sigma),
         update=Mechanism(clip=plan.gradient_clip, sigma=plan.gradient_sigma),
         budget=budget,
@@ -61,10 +89,6 @@ def build_organisation(
     )
     if plan.budget_epsilon and _is_promised(plan, holds_labels=holds_labels) and noise.secure:
         set_budget(gate, plan, reserve=test_records)
-    receipts = Receipts(name)
-    if folder is not None:
-        receipts.load(folder.path)
-    view = ViewWriter(folder.view(name), name) if folder is not None and plan.record_views else None
     return Organisation(name=name, gate=gate, receipts=receipts, view=view)
 
 
@@ -121,6 +145,4 @@ class Observatory:
     def close(self) -> None:
         """Closes all files."""
         for each in self.organisations.values():
-            each.gate.ledger.close()
-            if each.view is not None:
-                each.view.close()
+            each.close()

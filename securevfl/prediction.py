@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from torch import nn
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, find_algorithm
 from securevfl.algorithms.prediction import PooledPredicting, Predicting
+from securevfl.algorithms.sealed_prediction import SealedPredicting
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
-from securevfl.errors import PlanError, RunError
+from securevfl.errors import RunError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
 from securevfl.models import load_module
-from securevfl.organisations import Organisation, build_organisation, kept_records
+from securevfl.organisations import Organisation, build_organisations, kept_records
 from securevfl.plan import Plan
 from securevfl.trained import Trained
 
@@ -50,10 +52,10 @@ class Predictor:
 
     def predict(self, blocks: Sequence[Any] | Mapping[str, Any], ids: Sequence[Any] | None) -> Floats:
         """See `securevfl.run.Run.predict`."""
-        if self.plan.mode == "sealed":
-            raise PlanError(
-                "sealed runs open no score of a single record after training; evaluate on a test part instead"
-            )
+        with nullcontext() if self.folder is None else self.folder.locked():
+            return self._predict(blocks, ids)
+
+    def _predict(self, blocks: Sequence[Any] | Mapping[str, Any], ids: Sequence[Any] | None) -> Floats:
         trained = self._trained()
         rows = trained.take(blocks)
         engine = self._engine(trained, rows, self._algorithm(trained, ids, rows.n_train))
@@ -83,6 +85,8 @@ class Predictor:
         numbers = trained.number(ids, count)
         if self.folder is not None:
             trained.save_records(self.folder)  # before anything is charged to these indices
+        if self.plan.mode == "sealed":
+            return SealedPredicting(None if ids is None else numbers)
         # In mode strict every record pays for every release anyway.
         return Predicting(numbers, told_apart=ids is not None or self.plan.mode == "strict")
 
@@ -94,31 +98,28 @@ class Predictor:
             encoders=self.encoders,
             head=self.head,
             algorithm=algorithm,
-            organisations=self._organisations(trained) if algorithm.federated else (),
+            organisations=self._organisations(trained, algorithm) if algorithm.federated else (),
         )
         engine.time = trained.time
         for link in engine.network.links.values():
             link.number = trained.messages
         return engine
 
-    def _organisations(self, trained: Trained) -> Sequence[Organisation]:
+    def _organisations(self, trained: Trained, algorithm: Algorithm) -> Sequence[Organisation]:
         if self.folder is None:
             for each in self.organisations:
                 each.gate.budget.grow(trained.records)
             return self.organisations
         data = trained.template
         holder = SERVER if self.plan.label_holder == "server" else data.label_holder
-        return [
-            build_organisation(
-                name,
-                self.plan,
-                records=trained.records,
-                test_records=0,
-                holds_labels=name == holder,
-                folder=self.folder,
-            )
-            for name in dict.fromkeys((*data.parties, holder))
-        ]
+        return build_organisations(
+            (*data.parties, *algorithm.helpers, holder),
+            self.plan,
+            label_holder=holder,
+            folder=self.folder,
+            records=trained.records,
+            test_records=0,
+        )
 
     def _read_models(self, engine: Engine, folder: RunFolder) -> None:
         for party, encoder in engine.setup.encoders.items():

@@ -15,15 +15,15 @@ def rows_to_text(rows: Rows) -> str:
     if rows.size == 0:
         return ""
     ordered = np.sort(rows)
-    gaps = np.diff(ordered)
-    if ordered[0] < 0 or (gaps.size and gaps.min() == 0):
+    gaps = ordered[1:] - ordered[:-1]
+    if ordered[0] < 0 or not gaps.all():
         raise LedgerError("row indices must be distinct and not negative")
-    breaks = np.flatnonzero(gaps != 1)
-    firsts = ordered[np.concatenate([[0], breaks + 1])]
-    lasts = ordered[np.concatenate([breaks, [-1]])]
-    pieces = list(map(str, firsts.tolist()))
-    for place in np.flatnonzero(lasts > firsts).tolist():
-        pieces[place] += f"-{lasts[place]}"
+    breaks = gaps != 1
+    firsts = ordered[np.concatenate(([True], breaks))].tolist()
+    lasts = ordered[np.concatenate((breaks, [True]))].tolist()
+    pieces = [
+        str(first) if first == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True)
+    ]
     return ",".join(pieces)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import HIDDEN, ReleaseRecord
+from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress
 from securevfl.callbacks import Callback, Callbacks
 from securevfl.data import VerticalData
@@ -55,6 +57,10 @@ class Run:
         secure sum: their total) are released to it with kind ``prediction``, refused over budget, and written
         to the ledgers. `privacy` and ``result.json`` are brought up to date.
 
+        A sealed run opens the exact sum of all parties' scores of each new record, which is counted apart
+        from training (``result["prediction"]``). Records that it was trained on are refused, and so are
+        records without IDs: an exact score would void what the run promises.
+
         Args:
             blocks: New rows of every party, in the order of the parties or by name, in the units of the
                 training data before scaling.
@@ -69,7 +75,6 @@ class Run:
         Raises:
             DataError: The rows or IDs do not fit.
             BudgetExceeded: A party's gate refuses; what other parties released until then stays counted.
-            PlanError: The run is sealed: no score of a single record is opened after training.
             RunError: The run was written by something else and keeps no model.
         """
         if self.predictor is None:
@@ -80,7 +85,10 @@ class Run:
             self._update_privacy(self.predictor)
 
     def _update_privacy(self, predictor: Predictor) -> None:
-        self.result["privacy"] = spending(predictor.records(), self.plan.delta)
+        records = predictor.records()
+        self.result["privacy"] = spending(records, self.plan.delta)
+        if self.plan.mode == "sealed":
+            self.result["prediction"] = predictions(records)
         if predictor.folder is not None:
             predictor.folder.write_result(self.result)
 
@@ -111,11 +119,13 @@ def train(
     head: nn.Module | None = None,
     progress: Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    ray: str | None = None,
 ) -> Run:
     """Trains on vertical data, every release gated and accounted for.
 
-    All parties run in this process, on the virtual network. What the result promises is written in
-    ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its worst observer.
+    All parties run in this process, on the virtual network, or as actors of a Ray cluster. What the result
+    promises is written in ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its
+    worst observer.
 
     Args:
         data: The parties' features and the labels.
@@ -126,6 +136,9 @@ def train(
         head: Your own model for the label holder.
         progress: Called after every step.
         callbacks: Told of the start, of every epoch and of the end; see `securevfl.trackers`.
+        ray: Run every organisation but the label holder in a process of its own, on a Ray cluster: its
+            address, ``auto`` for the one of this machine, ``local`` to start one for this run. It needs
+            `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
         PlanError: The plan does not fit itself or the data.
@@ -137,38 +150,23 @@ def train(
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
+    if ray is not None and (folder is None or encoders or head is not None):
+        raise PlanError("a run on Ray needs an output folder, and the plan's own encoders and head")
     if resume:
         _check_same_plan(folder, resolved)
     elif folder is not None:
         folder.create(resolved)
     follow = Callbacks(tuple(callbacks))
-    try:
-        engine = Engine(
-            resolved,
-            scaled,
-            folder=folder,
-            encoders=encoders or {},
-            head=head,
-            progress=progress,
-            on_epoch=follow.on_epoch,
-        )
-    except SecureVFLError:
-        if folder is not None and not resume:
-            folder.remove()  # made a moment ago; nothing has been released
-        raise
-    try:
-        follow.on_start(resolved)
-        engine.run()
-    except BaseException as error:
-        follow.on_error(error)
-        raise
-    finally:
-        engine.close()
+    make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
+    with nullcontext() if folder is None else folder.locked():
+        engine = _run_engine(make, resolved, scaled, folder, progress, follow, resume=resume)
     records = engine.records() if folder is None else written_records(folder.path)
     result = _result(engine, records)
     if folder is not None:
         folder.write_result(result)
     follow.on_finish(result)
+    if ray is not None and folder is not None:
+        return load_run(folder.path)  # the models were trained elsewhere
     return Run(
         plan=resolved,
         metrics=engine.metrics,
@@ -185,6 +183,41 @@ def train(
             organisations=engine.organisations if folder is None else (),
         ),
     )
+
+
+def _run_engine(
+    make: Callable[..., Engine],
+    resolved: Plan,
+    scaled: VerticalData,
+    folder: RunFolder | None,
+    progress: Callable[[Progress], None] | None,
+    follow: Callbacks,
+    *,
+    resume: bool,
+) -> Engine:
+    """Builds the engine and runs it to its end; a folder in which nothing has begun is removed again."""
+    try:
+        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
+    except SecureVFLError:
+        if folder is not None and not resume:
+            folder.remove()  # made a moment ago; nothing has been released
+        raise
+    try:
+        follow.on_start(resolved)
+        engine.run()
+    except BaseException as error:
+        follow.on_error(error)
+        raise
+    finally:
+        engine.close()
+    return engine
+
+
+def _engine_on(ray: str) -> Callable[..., Engine]:
+    from securevfl.actors.engine import ActorEngine
+    from securevfl.actors.pool import RayPool
+
+    return partial(ActorEngine, seats=RayPool(ray))
 
 
 def load_run(
@@ -261,12 +294,22 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 
 def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
-    """Per owner: scores of single records that were opened beside sealed training, and to whom."""
+    """Per owner: scores of single records that were opened beside sealed training, and to whom.
+
+    ``scores`` is how many in all; ``evaluation`` and ``prediction`` say what for.
+    """
     counted: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.is_prediction:
-            mine = counted.setdefault(record.owner, {"scores": 0, "observers": [], "epsilon": None})
+            nothing: dict[str, Any] = {
+                "scores": 0,
+                **dict.fromkeys(PREDICTIONS, 0),
+                "observers": [],
+                "epsilon": None,
+            }
+            mine = counted.setdefault(record.owner, nothing)
             mine["scores"] += record.vectors
+            mine[record.kind] += record.vectors
             mine["observers"] = sorted({*mine["observers"], *record.observers})
     return counted
 

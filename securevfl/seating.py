@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from securevfl.algorithms import SERVER, Algorithm
+from securevfl.algorithms.planned import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.gate import Gate
 from securevfl.models import (
     Fusion,
-    build_encoder,
     build_head,
     check_encoder,
     couples_records,
@@ -56,14 +56,7 @@ def seat_encoder(
     index = data.parties.index(party)
     block = data.train[index]
     if given is None:
-        given = build_encoder(
-            plan.model,
-            data.widths[index],
-            plan.embedding,
-            generator=torch_generator(plan.seed, "encoder", index),
-            hidden=plan.hidden,
-            image_shape=_image_shape(data, index),
-        )
+        given = planned_encoder(plan, data, party)
         if plan.hidden_noise and gate is not None:
             given = perturb(given, plan.hidden_noise, gate.noise)
     # Random rows: equal ones could not show that a module mixes them.
@@ -84,13 +77,3 @@ def seat_head(plan: Plan, data: VerticalData) -> nn.Module:
     fusion = Fusion(plan.fusion, (plan.embedding,) * used)
     generator = torch_generator(plan.seed, "head")
     return build_head(plan.head, fusion.width, data.outputs, generator=generator, hidden=plan.hidden)
-
-
-def _image_shape(data: VerticalData, index: int) -> tuple[int, ...] | None:
-    """The band of whole pixel rows that a party holds, where the data are images."""
-    shape = data.train[index].shape[1:]
-    if len(shape) == 3:
-        return tuple(shape)
-    if data.image_size is not None and data.widths[index] % data.image_size[1] == 0:
-        return (1, data.widths[index] // data.image_size[1], data.image_size[1])
-    return None

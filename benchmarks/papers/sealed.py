@@ -17,31 +17,6 @@ from securevfl.models import metrics
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LOCAL, CENTRAL = 0.8856, 0.9022  # test AUC on a9a, 67 + 56 features
-# What a bank would state in advance; values outside are clipped.
-CREDIT_BOUNDS = {
-    "LIMIT_BAL": (0, 1e6),
-    "SEX": (1, 2),
-    "EDUCATION": (0, 6),
-    "MARRIAGE": (0, 3),
-    "AGE": (18, 100),
-    "PAY_AMT": (0, 1e5),
-    "PAY": (-2, 9),
-    "BILL": (-1e5, 5e5),
-}
-
-
-def credit(folder: Any) -> VerticalData:
-    """uci-credit with public bounds; the label holder has client and payment status, the other amounts."""
-    raw = VerticalData.load("uci-credit", folder=folder)
-    starts = sorted(CREDIT_BOUNDS, key=len, reverse=True)
-    bounds = [
-        [CREDIT_BOUNDS[next(start for start in starts if name.startswith(start))] for name in names]
-        for names in raw.columns
-    ]
-    test = (list(raw.test), raw.y_test)
-    return VerticalData.from_arrays(
-        list(raw.train), raw.y_train, test=test, columns=raw.columns, bounds=bounds, name="uci-credit"
-    )
 
 
 def mean(data: VerticalData, metric: str, runs: int, **fields: Any) -> tuple[float, float]:
@@ -106,7 +81,7 @@ def main() -> None:
     two = VerticalData.load("a9a", folder=folder / "a9a", parties=[67, 56])
     three = VerticalData.load("a9a", folder=folder / "a9a", parties=3)
     sets = [
-        credit(folder / "uci_credit"),
+        VerticalData.load("uci-credit", folder=folder / "uci_credit"),
         VerticalData.load("breast-cancer", parties=2),
         VerticalData.load("digits", parties=2),
     ]
@@ -133,7 +108,7 @@ def main() -> None:
             others(sets, runs),
             (
                 "`local` and `central` are logistic regression on standardised columns without protection."
-                " uci-credit has the public bounds of `benchmarks/papers/sealed.py`. Small sets stay hard:"
+                " uci-credit has the public bounds that it is loaded with. Small sets stay hard:"
                 " the noise of a total does not shrink with the number of records. Ten classes (digits)"
                 " multiply the squared sensitivity by ten."
             ),

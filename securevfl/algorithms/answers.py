@@ -29,7 +29,7 @@ class GradientAnswers:
         self, gradient: Tensor, *, rows: Rows, observers: tuple[str, ...]
     ) -> tuple[npt.NDArray[np.float32], Head | None]:
         """What may be sent, and the ledger head to send along; without observers nothing is changed."""
-        values = gradient.detach().cpu().numpy()
+        values = gradient.numpy(force=True)
         if not observers:
             return values, None
         if self.defence.counted:
@@ -44,6 +44,8 @@ class GradientAnswers:
             return (noisy / len(rows)).astype(np.float32), head
         kind = "gradient" if self.name == "none" else f"gradient ({self.name})"
         head = self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        if self.name == "none":
+            return values, head
         labels, noise = self.labels[rows], self.gate.noise
         changed = self.defence.change(values.astype(np.float64), labels, self.level, noise)
         return changed.astype(np.float32), head

@@ -162,6 +162,10 @@ class Algorithm(ABC):
         setup may hold nothing.
         """
 
+    def head_at(self, setup: Setup) -> str:
+        """Address of the role that trains the head; its organisation keeps the model."""
+        return SERVER
+
     def combine(self, setup: Setup, parties: Sequence[Role]) -> None:  # noqa: B027 - most compute alone
         """Lets parties that run in one process share computations; what each of them sends is the same."""
 

@@ -14,13 +14,8 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
 from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.local import (
-    Records,
-    build_optimiser,
-    check_finite,
-    load_optimiser_state,
-    optimiser_state,
-)
+from securevfl.algorithms.local import Records, check_finite
+from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models import Fusion, metrics, task_loss

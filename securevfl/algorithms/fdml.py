@@ -38,6 +38,9 @@ class FDML(Algorithm):
 
     protocols = SUMS
 
+    def head_at(self, setup: Setup) -> str:
+        return setup.data.parties[0]  # the bias is part of the first worker's prediction
+
     def check(self, plan: Plan, data: VerticalData) -> None:
         """The model is a plain sum of predictions, trained by the workers."""
         if plan.fusion == "concat" or plan.head not in ("auto", "sum"):

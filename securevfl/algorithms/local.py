@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,16 +11,14 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.gate import Contribution, Gate, Released, clip_rows, stay_inside
 from securevfl.models import clipped_gradient_sum, drawn_noise
-from securevfl.plan import Plan
 from securevfl.rows import Rows
 
 if TYPE_CHECKING:
     from securevfl.algorithms.lockstep import Lockstep
-
-MOMENTUM = 0.9
 
 
 class Records:
@@ -48,35 +44,7 @@ class Records:
         if self._sparse is not None:
             dense = np.asarray(self._sparse[rows].todense(), dtype=np.float32)
             return torch.from_numpy(dense).to(self.device)
-        return self._dense[torch.from_numpy(rows).to(self.device)]
-
-
-def build_optimiser(
-    parameters: Iterable[Tensor], plan: Plan, rate: float, name: str = SERVER
-) -> torch.optim.Optimizer:
-    """The optimiser that the plan gives to `name`; weight decay is the gradient of l2/2 * ||theta||^2."""
-    chosen = list(parameters)
-    kind = plan.optimisers.get(name, plan.optimiser)
-    optimiser: torch.optim.Optimizer
-    if kind == "adam":
-        optimiser = torch.optim.Adam(chosen, lr=rate, weight_decay=plan.l2)
-    else:
-        momentum = MOMENTUM if kind == "momentum" else 0.0
-        optimiser = torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
-    if kind == "malicious":
-        optimiser.register_step_pre_hook(enlarge_gradients)
-    if plan.decay == "sqrt":
-        for group in optimiser.param_groups:
-            group["steps"], group["first_rate"] = 0, rate
-        optimiser.register_step_pre_hook(_decay)
-    return optimiser
-
-
-def _decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    """Gives step t the rate eta / sqrt(t)."""
-    for group in optimiser.param_groups:
-        group["steps"] += 1
-        group["lr"] = group["first_rate"] / math.sqrt(group["steps"])
+        return self._dense.index_select(0, torch.from_numpy(rows).to(self.device))
 
 
 class Together(NamedTuple):
@@ -84,24 +52,6 @@ class Together(NamedTuple):
 
     lockstep: Lockstep
     place: int
-
-
-def enlarge_gradients(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    """What an active attacker does to its own updates, so that the common model leans on its encoder.
-
-    Each gradient is scaled by 1 + g_t / g_(t-1), within 1 and 5: steady steps grow. The idea is
-    that of Fu et al., Label Inference Attacks Against Vertical Federated Learning, USENIX Security 2022; the
-    constants are this implementation's own.
-    """
-    for group in optimiser.param_groups:
-        for parameter in group["params"]:
-            slots, gradient = optimiser.state[parameter], parameter.grad
-            if gradient is None:
-                continue
-            if "previous" in slots:
-                ratio = 1 + gradient / (slots["previous"] + 1e-7)
-                gradient.mul_(ratio.clamp(1.0, 5.0))
-            slots["previous"] = gradient.detach().clone()
 
 
 class LocalModel:
@@ -218,8 +168,9 @@ class LocalModel:
         source = released if isinstance(released, Tensor) else released.source
         upstream = torch.from_numpy(np.array(gradient, np.float32)).to(source.device)
         if self.together is not None and self._leaf is not None:
-            source.backward(upstream)  # type: ignore[no-untyped-call]
-            self.together.lockstep.learn(self.together.place, self._leaf.grad)
+            if source is not self._leaf:  # back through the clipping
+                (upstream,) = torch.autograd.grad(source, self._leaf, upstream)
+            self.together.lockstep.learn(self.together.place, upstream)
             return
         self.optimiser.zero_grad(set_to_none=True)
         if self.private:
@@ -269,22 +220,6 @@ def module_state(module: nn.Module, optimiser: torch.optim.Optimizer | None) -> 
     if optimiser is not None:
         state["optimiser"] = optimiser_state(optimiser)
     return state
-
-
-def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimiser remembers: its slots, and how many steps have decayed its rate."""
-    slots = {str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()}
-    return {"slots": slots, "steps": optimiser.param_groups[0].get("steps", 0)}
-
-
-def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Reverses `optimiser_state`."""
-    full = optimiser.state_dict()
-    full["state"] = {int(index): slots for index, slots in state["slots"].items()}
-    optimiser.load_state_dict(full)
-    for group in optimiser.param_groups:
-        if "steps" in group:
-            group["steps"] = int(state["steps"])
 
 
 def load_module_state(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.algorithms.local import MOMENTUM
+from securevfl.algorithms.optimisers import MOMENTUM
 from securevfl.errors import PlanError
 from securevfl.plan import Plan
 

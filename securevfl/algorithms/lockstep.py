@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.algorithms.local import LocalModel, build_optimiser
+from securevfl.algorithms.local import LocalModel
+from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
 from securevfl.models import StackedEncoders, why_not_stackable
 from securevfl.plan import Plan
@@ -35,6 +36,7 @@ class Lockstep:
         self.optimiser = build_optimiser(self.stack.parameters(), plan, plan.learning_rate)
         self._rows: Rows | None = None
         self._outputs: Tensor | None = None
+        self._leaves: tuple[Tensor, ...] = ()
         self._gradients: dict[int, Tensor] = {}
 
     @classmethod
@@ -54,7 +56,7 @@ class Lockstep:
         return cls(models, plan)
 
     def embed(self, place: int, rows: Rows) -> Tensor:
-        """The embeddings of one party, as a leaf that collects its gradient."""
+        """The embeddings of one party, as a leaf of the graph that its gate goes on with."""
         if self._outputs is None or self._rows is None or not np.array_equal(self._rows, rows):
             if self._gradients:
                 raise ProtocolError("a party is at its next batch before all have learned from the last one")
@@ -62,17 +64,16 @@ class Lockstep:
             self._rows = rows
             with torch.enable_grad():
                 self._outputs = self.stack(self.inputs.index_select(1, index))
-        return self._outputs[place].detach().requires_grad_()
+            self._leaves = self._outputs.detach().unbind()
+        return self._leaves[place].requires_grad_()
 
-    def learn(self, place: int, gradient: Tensor | None) -> None:
+    def learn(self, place: int, gradient: Tensor) -> None:
         """Takes one party's gradient; the last one makes the step of all."""
-        if gradient is None:
-            raise ProtocolError(f"the party at place {place} has no gradient for its embeddings")
         self._gradients[place] = gradient
-        if self._outputs is None or len(self._gradients) < len(self._outputs):
+        if self._outputs is None or len(self._gradients) < len(self._leaves):
             return
         self.optimiser.zero_grad(set_to_none=True)
-        gradients = torch.stack([self._gradients[place] for place in range(len(self._outputs))])
+        gradients = torch.stack([self._gradients[place] for place in range(len(self._leaves))])
         self._outputs.backward(gradients)  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self._outputs, self._gradients = None, {}

@@ -27,7 +27,7 @@ KIND = "prediction"
 CHUNK = 1024
 
 
-class _Finished(Role):
+class Finished(Role):
     """A role that has nothing left to learn."""
 
     async def epoch(self) -> None:
@@ -40,7 +40,7 @@ class _Finished(Role):
         return
 
 
-class PredictingServer(_Finished, ServerRole):
+class PredictingServer(Finished, ServerRole):
     """The label holder: asks for embeddings, or their sum, and applies its model.
 
     Args:
@@ -85,7 +85,7 @@ class PredictingServer(_Finished, ServerRole):
         return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
 
 
-class PredictingParty(_Finished):
+class PredictingParty(Finished):
     """A party: lets the embeddings of new records out, through its gate.
 
     Args:
@@ -153,7 +153,7 @@ class PredictingParty(_Finished):
         return vectors
 
 
-class PooledPredictor(_Finished, ServerRole):
+class PooledPredictor(Finished, ServerRole):
     """Applies a model that is in one place, as the baselines train it."""
 
     def __init__(self, setup: Setup, parties: tuple[str, ...]) -> None:

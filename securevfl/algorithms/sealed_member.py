@@ -11,30 +11,15 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.local import build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.algorithms.pace import build_delay
-from securevfl.algorithms.sealed_models import SealedModel, build_linear, build_network
+from securevfl.algorithms.sealed_exchange import ASSUMPTION, Exchange
+from securevfl.algorithms.sealed_models import SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed_rows import Preparation, prepare_rows
-from securevfl.algorithms.sealed_settings import BIAS, DEALER, SealedSettings
+from securevfl.algorithms.sealed_settings import BIAS, SealedSettings
 from securevfl.errors import ProtocolError, TrainingDiverged
-from securevfl.messages import Head, Message
-from securevfl.models.encoders import LinearEncoder
-from securevfl.protocols.contract import DEALER as DEALER_PLACE
-from securevfl.protocols.contract import Envelope, Machine
-from securevfl.protocols.sealed import read
 from securevfl.protocols.sealed_party import SealedParty
 from securevfl.seeds import numpy_generator
-
-HELLO, BEGIN, READY = "sealed-hello", "sealed-begin", "sealed-ready"
-ASSUMPTION = (
-    "the dealer colludes with nobody and sees no message between members; masks come from AES-128-CTR; all "
-    "follow the protocol, at most {} members pool what they see"
-)
-
-
-def is_linear(setup: Setup, party: str) -> bool:
-    """Whether a party's model takes the fast path."""
-    return type(setup.encoders[party]) is LinearEncoder
 
 
 def shared_schedule(settings: SealedSettings) -> Batches | None:
@@ -58,6 +43,7 @@ class SealedMember:
         self.setup, self.settings, self.address = setup, settings, address
         self.index = settings.members.index(address)
         self.link = setup.links[address]
+        self.exchange = Exchange(self.link, settings, address)
         self.gate = setup.gates[setup.hosts[address]]
         self.observers = tuple(sorted({setup.hosts[m] for m in settings.members} - {setup.hosts[address]}))
         self.batches = shared_schedule(settings)
@@ -70,7 +56,6 @@ class SealedMember:
         self.sums: list[Tensor] = []
         self.averaged = 0
         self._party: SealedParty | None = None
-        self._round = 0
         self._cost = settings.cost(self.index)
 
     # -- preparation ----------------------------------------------------------------------------------------
@@ -89,11 +74,12 @@ class SealedMember:
 
     def _build(self) -> None:
         party = None if self.address == SERVER else self.index
-        if self._is_static or party is None:
-            biased = self.index == self.settings.label_holder
-            self.model = build_linear(self.setup, party, self.preparation, biased=biased)
-        else:
-            self.model = build_network(self.setup, party)
+        self.model = build_model(
+            self.setup, party, self.preparation, biased=self.index == self.settings.label_holder
+        )
+        if self.model.static:
+            for parameter in self.model.parameters:
+                torch.nn.init.zeros_(parameter)
         rate = self.setup.server_rate if party is None else self.setup.rate(self.address)
         rate *= self.settings.unit_rate
         self.optimiser = build_optimiser(self.model.parameters, self.setup.plan, rate, self.address)
@@ -122,12 +108,7 @@ class SealedMember:
 
         A session lasts as long as all processes do and no phase is broken off half-way.
         """
-        await self.link.send(DEALER, HELLO, {"round": self._round, "session": self._party is not None})
-        message = await self.link.receive()
-        if message.kind != BEGIN or message.sender != DEALER or message["round"] < 0:
-            raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender} out of turn")
-        self._round = int(message["round"])
-        if message["fresh"]:
+        if await self.exchange.begin(session=self._party is not None):
             self._party = await self._open_session()
 
     async def _open_session(self) -> SealedParty:
@@ -141,7 +122,7 @@ class SealedMember:
         )
         assumption = ASSUMPTION.format(self.setup.plan.collusion)
         head = self.gate.note_hidden(mechanism="masked", observers=self.observers, assumption=assumption)
-        await self._run(party.setup(), head)
+        await self.exchange.follow(party.setup(), head)
         return party
 
     @property
@@ -149,30 +130,6 @@ class SealedMember:
         if self._party is None:
             raise ProtocolError(f"{self.address} has no session; a phase starts with one")
         return self._party
-
-    async def _run(self, machine: Machine, head: Head | None) -> None:
-        """Tells the dealer that this member is ready, then follows the machine to its end."""
-        for envelope in machine.start():
-            await self._send(envelope, head)
-        await self.link.send(DEALER, READY, {"round": machine.round})
-        while not machine.done:
-            message = await self.link.receive()
-            for envelope in machine.receive(self._envelope(message)):
-                await self._send(envelope, head)
-
-    async def _send(self, envelope: Envelope, head: Head | None) -> None:
-        receiver = self.settings.members[envelope.receiver]
-        await self.link.send(receiver, envelope.message.kind, dict(vars(envelope.message)), head)
-
-    def _envelope(self, message: Message) -> Envelope:
-        places = {name: place for place, name in enumerate(self.settings.members)} | {DEALER: DEALER_PLACE}
-        if message.sender not in places:
-            raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender}")
-        return Envelope(places[message.sender], self.index, read(message.kind, dict(message.fields)))
-
-    def _next_round(self) -> int:
-        self._round += 1
-        return self._round - 1
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -184,7 +141,7 @@ class SealedMember:
         rows = None if self.batches is None else self.batches.next()
         chosen = np.arange(self.setup.data.n_train, dtype=np.int64) if rows is None else rows
         machine = party.round(
-            round=self._next_round(),
+            round=self.exchange.next_round(),
             rows=rows,
             scores=model.scores(rows),
             labels=None if self.labels is None else self.labels[chosen],
@@ -197,7 +154,7 @@ class SealedMember:
             kind=f"totals ({self.setup.plan.protect})",
             observers=self.observers,
         )
-        await self._run(machine, head)
+        await self.exchange.follow(machine, head)
         self._learn(machine.result(), len(chosen))
         return len(chosen)
 
@@ -241,8 +198,8 @@ class SealedMember:
             rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
             to = (self.setup.label_holder,)
             head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="evaluation", observers=to)
-        machine = party.score(scores, round=self._next_round())
-        await self._run(machine, head)
+        machine = party.score(scores, round=self.exchange.next_round())
+        await self.exchange.follow(machine, head)
         return machine.result() if holder else None
 
     def _averaged_weights(self, model: SealedModel) -> _Averaged:
@@ -322,7 +279,7 @@ def member_shapes(setup: Setup, settings: SealedSettings) -> tuple[tuple[int, ..
         elif fast:
             width = setup.data.widths[index] + biased
         else:
-            width = sum(p.numel() for p in setup.encoders[name].parameters() if p.requires_grad)
+            width = sum(p.numel() for p in encoder_form(setup, name).parameters() if p.requires_grad)
         widths.append(int(width))
         static.append(fast)
     return tuple(widths), tuple(static)

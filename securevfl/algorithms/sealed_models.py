@@ -14,8 +14,10 @@ from torch.func import functional_call, jacrev, vmap
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.local import Records
+from securevfl.algorithms.planned import planned_encoder
 from securevfl.algorithms.sealed_rows import Preparation, clip_to_integers
 from securevfl.algorithms.sealed_settings import BIAS
+from securevfl.models.encoders import PreparedLinear
 from securevfl.protocols.sealed import OPERAND_BITS
 from securevfl.rows import Rows
 
@@ -61,7 +63,7 @@ class LinearModel(SealedModel):
     Args:
         blocks: Training and test rows; None for a label holder without features.
         preparation: How rows are centred, scaled and clipped.
-        weight: (outputs, width) parameter, starting at zero; None without features.
+        weight: (outputs, width) parameter; None without features.
         bias: The label holder's bias, fed by a constant column; None at the others.
         clip: The member's clip C.
     """
@@ -80,8 +82,6 @@ class LinearModel(SealedModel):
     ) -> None:
         self.weight, self.bias = weight, bias
         self.parameters = [p for p in (weight, bias) if p is not None]
-        for parameter in self.parameters:
-            nn.init.zeros_(parameter)
         self._constant = math.trunc(clip * 2.0**OPERAND_BITS)
         self._counts = counts
         self._operand = np.zeros((0, counts[0]), np.int32)
@@ -204,7 +204,40 @@ class NetworkModel(SealedModel):
             parameter.grad = part.reshape(parameter.shape).to(parameter)
 
 
-def build_network(setup: Setup, index: int) -> NetworkModel:
+def is_linear(setup: Setup, party: str) -> bool:
+    """Whether a party's model takes the fast path."""
+    return isinstance(encoder_form(setup, party), PreparedLinear)
+
+
+def encoder_form(setup: Setup, party: str) -> nn.Module:
+    """A party's encoder; of one that is elsewhere only the form matters, which the plan describes."""
+    found = setup.encoders.get(party)
+    return planned_encoder(setup.plan, setup.data, party) if found is None else found
+
+
+def build_model(
+    setup: Setup, index: int | None, preparation: Preparation | None, *, biased: bool
+) -> SealedModel:
+    """A member's model on the rows of `setup`.
+
+    Args:
+        setup: What the run is built from.
+        index: Index of the party; None for a label holder without features.
+        preparation: How a linear model's rows are prepared; the encoder takes it over.
+        biased: Whether the label holder's bias belongs to it.
+    """
+    if index is None:
+        return _build_linear(setup, None, None, biased=biased)
+    encoder = setup.encoders[setup.data.parties[index]]
+    if not isinstance(encoder, PreparedLinear):
+        return _build_network(setup, index)
+    if preparation is not None:
+        centre = torch.from_numpy(np.array(preparation.centre))
+        encoder.prepare(centre=centre, scale=preparation.scale, clip=preparation.clip)
+    return _build_linear(setup, index, preparation, biased=biased)
+
+
+def _build_network(setup: Setup, index: int) -> NetworkModel:
     """The party's encoder as it is."""
     data = setup.data
     return NetworkModel(
@@ -216,7 +249,7 @@ def build_network(setup: Setup, index: int) -> NetworkModel:
     )
 
 
-def build_linear(
+def _build_linear(
     setup: Setup, index: int | None, preparation: Preparation | None, *, biased: bool
 ) -> LinearModel:
     """The linear model of a party, or of a label holder without features (index None)."""

@@ -8,14 +8,8 @@ import numpy as np
 import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
-from securevfl.algorithms.sealed_member import (
-    BEGIN,
-    HELLO,
-    READY,
-    SealedMember,
-    member_shapes,
-    shared_schedule,
-)
+from securevfl.algorithms.sealed_exchange import BEGIN, HELLO, READY
+from securevfl.algorithms.sealed_member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed_settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
@@ -25,6 +19,14 @@ from securevfl.protocols.sealed_dealer import SealedDealer
 
 OPENED = "sealed-opened"
 OUTPUTS = "sealed-outputs"
+
+
+def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
+    """Opened scores as the loss knows them: of regression in the units of the labels."""
+    values = torch.from_numpy(np.asarray(outputs, np.float64))
+    if setup.data.task == "regression":
+        values = setup.plan.label_low + (values + 1) / 2 * (setup.plan.label_high - setup.plan.label_low)
+    return values.float()
 
 
 class PartyRole(Role):
@@ -102,11 +104,8 @@ class SealedServer(ServerRole):
             outputs = await self.member.predict()
         else:
             outputs = np.array((await self._from_home(OUTPUTS))["values"])
-        data, plan = self.setup.data, self.setup.plan
-        values = torch.from_numpy(np.asarray(outputs, np.float64))
-        if data.task == "regression":
-            values = plan.label_low + (values + 1) / 2 * (plan.label_high - plan.label_low)
-        self.predictions = values.float()
+        data = self.setup.data
+        self.predictions = in_label_units(self.setup, outputs)
         self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
 
     def state(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from scipy import sparse
 from securevfl.algorithms.sealed_settings import SealedSettings
 from securevfl.errors import TrainingDiverged
 from securevfl.gate import Gate
+from securevfl.models.encoders import PreparedLinear
 from securevfl.protocols.sealed import OPERAND_BITS
 
 Floats = npt.NDArray[np.float64]
@@ -38,6 +39,12 @@ class Preparation:
     centre: Floats
     scale: float
     clip: float
+
+    @classmethod
+    def of(cls, encoder: PreparedLinear) -> Preparation:
+        """The one that a trained encoder carries."""
+        centre = encoder.centre.detach().cpu().numpy().copy()
+        return cls(centre=centre, scale=float(encoder.scale), clip=float(encoder.clip))
 
     def __call__(self, block: Any) -> npt.NDArray[np.int32]:
         """Rows as integers at 2^14, (width, rows): each row's norm is at most clip * 2^14, exactly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.pace import build_delay
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
+from securevfl.messages import Message, Stop
 from securevfl.rows import Rows
 from securevfl.seeds import numpy_generator
 
@@ -36,7 +37,7 @@ class VAFLParty(Role):
         )
         self.delay = build_delay(setup, party)
         self.ready_at: float | None = None
-        self._ended = asyncio.Event()
+        self._ended = Stop()
 
     async def prepare(self) -> None:
         await self._serve()
@@ -45,7 +46,7 @@ class VAFLParty(Role):
         await self._serve()
 
     async def epoch(self) -> None:
-        self._ended = asyncio.Event()
+        self._ended = Stop()
         async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
             tasks.create_task(self._listen())
             await self._work()
@@ -53,7 +54,7 @@ class VAFLParty(Role):
 
     async def _serve(self) -> None:
         """Only answers requests, until the server ends the phase."""
-        self._ended = asyncio.Event()
+        self._ended = Stop()
         await self._listen()
         await self.link.send(SERVER, "ended", {})
 
@@ -77,9 +78,17 @@ class VAFLParty(Role):
         await self.link.reply(message, "embedding", {"values": released.values}, released.head)
 
     async def _work(self) -> None:
-        """Algorithm 1, lines 3 to 7, until the server ends the epoch."""
+        """Algorithm 1, lines 3 to 7, until the server ends the epoch.
+
+        On a shared schedule the party knows when that is, and releases nothing that would come too late.
+        """
         clock = self.setup.clock
+        left = self.batches.per_pass if self.shared_schedule else math.inf
         while not self._ended.is_set():
+            if left <= 0:
+                await self._ended.wait()
+                return
+            left -= 1
             if self.ready_at is None:
                 self.ready_at = clock.now() + self.delay.draw()
             if not await clock.sleep_until(self.ready_at, self._ended):
@@ -95,8 +104,6 @@ class VAFLParty(Role):
         answer = await self.link.call(SERVER, "embedding", fields, released.head)
         if answer.kind == "gradient":
             self.model.learn(released, answer["values"], rows)
-        elif answer.kind == "late" and self.shared_schedule:
-            self.batches.put_back(rows)  # the others have not seen this batch yet
 
     def state(self) -> dict[str, Any]:
         return {

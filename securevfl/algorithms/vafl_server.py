@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from securevfl.algorithms.answers import GradientAnswers
 from securevfl.algorithms.base import ABSENT, SERVER, ServerRole, Setup
-from securevfl.algorithms.local import build_optimiser, check_finite, load_module_state, module_state
+from securevfl.algorithms.local import check_finite, load_module_state, module_state
+from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
 from securevfl.models import Fusion, metrics, task_loss
@@ -20,6 +21,15 @@ from securevfl.protocols.wire import Value
 from securevfl.rows import Rows
 
 CHUNK = 1024
+
+
+class Upload(NamedTuple):
+    """One party's upload, checked: whose, of which records (as rows and as a tensor), the embeddings."""
+
+    party: int
+    rows: Rows
+    where: Tensor
+    values: Tensor
 
 
 class VAFLServer(ServerRole):
@@ -103,7 +113,7 @@ class VAFLServer(ServerRole):
 
     async def _late(self, message: Message) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
-        self._store(*self._upload(message))
+        self._store(self._upload(message))
         await self.link.reply(message, "late", {})
 
     async def _collect(self, rows: Rows, purpose: str) -> Tensor:
@@ -145,75 +155,95 @@ class VAFLServer(ServerRole):
             uploads[message.sender] = message
         return list(uploads.values())
 
-    def _upload(self, message: Message) -> tuple[int, Rows, Tensor]:
+    def _upload(self, message: Message) -> Upload:
         rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= len(self.updated_at):
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
-        return (
-            self.parties.index(message.sender),
-            rows,
-            self._tensor(message.sender, message["values"], len(rows)),
-        )
+        party = self.parties.index(message.sender)
+        return self._upload_of(party, rows, self._tensor(message.sender, message["values"], len(rows)))
 
-    def _store(self, party: int, rows: Rows, values: Tensor) -> None:
+    def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
+        return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
+
+    def _store(self, upload: Upload) -> None:
         if self.embeddings is None:
             raise ProtocolError("an upload arrived before the initial embeddings")
-        self.embeddings[torch.from_numpy(rows), party] = values
-        self.updated_at[rows, party] = self.iteration
+        self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
+        self.updated_at[upload.rows, upload.party] = self.iteration
+
+    def _shared_uploads(self, messages: list[Message]) -> list[Upload]:
+        """Uploads of one batch by all parties; its records are checked once."""
+        first = self._upload(messages[0])
+        uploads = [first]
+        for message in messages[1:]:
+            if not np.array_equal(message["rows"], first.rows):
+                raise ProtocolError("parties of synchronous training uploaded different batches")
+            values = self._tensor(message.sender, message["values"], len(first.rows))
+            uploads.append(first._replace(party=self.parties.index(message.sender), values=values))
+        return uploads
+
+    def _store_all(self, uploads: list[Upload]) -> None:
+        """Stores uploads; one batch of all parties is written at once."""
+        if not self.shared_schedule or len(uploads) < len(self.parties):
+            for upload in uploads:
+                self._store(upload)
+            return
+        if self.embeddings is None:
+            raise ProtocolError("an upload arrived before the initial embeddings")
+        ordered = sorted(uploads, key=lambda upload: upload.party)
+        table = torch.stack([upload.values for upload in ordered], dim=1)
+        self.embeddings.index_copy_(0, ordered[0].where, table)
+        self.updated_at[ordered[0].rows] = self.iteration
 
     async def _iterate(self, messages: list[Message]) -> None:
         """One iteration k: store the uploads, refresh what is too old, update, answer."""
         self.iteration += 1
-        uploads = [self._upload(message) for message in messages]
-        if self.shared_schedule and any(not np.array_equal(rows, uploads[0][1]) for _, rows, _ in uploads):
-            raise ProtocolError("parties of synchronous training uploaded different batches")
-        for upload in uploads:
-            self._store(*upload)
-        for party, rows, _ in uploads:
-            await self._refresh(party, rows)
+        if self.shared_schedule:
+            uploads = self._shared_uploads(messages)
+        else:
+            uploads = [self._upload(message) for message in messages]
+        self._store_all(uploads)
+        for upload in uploads[:1] if self.shared_schedule else uploads:
+            await self._refresh(upload)
         gradients, loss = self._step(uploads)
         self._losses.append(loss)
-        for message, (_, rows, _), gradient in zip(messages, uploads, gradients, strict=True):
-            await self._answer(message, rows, gradient)
-        self.processed += sum(len(rows) for _, rows, _ in uploads)
+        for message, upload, gradient in zip(messages, uploads, gradients, strict=True):
+            await self._answer(message, upload.rows, gradient)
+        self.processed += sum(len(upload.rows) for upload in uploads)
         self.setup.report(self.processed, loss)
 
     def _outputs(self, embeddings: Tensor) -> Tensor:
         """The model's outputs for (rows, parties, width) embeddings."""
-        outputs: Tensor = self.head(self.fusion(embeddings.transpose(0, 1)))
+        outputs: Tensor = self.head(self.fusion.join_table(embeddings))
         return outputs
 
-    async def _refresh(self, uploading: int, rows: Rows) -> None:
+    async def _refresh(self, upload: Upload) -> None:
         """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
-        ages = self.iteration - self.updated_at[rows]
-        bound = self.setup.plan.delay_bound
+        rows, bound = upload.rows, self.setup.plan.delay_bound
         if bound:
+            ages = self.iteration - self.updated_at[rows]
             for party, name in enumerate(self.parties):
                 stale = rows[ages[:, party] > bound]
-                if party != uploading and stale.size:
-                    self._store(party, stale, await self._ask(name, stale, "refresh"))
-            ages = self.iteration - self.updated_at[rows]
-        self.oldest_used = max(self.oldest_used, int(ages.max()))
+                if party != upload.party and stale.size:
+                    self._store(self._upload_of(party, stale, await self._ask(name, stale, "refresh")))
+        self.oldest_used = max(self.oldest_used, self.iteration - int(self.updated_at[rows].min()))
 
-    def _step(self, uploads: list[tuple[int, Rows, Tensor]]) -> tuple[list[Tensor], float]:
+    def _step(self, uploads: list[Upload]) -> tuple[list[Tensor], float]:
         """Updates the server's model; returns each upload's gradient and the mean loss."""
         if self.embeddings is None:
             raise ProtocolError("a step was asked for before the initial embeddings")
-        if self.shared_schedule:
-            batches = [uploads[0][1]]
-        else:
-            batches = [rows for _, rows, _ in uploads]
-        index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
-        inputs = self.embeddings[index].requires_grad_()
-        task = self.setup.data.task
+        batches = [each.where for each in (uploads[:1] if self.shared_schedule else uploads)]
+        index = batches[0] if len(batches) == 1 else torch.cat(batches)
+        inputs = self.embeddings.index_select(0, index).requires_grad_()
+        task, labels = self.setup.data.task, self.labels.index_select(0, index)
         if len(batches) == 1:
-            total = task_loss(task, self._outputs(inputs), self.labels[index])
+            total = task_loss(task, self._outputs(inputs), labels)
         else:
-            each = task_loss(task, self._outputs(inputs), self.labels[index], reduction="none")
+            each = task_loss(task, self._outputs(inputs), labels, reduction="none")
             pieces = torch.split(each, [len(rows) for rows in batches])
             total = torch.stack([piece.mean() for piece in pieces]).sum()
         self._update_head(total, len(batches))
-        return self._split_gradient(inputs.grad, uploads), float(total.detach()) / len(batches)
+        return self._split_gradient(inputs.grad, uploads), total.item() / len(batches)
 
     def _update_head(self, total: Tensor, batches: int) -> None:
         """One step on the mean of the batches' losses; leaves the gradient of their sum at the inputs."""
@@ -225,15 +255,13 @@ class VAFLServer(ServerRole):
                 parameter.grad /= batches
             self.optimiser.step()
 
-    def _split_gradient(
-        self, gradient: Tensor | None, uploads: list[tuple[int, Rows, Tensor]]
-    ) -> list[Tensor]:
+    def _split_gradient(self, gradient: Tensor | None, uploads: list[Upload]) -> list[Tensor]:
         if gradient is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
-        if self.shared_schedule:
-            return [gradient[:, party] for party, _, _ in uploads]
-        pieces = torch.split(gradient, [len(rows) for _, rows, _ in uploads])
-        return [piece[:, party] for piece, (party, _, _) in zip(pieces, uploads, strict=True)]
+        if self.shared_schedule or len(uploads) == 1:
+            return [gradient.select(1, each.party) for each in uploads]
+        pieces = torch.split(gradient, [len(each.rows) for each in uploads])
+        return [piece.select(1, each.party) for piece, each in zip(pieces, uploads, strict=True)]
 
     async def _answer(self, message: Message, rows: Rows, gradient: Tensor) -> None:
         """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""

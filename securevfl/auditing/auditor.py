@@ -26,7 +26,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import DataError, RunError
 from securevfl.plan import Plan
 from securevfl.resolve import load_planned
-from securevfl.run import Run
+from securevfl.run import Run, predictions
 
 Step = Callable[[str, float], None]
 
@@ -100,13 +100,14 @@ def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[st
     """Canary audits of the gate that all owners of the run share, if any of them promises something."""
     promises = any(_is_promise(record) for record in source.records)
     plan = source.plan
-    if not promises or plan.sigma <= 0 or plan.insecure_reproducible_noise or plan.mode == "sealed":
+    if not promises or plan.sigma <= 0 or plan.insecure_reproducible_noise:
         return {}
     if _facts(source, "")["guarantee"] != "as accounted":
         return {}  # the releases did not pass our gate, so there is no gate to audit
     return canary_audits(
         plan,
-        parties=len(source.parties),
+        parties=source.parties,
+        label_holder=source.label_holder,
         records=256 if source.data is None else source.data.n_train,
         trials=trials,
         seed=seed,
@@ -140,7 +141,7 @@ def _finish(
     tampered = checks[0].status == FAILED
     findings = Findings(source=source, outcomes=outcomes, checks=checks, canaries=canaries)
     content: dict[str, Any] = {
-        "run": _facts(source, no_data),
+        "run": _facts(source, no_data, tampered=tampered),
         "owners": {} if tampered else matrix(findings),
         "attacks": [outcome.to_mapping() for outcome in outcomes],
         "checks": [check.to_mapping() for check in checks],
@@ -154,7 +155,7 @@ def _finish(
     return Report(content=json.loads(json.dumps(content)))
 
 
-def _facts(source: Source, no_data: str) -> dict[str, Any]:
+def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str, Any]:
     """What the run was; a run that has not finished is audited as far as it got."""
     plan = source.plan
     result: dict[str, Any] = {}
@@ -174,7 +175,7 @@ def _facts(source: Source, no_data: str) -> dict[str, Any]:
         "epochs": result.get("epochs"),
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
-        "prediction": result.get("prediction") or {},
+        "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
         "guarantee": result.get("guarantee", "as accounted"),
         "finished": bool(result),
         "views": source.observers,

@@ -22,8 +22,8 @@ from securevfl.errors import LedgerError
 from securevfl.ledger import Entry, read_homes, read_ledger
 from securevfl.views import Seen, View, read_heads
 
-# A check that holds alarms falsely once in a million audits.
-FALSE_ALARM = 1e-6
+# How often a check of one owner that holds alarms falsely; an audit has many owners, and is repeated.
+FALSE_ALARM = 1e-8
 OK, FAILED, UNKNOWN = "ok", "failed", "not checked"
 
 

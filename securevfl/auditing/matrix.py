@@ -39,7 +39,7 @@ def matrix(findings: Findings) -> dict[str, dict[str, Any]]:
 
 def _cell(findings: Findings, spend: Spend) -> dict[str, Any]:
     claim = _claim(findings.source, spend)
-    canaries = findings.canaries if math.isfinite(spend.mu) and spend.mu > 0 else {}
+    canaries = _canaries(findings.canaries, spend)
     measured = max(canaries.values(), key=lambda result: result.mu_lower, default=None)
     reasons = _violations(findings, spend, canaries)
     verdict = VIOLATED if reasons else (HOLDS if math.isfinite(spend.mu) else NO_GUARANTEE)
@@ -60,6 +60,13 @@ def _cell(findings: Findings, spend: Spend) -> dict[str, Any]:
         "reasons": reasons or [_why(findings.source.records, spend)],
         "assumptions": list(spend.assumptions),
     }
+
+
+def _canaries(found: Mapping[str, CanaryResult], spend: Spend) -> dict[str, CanaryResult]:
+    """The audits that concern this owner; none where nothing is promised."""
+    if not (math.isfinite(spend.mu) and spend.mu > 0):
+        return {}
+    return {name: each for name, each in found.items() if not each.owners or spend.owner in each.owners}
 
 
 def number(value: float | None) -> float | None:

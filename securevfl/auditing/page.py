@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -130,6 +131,9 @@ CANARIES = {
     "sums": "What leaves for one record in a secure sum",
     "updates": "Noisy updates of the encoder",
     "training": "Whole training runs",
+    "party": "Whole sealed runs: a record of a party without labels",
+    "label-holder": "Whole sealed runs: a record of the label holder",
+    "statistics": "Noisy statistics that centre and scale a party's columns",
 }
 
 
@@ -145,27 +149,45 @@ def _canary(content: dict[str, Any]) -> str:
         ]
     parts.append(
         "<p class='small'>Solid curve: no attacker may get below it if the promise is kept. Cross: the "
-        "attacker's measured errors. Dashed curve: the promise if only a record's own releases counted.</p>"
+        "attacker's measured errors. Dashed curve: the promise if only a record's own releases counted, or "
+        "of sealed training only the totals that the attacker obtains itself.</p>"
     )
     return "".join(parts)
 
 
 def _canary_words(result: dict[str, Any]) -> str:
     trials = result["positives"] + result["negatives"]
+    how = f", for records of {', '.join(result['owners'])}," if result["owners"] else ""
     text = (
-        f"<p>{trials:,} trials through the run's own gate: mu is at least "
+        f"<p>{trials:,} trials{escape(how)} with the run's own protection: mu is at least "
         f"<strong>{figure(result['mu_lower'])}</strong> (95 % confidence), at most "
         f"{figure(result['claims'][result['accounting']])} is promised for these trials. Without assuming "
         f"Gaussian privacy, epsilon is at least {figure(result['epsilon_free'])}; by the one-run bound, "
         f"{figure(result['epsilon_one_run'])}.</p>"
     )
-    own = result["claims"].get("per-record")
-    if result["accounting"] != "per-record" and own is not None and result["mu_lower"] > own:
-        text += (
-            f"<p>Counting only a record's own releases (mu {figure(own)}) would be <strong>refuted</strong> "
-            "by the trials: training on raw records spreads each record into what leaves for all others.</p>"
-        )
-    return text
+    return text + _refuted(result)
+
+
+REFUTED = {
+    "per-record": (
+        "Counting only a record's own releases",
+        "training on raw records spreads each record into what leaves for all others",
+    ),
+    "own totals": (
+        "Counting only the totals that the observer obtains itself",
+        "other parties' weights carry their totals into later ones",
+    ),
+}
+
+
+def _refuted(result: dict[str, Any]) -> str:
+    """What the trials say about accountings that count too little."""
+    return "".join(
+        f"<p>{what} (mu {figure(result['claims'][name])}) would be <strong>refuted</strong> by the trials: "
+        f"{why}.</p>"
+        for name, (what, why) in REFUTED.items()
+        if name != result["accounting"] and result["mu_lower"] > (result["claims"].get(name) or math.inf)
+    )
 
 
 def _attacks(attacks: list[dict[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -113,10 +114,14 @@ def _run(node: Node, again: str, json: bool) -> None:
 
 
 async def _until_done(node: Node) -> dict[str, Any]:
+    from securevfl.network.status import StatusServer
+
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await node.run()
+    address = node.config.network.status
+    async with StatusServer(address, node.status) if address else contextlib.nullcontext():
+        return await node.run()
 
 
 def _show(node: Node, result: dict[str, Any]) -> None:

@@ -42,6 +42,18 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="Target; sigma is calibrated to it.")] = None,
     delta: Annotated[float | None, typer.Option(help="The delta of every epsilon.")] = None,
     budget_epsilon: Annotated[float | None, typer.Option(help="Refuse whatever would exceed this.")] = None,
+    label_epsilon: Annotated[
+        float | None, typer.Option(help="Flip the training labels once, by randomised response.")
+    ] = None,
+    defence: Annotated[
+        str | None,
+        typer.Option(
+            help="What the label holder does to gradients: noise, max-norm, marvell, sign or discrete."
+        ),
+    ] = None,
+    defence_level: Annotated[
+        float | None, typer.Option(help="How much of the defence; 0 takes its own default.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -56,6 +68,10 @@ def train(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; it must not exist.")] = None,
     tracker: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow too.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Run the parties as actors of a Ray cluster: its address, auto, or local."),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the unfinished run in this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -70,6 +86,9 @@ def train(
         "epsilon": epsilon,
         "delta": delta,
         "budget_epsilon": budget_epsilon,
+        "label_epsilon": label_epsilon,
+        "defence": defence,
+        "defence_level": defence_level,
         "epochs": epochs,
         "batch": batch,
         "learning_rate": learning_rate,
@@ -93,7 +112,9 @@ def train(
         raise PlanError("give a folder for the results: --out DIR")
     where = resume or out
     callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
-    run = run_with_progress(loaded, chosen, where, quiet=json, resume=resume is not None, callbacks=callbacks)
+    run = run_with_progress(
+        loaded, chosen, where, quiet=json, resume=resume is not None, callbacks=callbacks, ray=ray
+    )
     if json:
         print_json(run.result)
     else:
@@ -152,13 +173,14 @@ def run_with_progress(
     resume: bool = False,
     label: str = "training",
     callbacks: Sequence[Callback] = (),
+    ray: str | None = None,
 ) -> Run:
     """Trains with a progress bar; Ctrl-C leaves a folder that can be resumed."""
     from securevfl import run as runs
 
     try:
         with progress_bar(label, quiet=quiet) as progress:
-            return runs.train(data, plan, out, resume=resume, progress=progress, callbacks=callbacks)
+            return runs.train(data, plan, out, resume=resume, progress=progress, callbacks=callbacks, ray=ray)
     except KeyboardInterrupt:
         typer.echo(f"securevfl: interrupted; go on with: securevfl train --resume {out}", err=True)
         raise typer.Exit(130) from None

@@ -13,7 +13,7 @@ from securevfl.errors import DataError
 
 from .build import Rows, Settings, build
 from .files import read_bytes, read_text
-from .schemas import ADULT, MFEAT_VIEWS, UCI_CREDIT_CODES, parkinson_view
+from .schemas import ADULT, MFEAT_VIEWS, UCI_CREDIT_BOUNDS, UCI_CREDIT_CODES, parkinson_view
 from .tables import numbers, one_hot, read_table
 from .vertical import VerticalData, pixel_names
 
@@ -123,6 +123,9 @@ def uci_credit(files: list[Path], seed: int, test_fraction: float, codes: bool =
         id_column="ID",
         label_column="default.payment.next.month",
         one_hot=UCI_CREDIT_CODES if codes else None,
+        bounds={
+            name: pair for name, pair in UCI_CREDIT_BOUNDS.items() if not (codes and name in UCI_CREDIT_CODES)
+        },
         task="binary",
         seed=seed,
         test_fraction=test_fraction,

@@ -50,6 +50,20 @@ UCI_CREDIT_CODES: dict[str, tuple[int, ...]] = {
     **{f"PAY_{month}": tuple(range(-2, 9)) for month in (0, 2, 3, 4, 5, 6)},
 }
 
+# Public bounds of its columns, none of them taken from rows: the codes of the set's description, ages of
+# adults, and for amounts of money (New Taiwan dollars) round numbers that a bank would state in advance.
+# Larger values are clipped by public scaling.
+UCI_CREDIT_BOUNDS: dict[str, tuple[float, float]] = {
+    "LIMIT_BAL": (0.0, 1_000_000.0),
+    "SEX": (1.0, 2.0),
+    "EDUCATION": (0.0, 6.0),
+    "MARRIAGE": (0.0, 3.0),
+    "AGE": (18.0, 100.0),
+    **{f"PAY_{month}": (-2.0, 9.0) for month in (0, 2, 3, 4, 5, 6)},
+    **{f"BILL_AMT{month}": (-100_000.0, 500_000.0) for month in range(1, 7)},
+    **{f"PAY_AMT{month}": (0.0, 100_000.0) for month in range(1, 7)},
+}
+
 MFEAT_VIEWS: dict[str, int] = {"fac": 216, "fou": 76, "kar": 64, "mor": 6, "pix": 240, "zer": 47}
 
 

@@ -255,7 +255,7 @@ def share(
             blocks.append((own.block[picked[kept]], own.block[picked[apart]]))
             columns.append(own.columns)
         else:
-            blocks.append((_absent(len(kept), width), _absent(len(apart), width)))
+            blocks.append((absent_block(len(kept), width), absent_block(len(apart), width)))
             columns.append(tuple(f"{party}.{i}" for i in range(width)))
     labels = _labels(outline, own, picked, coding)
     ids = np.arange(outline.records) if own is None else own.ids[picked]
@@ -307,14 +307,20 @@ def whole(outline: Outline, tables: Mapping[str, OwnTable], ids: Sequence[str]) 
     )
 
 
-def _absent(rows: int, width: int) -> NDArray[np.float32]:
-    return np.broadcast_to(np.float32(np.nan), (rows, width)).view()
+def absent_block(*shape: int) -> NDArray[np.float32]:
+    """Stands for features that are elsewhere: NaN throughout, without taking memory."""
+    return np.broadcast_to(np.float32(np.nan), shape).view()
+
+
+def absent_labels(task: Task, count: int) -> NDArray[Any]:
+    """Stands for labels that are elsewhere: no class, no number."""
+    nothing = np.int64(np.iinfo(np.int64).min) if task == "multiclass" else np.float32(np.nan)
+    return np.full(count, nothing)
 
 
 def _labels(outline: Outline, own: OwnTable | None, rows: Index, coding: Coding | None) -> NDArray[Any]:
     if coding is None:
-        nothing = np.int64(np.iinfo(np.int64).min) if outline.task == "multiclass" else np.float32(np.nan)
-        return np.full(outline.records, nothing)
+        return absent_labels(outline.task, outline.records)
     if own is None or own.labels is None:
         raise DataError("only the organisation with the labels can code them")
     return coding.encode(own.labels[rows])

@@ -4,7 +4,7 @@ from securevfl.models.bounds import layer_bounds
 from securevfl.models.build import ENCODERS, EncoderSpec, build_encoder, initialise, seeded
 from securevfl.models.checks import check_encoder, couples_records, evaluate
 from securevfl.models.devices import DEVICES, pick_device
-from securevfl.models.encoders import CNNEncoder, LinearEncoder, LSTMEncoder, MLPEncoder
+from securevfl.models.encoders import CNNEncoder, LinearEncoder, LSTMEncoder, MLPEncoder, PreparedLinear
 from securevfl.models.files import load_module, save_module
 from securevfl.models.fusion import FUSIONS, Fusion
 from securevfl.models.heads import HEADS, SumHead, build_head
@@ -50,6 +50,7 @@ __all__ = [
     "MLPEncoder",
     "NoiseSource",
     "Perturbed",
+    "PreparedLinear",
     "Smoothness",
     "StackedEncoders",
     "SumHead",

@@ -15,7 +15,14 @@ import torch
 from torch import nn
 
 from securevfl.errors import PlanError
-from securevfl.models.encoders import CNNEncoder, LinearEncoder, LSTMEncoder, MLPEncoder, check_positive
+from securevfl.models.encoders import (
+    CNNEncoder,
+    LinearEncoder,
+    LSTMEncoder,
+    MLPEncoder,
+    PreparedLinear,
+    check_positive,
+)
 from securevfl.models.layers import LSTMLayer
 
 
@@ -79,6 +86,7 @@ def build_encoder(
     channels: Sequence[int] = (8, 16),
     steps: int | None = None,
     units: int = 16,
+    prepared: bool = False,
 ) -> nn.Module:
     """Builds a ready-made encoder with weights from `generator`.
 
@@ -93,6 +101,7 @@ def build_encoder(
         channels: Channels of the convolutions (`cnn`).
         steps: Length of the sequence (`lstm`); by default every column is a step.
         units: Units of each layer (`lstm`).
+        prepared: Rows are centred, scaled and clipped on their way in (`linear`), as in sealed training.
 
     Raises:
         PlanError: The name is unknown or the sizes do not fit together.
@@ -110,7 +119,8 @@ def build_encoder(
         steps=steps,
         units=units,
     )
-    return seeded(lambda: ENCODERS[name](spec), generator)
+    made = seeded(lambda: ENCODERS[name](spec), generator)
+    return PreparedLinear(made) if prepared and isinstance(made, LinearEncoder) else made
 
 
 def seeded(make: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Integral
 
+import torch
 from torch import Tensor, nn
 
 from securevfl.errors import PlanError
@@ -43,6 +44,42 @@ class LinearEncoder(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Embeds (rows, width)."""
         out: Tensor = self.output(inputs)
+        return out
+
+
+class PreparedLinear(LinearEncoder):
+    """h = W p(x), where p centres, scales and clips a row: what sealed training learns.
+
+    Before `prepare` is called, p changes nothing. What it is belongs to the model and is saved with it.
+
+    Args:
+        encoder: The linear encoder to take over.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    clip: Tensor
+
+    def __init__(self, encoder: LinearEncoder) -> None:
+        nn.Module.__init__(self)
+        self.hidden, self.output = encoder.hidden, encoder.output
+        exact = torch.float64
+        self.register_buffer("centre", torch.zeros(encoder.output.in_features, dtype=exact))
+        self.register_buffer("scale", torch.ones((), dtype=exact))
+        self.register_buffer("clip", torch.full((), torch.inf, dtype=exact))
+
+    def prepare(self, *, centre: Tensor, scale: float, clip: float) -> None:
+        """Sets what is subtracted from each row, what it is multiplied by, and the bound of its L2 norm."""
+        self.centre.copy_(centre)
+        self.scale.fill_(scale)
+        self.clip.fill_(clip)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embeds (rows, width)."""
+        rows = (inputs - self.centre) * self.scale
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-300)
+        rows = rows * (self.clip / norms).clamp(max=1.0)
+        out: Tensor = self.output(rows.to(self.output.weight.dtype))
         return out
 
 

@@ -52,13 +52,23 @@ class Fusion:
         if found != self.widths:
             raise PlanError(f"embeddings have lengths {found}; the fusion was made for {self.widths}")
         if isinstance(embeddings, Tensor):
-            return embeddings.sum(0) if self.kind == "sum" else embeddings.transpose(0, 1).flatten(1)
+            return self.join_table(embeddings.transpose(0, 1))
         if self.kind == "concat":
             return torch.cat(tuple(embeddings), dim=1)
         total = embeddings[0]
         for one in embeddings[1:]:
             total = total + one
         return total
+
+    def join_table(self, table: Tensor) -> Tensor:
+        """Joins a table (rows, parties, width) to (rows, self.width).
+
+        Raises:
+            PlanError: The number of parties or a length is not what the fusion was made for.
+        """
+        if table.ndim != 3 or (table.shape[2],) * table.shape[1] != self.widths:
+            raise PlanError(f"a table of shape {tuple(table.shape)} does not hold lengths {self.widths}")
+        return table.sum(1) if self.kind == "sum" else table.flatten(1)
 
 
 def _lengths(embeddings: Sequence[Tensor] | Tensor) -> tuple[int, ...]:

@@ -92,11 +92,13 @@ class Facts:
         try:
             content = json.loads(text)
             facts = cls(**content)
-            if facts.bounds is not None and np.shape(facts.bounds) != (facts.columns, 2):
-                raise ValueError("bounds do not fit the columns")
-            if not 0 <= int(facts.columns) < 1 << 32 or not 0 <= int(facts.rows) < 1 << 40:
+            if type(facts.columns) is not int or type(facts.rows) is not int:
+                raise ValueError("a count is no number")
+            if not 0 <= facts.columns < 1 << 32 or not 0 <= facts.rows < 1 << 40:
                 raise ValueError("a count is out of range")
-        except (ValueError, TypeError) as error:
+            if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
+                raise ValueError("bounds do not fit the columns")
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"an organisation's facts cannot be read: {error}") from error
         return facts
 
@@ -141,7 +143,7 @@ class Proposal:
             outline = Outline.from_json(content.pop("outline"))
             organisations = tuple(str(name) for name in content.pop("organisations"))
             return cls(plan=plan, outline=outline, organisations=organisations, **content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"the coordinator's proposal cannot be read: {error}") from error
 
     def complete(

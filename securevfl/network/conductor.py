@@ -17,7 +17,7 @@ from typing import Any
 
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
-from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.network.agreement import (
     Facts,
     Proposal,
@@ -26,8 +26,9 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import ServerConfig
+from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
-from securevfl.network.node import STAY, Node, Restarted
+from securevfl.network.node import STAY, Node, Restarted, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
 from securevfl.protocols.alignment import PrivateAlignment
@@ -75,6 +76,7 @@ class Conductor(Node):
         self._away: set[str] = set()
         self._fresh: set[str] = set()
         self._epochs = 0
+        self._round = b""
         self._restore = STAY
         self._task: asyncio.Task[None] | None = None
 
@@ -93,6 +95,8 @@ class Conductor(Node):
             SecureVFLError: An organisation refuses or fails; the message says which and why.
         """
         self.open_folder()
+        if self.folder.result_file.exists():
+            raise RunError(f"the run in {self.folder.path} is finished; choose another folder for a new one")
         port = await self.mesh.transport.listen(self.config.listen)
         self.say(f"{self.name} listens at {self.config.listen.rpartition(':')[0]}:{port}")
         watch = asyncio.create_task(self.watch())
@@ -153,10 +157,11 @@ class Conductor(Node):
             raise Restarted(f"{peer} has started anew")
         if kind == "failed":
             raise ProtocolError(f"{peer} stops: {fields.get('reason')}")
-        if kind == "refused":
+        if kind == "refused" and fields["phase"] == self.mesh.last_phase:
             raise BudgetExceeded(str(fields.get("reason")))
         if kind == "join":
-            self._take_join(peer, fields)
+            with understanding(peer, kind):
+                self._take_join(peer, fields)
 
     # -- absence --------------------------------------------------------------------------------------------
 
@@ -197,9 +202,10 @@ class Conductor(Node):
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
         introduction.check(self.config.run, self.config.identity.ca_pem)
-        session = self.mesh.sessions[peer]
-        if introduction.name != peer or introduction.incarnation != session.incarnation:
+        if introduction.name != peer:
             raise ProtocolError(f"{peer} introduces itself as another")
+        if introduction.incarnation != self.mesh.sessions[peer].incarnation:
+            return  # it has restarted since, and will join again
         facts = Facts.from_json(str(fields.get("facts")))
         if (facts.columns == 0) != (peer not in self.config.parties):
             raise DataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
@@ -207,7 +213,7 @@ class Conductor(Node):
             facts=facts,
             introduction=introduction,
             aligned=str(fields.get("aligned")),
-            checkpoints=tuple(int(each) for each in fields.get("checkpoints") or []),
+            checkpoints=tuple(fields["checkpoints"]),
         )
         log.info("joined", extra={"peer": peer})
         self.say(f"{peer} has joined")
@@ -227,8 +233,9 @@ class Conductor(Node):
         self.mesh.introduce(each.introduction for each in self.joined.values())
         for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
             self.mesh.tell_all("introduction", **each.fields())
-        self.mesh.tell_all("meet")
-        await self._collect("met", self._members)
+        self._round = secrets.token_bytes(ROUND_BYTES)
+        self.mesh.tell_all("meet", round=self._round)
+        await self._collect("met", self._members, round=self._round)
 
     async def _align(self) -> None:
         """Finds the common IDs, unless everybody remembers them."""
@@ -262,32 +269,37 @@ class Conductor(Node):
         machine = protocol.machine(0, own_ids(self.own))  # type: ignore[arg-type]
         for index, name in enumerate(with_data, start=1):
             self.mesh.tell(
-                name, "align", index=index, parties=len(with_data) + 1, normalise=self.config.normalise
+                name,
+                "align",
+                round=self._round,
+                index=index,
+                parties=len(with_data) + 1,
+                normalise=self.config.normalise,
             )
         self._send_alignment(machine.start(), with_data)
         while not machine.done:
             peer, kind, fields = await self.next_control()
             self._check_event(peer, kind, fields)
-            if kind == "alignment" and peer in with_data:
+            if kind == "alignment" and peer in with_data and fields["round"] == self._round:
                 message = protocol.decode(fields["content"])
                 self._send_alignment(
                     machine.receive(Envelope(with_data.index(peer) + 1, 0, message)), with_data
                 )
-        await self._collect("aligned", with_data)
+        await self._collect("aligned", with_data, round=self._round)
         found = machine.alignment()
         return [own_ids(self.own)[row] for row in found.rows]  # type: ignore[arg-type]
 
     def _send_alignment(self, envelopes: list[Envelope], with_data: list[str]) -> None:
         for envelope in envelopes:
             peer = with_data[envelope.receiver - 1]
-            self.mesh.tell(peer, "alignment", content=envelope.message.to_bytes())
+            self.mesh.tell(peer, "alignment", round=self._round, content=envelope.message.to_bytes())
 
     async def _compare(self, with_data: list[str]) -> list[str]:
         """Without private alignment all tables must hold the same IDs."""
         ids = sorted(own_ids(self.own))  # type: ignore[arg-type]
         for name in with_data:
-            self.mesh.tell(name, "compare")
-        answers = await self._collect("compared", with_data)
+            self.mesh.tell(name, "compare", round=self._round)
+        answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
             if fields.get("ids") != commitment(self.config.run, ids):
                 raise DataError(
@@ -428,20 +440,28 @@ class Conductor(Node):
             self.mesh.control.put_nowait(NetworkError(f"{type(error).__name__}: {error}"))
 
     async def _abort(self, phase: bytes) -> None:
-        """Ends a phase everywhere; those that restarted have no part in it and join anew."""
-        present = [name for name in self._members if name in self.joined]
-        for name in present:
+        """Ends a phase everywhere; those that restarted have no part in it and join anew.
+
+        Raises:
+            Restarted: Somebody has restarted meanwhile.
+        """
+        self.part, restarted = "aborting", ""
+        waiting = {name for name in self._members if name in self.joined}
+        for name in waiting:
             self.mesh.tell(name, "abort", phase=phase)
-        waiting = set(present)
-        while waiting & set(self.joined):
+        while waiting:
             peer, kind, fields = await self.next_control()
-            if kind == "join":
-                self._take_join(peer, fields)
-            elif kind == "aborted" and fields.get("phase") == phase:
+            if kind == "restarted":
+                restarted = peer
                 waiting.discard(peer)
-                known = self.joined[peer]
-                epochs = tuple(int(each) for each in fields.get("checkpoints") or [])
-                self.joined[peer] = Joined(**{**vars(known), "checkpoints": epochs})
+            elif kind == "join":
+                self._take_join(peer, fields)
+            elif kind == "aborted" and fields["phase"] == phase and peer in waiting & set(self.joined):
+                waiting.discard(peer)
+                known = vars(self.joined[peer])
+                self.joined[peer] = Joined(**{**known, "checkpoints": tuple(fields["checkpoints"])})
+        if restarted:
+            raise Restarted(f"{restarted} has started anew")
 
     def _record(self, seat: Seat, epoch: int) -> None:
         line = seat.line(epoch)
@@ -458,10 +478,27 @@ class Conductor(Node):
                 seat.server.test = dict.fromkeys(seat.server.test)
         seat.finish()
         self.mesh.tell_all("finish", epochs=self._epochs, stopped=self.reason or "")
-        await self._collect("finished", self._members)
+        await self._all_finished()
         result = self.result(seat, self._epochs)
         self.folder.write_result(result)
         self.part = "finished"
         self.mesh.tell_all("goodbye")
         await asyncio.sleep(0.2)
         return result
+
+    async def _all_finished(self) -> None:
+        """Waits until everybody has written what belongs to it.
+
+        Raises:
+            Restarted: A process died before it had.
+        """
+        waiting = set(self._members)
+        while waiting:
+            peer, kind, fields = await self.next_control()
+            if kind != "restarted":  # its joining says whether it had finished
+                self._check_event(peer, kind, fields)
+            if kind == "finished" or (kind == "join" and fields["finished"]):
+                waiting.discard(peer)
+            elif kind == "join":
+                await self._abort(secrets.token_bytes(PHASE_BYTES))  # all say which checkpoints they have now
+                raise Restarted(f"{peer} has started anew")

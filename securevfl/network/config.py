@@ -173,6 +173,18 @@ class PartyConfig(NodeConfig):
     accept: Acceptance | None = None
 
 
+def check_address(text: str) -> str:
+    """An address of the form `host:port`.
+
+    Raises:
+        InputError: It is not.
+    """
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
+        raise InputError(f"{text!r} is no address; write host:port, such as bank.example:8750")
+    return text
+
+
 def read_server_config(path: Path) -> ServerConfig:
     """Reads `server.toml`.
 
@@ -215,6 +227,7 @@ def read_party_config(path: Path) -> PartyConfig:
         coordinator=check_name(_take(path, content, "coordinator", str)),
         address=_take(path, content, "address", str),
     )
+    check_address(config.address)
     if config.data is not None and config.data.label_column:
         raise InputError(f"{path}: only the coordinator has a label_column; leave the column out instead")
     return config
@@ -299,6 +312,9 @@ def _build(cls: type[Any], path: Path, content: dict[str, Any], **given: Any) ->
         kinds = _KINDS.get(known[name].partition("[")[0])
         if kinds is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
             raise InputError(f"{path}: {name} is {value!r}; expected {known[name]}")
+    for name in ("listen", "public", "status"):
+        if content.get(name):
+            check_address(content[name])
     try:
         return cls(**given, **content)
     except TypeError as error:

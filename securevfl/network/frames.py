@@ -19,6 +19,7 @@ MAX_FRAME = 256 << 20
 PHASE_BYTES = 16
 
 _HEADER = struct.Struct("<4sBBHQQ")  # magic, version, kind, nothing, number, acknowledged number
+MAX_PAYLOAD = MAX_FRAME - _HEADER.size
 
 
 class Kind(IntEnum):
@@ -34,6 +35,7 @@ class Kind(IntEnum):
 
 
 NUMBERED = frozenset({Kind.DATA, Kind.CONTROL, Kind.RELAY})
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +54,14 @@ class Frame:
     number: int = 0
     acknowledged: int = 0
 
-    def to_bytes(self) -> bytes:
-        """The form on the wire."""
-        header = _HEADER.pack(MAGIC, VERSION, self.kind, 0, self.number, self.acknowledged)
-        return header + self.payload
+    def to_bytes(self, acknowledged: int | None = None) -> bytes:
+        """The form on the wire.
+
+        Args:
+            acknowledged: Takes the place of the frame's own, where it is written later than it was made.
+        """
+        told = self.acknowledged if acknowledged is None else acknowledged
+        return _HEADER.pack(MAGIC, VERSION, self.kind, 0, self.number, told) + self.payload
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
@@ -66,7 +72,7 @@ class Frame:
         """
         if not _HEADER.size <= len(data) <= MAX_FRAME:
             raise WireError(f"a frame of {len(data)} bytes; {_HEADER.size} to {MAX_FRAME} are allowed")
-        magic, version, kind, nothing, number, acknowledged = _HEADER.unpack_from(data)
+        magic, version, code, nothing, number, acknowledged = _HEADER.unpack_from(data)
         if magic != MAGIC:
             raise WireError("not a securevfl frame")
         if version != VERSION:
@@ -74,8 +80,9 @@ class Frame:
                 f"the other side speaks version {version} of the network protocol, this side {VERSION}: "
                 "upgrade the older"
             )
-        if kind not in Kind.__members__.values() or nothing:
-            raise WireError(f"unknown kind {kind} of frame")
+        kind = _KINDS.get(code)
+        if kind is None or nothing:
+            raise WireError(f"unknown kind {code} of frame")
         if (kind in NUMBERED) != (number > 0):
-            raise WireError(f"a {Kind(kind).name} frame with number {number}")
-        return cls(kind=Kind(kind), payload=data[_HEADER.size :], number=number, acknowledged=acknowledged)
+            raise WireError(f"a {kind.name} frame with number {number}")
+        return cls(kind=kind, payload=data[_HEADER.size :], number=number, acknowledged=acknowledged)

@@ -7,8 +7,10 @@ import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-_FIELDS = ("peer", "restarted", "reason", "part", "epoch", "organisation", "run")
+_FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "organisation", "run")
+MAX_TEXT = 500
 
 
 class JsonLines(logging.Formatter):
@@ -25,14 +27,24 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {
+        line: dict[str, Any] = {
             "time": when,
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **self.constant,
         }
-        line |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
-        return json.dumps(line)
+        line |= {name: _plain(getattr(record, name)) for name in _FIELDS if hasattr(record, name)}
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            line["error"] = _plain(f"{type(error).__name__}: {error}")
+        return json.dumps(line, allow_nan=False)
+
+
+def _plain(value: object) -> str | int | None:
+    """Numbers and short text as they are; of anything else only the name of its type."""
+    if isinstance(value, int | None):
+        return value
+    return str(value)[:MAX_TEXT] if isinstance(value, str | float) else f"<{type(value).__name__}>"
 
 
 def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from securevfl.data.share import own_ids, rows_of
@@ -19,14 +19,17 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import Node
+from securevfl.network.node import STAY, Node, understanding
 from securevfl.network.relay import Introduction, read_introduction
+from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
 from securevfl.protocols.alignment_roles import AlignmentMachine
 from securevfl.protocols.contract import Envelope
 
 log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
+LAST_CALL = 10.0
+"""Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
 
 
 class Member(Node):
@@ -50,17 +53,23 @@ class Member(Node):
         super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
         self.confirm, self.say = confirm, say
         self.mesh.on_restart = self._restart
+        self.mesh.on_trouble = self._trouble
         self._digest = ""
         self._protocol: PrivateAlignment | None = None
         self._machine: AlignmentMachine | None = None
         self._ids: list[str] | None = None
         self._introductions: list[Introduction] = []
+        self._round = b""
+        self._result: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
         self._phase = b""
 
     def is_needed(self, peer: str) -> bool:
         """Only the coordinator; how others are reached is for the phases to find out."""
         return peer == self.config.coordinator
+
+    def _trouble(self, peer: str, reason: str) -> None:
+        self.say(f"{peer} cannot be reached yet ({reason}); trying again")
 
     def _restart(self, peer: str) -> None:
         if peer == self.config.coordinator:
@@ -74,6 +83,8 @@ class Member(Node):
             SecureVFLError: This organisation refuses or fails.
         """
         self._digest = self.open_folder()
+        if self.folder.result_file.exists():
+            self._result, self.patience = self.folder.read_result(), min(self.patience, LAST_CALL)
         self._ids = load_alignment(self.folder.path)
         if self.config.listen:
             await self.mesh.transport.listen(self.config.listen)
@@ -83,11 +94,16 @@ class Member(Node):
         try:
             while True:
                 _, kind, fields = await self.next_control()
-                if (result := await self._handle(kind, fields)) is not None:
+                with understanding(self.config.coordinator, kind):
+                    result = await self._handle(kind, fields)
+                if result is not None:
                     return result
+        except NetworkError:
+            if self._result is not None:  # all that is missing is the coordinator's goodbye
+                return self._result
+            raise
         except SecureVFLError as error:
-            if not isinstance(error, NetworkError):
-                await self._tell_failure(str(error))
+            await self._tell_failure(str(error))
             raise
         finally:
             await self.stop_task(self._task)
@@ -111,12 +127,12 @@ class Member(Node):
             facts=Facts.of(self.own).to_json(),
             aligned="" if known is None else commitment(self.config.run, known),
             checkpoints=self._checkpoints(),
+            finished=self._result is not None,
             **self.mesh.introducer.introduction.fields(),
         )
 
     def _checkpoints(self) -> list[int]:
-        folder = self.folder.path / "checkpoints"
-        return sorted(int(path.name) for path in folder.glob("[0-9]*"))
+        return complete_checkpoints(self.folder)
 
     # -- control messages -----------------------------------------------------------------------------------
 
@@ -130,13 +146,13 @@ class Member(Node):
             case "introduction":
                 self._introductions.append(read_introduction(fields))
             case "meet":
-                await self._meet()
+                await self._begin_meeting(fields["round"])
             case "align":
                 self._begin_alignment(fields)
             case "alignment":
                 self._go_on_aligning(fields)
             case "compare":
-                self._compare()
+                self._compare(fields["round"])
             case "propose":
                 self._consider(fields)
             case "agreed":
@@ -155,63 +171,77 @@ class Member(Node):
                 self._finish(fields)
             case "goodbye":
                 return self._result
-            case "failed-here":
-                raise fields["error"]
             case _:
                 raise ProtocolError(f"the coordinator sends {kind!r}, which this version does not know")
         return None
-
-    _result: dict[str, Any] | None = None
 
     async def _start_over(self) -> None:
         """The coordinator is a new process: what runs here is void, and this organisation joins again."""
         self.say(f"{self.config.coordinator} has started anew")
         await self.stop_task(self._task)
+        self._introductions = []
         self._join()
 
-    async def _meet(self) -> None:
-        """Takes up who the others are, and connects to those that can be reached."""
+    async def _begin_meeting(self, round_: bytes) -> None:
+        """Takes up who the others are; a newer meeting, for one who has restarted, replaces this one."""
+        await self.stop_task(self._task)
         for each in self._introductions:
             self.mesh.expect(each.name)
         self.mesh.introduce(self._introductions)
         self._introductions = []
+        self._task = asyncio.create_task(self._reporting(self._meet(round_)))
+
+    async def _meet(self, round_: bytes) -> None:
+        """Connects to those that can be reached."""
         try:
             async with asyncio.timeout(MEETING_SECONDS):
                 await self.mesh.settled()
         except TimeoutError as error:
             raise InputError(f"{self.name} cannot reach {', '.join(self.mesh.unsettled())}") from error
-        self._tell("met")
+        self._tell("met", round=round_)
+
+    async def _reporting(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs work beside the control messages; what goes wrong in it ends this process's part."""
+        try:
+            await work
+        except SecureVFLError as error:
+            self.mesh.control.put_nowait(error)
+        except Exception as error:
+            self.mesh.control.put_nowait(
+                ProtocolError(f"{self.part} fails at {self.name}: {type(error).__name__}: {error}")
+            )
 
     # -- alignment and agreement ----------------------------------------------------------------------------
 
     def _begin_alignment(self, fields: dict[str, Any]) -> None:
         if self.own is None:
             raise InputError(f"{self.name} has no data to align")
-        self._protocol = PrivateAlignment(
-            parties=int(fields["parties"]), normalisation=str(fields["normalise"])
-        )
-        self._machine = self._protocol.machine(int(fields["index"]), own_ids(self.own))
+        self._round = fields["round"]
+        self._protocol = PrivateAlignment(parties=fields["parties"], normalisation=fields["normalise"])
+        self._machine = self._protocol.machine(fields["index"], own_ids(self.own))
         self._machine.start()
 
     def _go_on_aligning(self, fields: dict[str, Any]) -> None:
         machine, protocol = self._machine, self._protocol
+        if fields["round"] != self._round:
+            return
         if machine is None or protocol is None or self.own is None:
             raise ProtocolError("an alignment goes on that has not begun")
         message = protocol.decode(fields["content"])
         for envelope in machine.receive(Envelope(0, machine.address, message)):
-            self._tell("alignment", content=envelope.message.to_bytes())
+            self._tell("alignment", round=self._round, content=envelope.message.to_bytes())
         if machine.done:
             ids = own_ids(self.own)
             self._take_ids([ids[row] for row in machine.alignment().rows])
             self._machine = None
-            self._tell("aligned")
+            self._tell("aligned", round=self._round)
 
-    def _compare(self) -> None:
+    def _compare(self, round_: bytes) -> None:
         if self.own is None:
             raise InputError(f"{self.name} has no data to align")
         ids = sorted(own_ids(self.own))
         self._take_ids(ids)
-        self._tell("compared", ids=commitment(self.config.run, ids))
+        self._tell("compared", round=round_, ids=commitment(self.config.run, ids))
 
     def _take_ids(self, ids: list[str]) -> None:
         save_alignment(self.folder.path, ids)
@@ -265,10 +295,11 @@ class Member(Node):
         if self.seat is None:
             raise ProtocolError("a phase begins before there is an agreement")
         await self.stop_task(self._task)
-        phase, part, epoch = fields["phase"], str(fields["part"]), int(fields["epoch"])
-        restore = int(fields["restore"])
+        phase, part, epoch, restore = (fields[key] for key in ("phase", "part", "epoch", "restore"))
+        if part not in PARTS or epoch < 0 or restore < STAY:
+            raise ProtocolError(f"the coordinator begins {part!r} of epoch {epoch}, going back to {restore}")
         self._task = asyncio.create_task(
-            self._take_part(phase, part, epoch, None if restore == -2 else restore)
+            self._reporting(self._take_part(phase, part, epoch, None if restore == STAY else restore))
         )
 
     async def _take_part(self, phase: bytes, part: str, epoch: int, restore: int | None) -> None:
@@ -283,8 +314,6 @@ class Member(Node):
         except BudgetExceeded as refused:
             self.say(f"refused: {refused}")
             self._tell("refused", phase=phase, reason=str(refused))
-        except SecureVFLError as error:
-            self.mesh.control.put_nowait((self.name, "failed-here", {"error": error}))
 
     async def _abort(self, fields: dict[str, Any]) -> None:
         with contextlib.suppress(SecureVFLError):

@@ -13,17 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from securevfl.errors import NetworkError, ProtocolError, SecureVFLError
+from securevfl.errors import ProtocolError, SecureVFLError, WireError
 from securevfl.messages import Message
+from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
 from securevfl.network.frames import PHASE_BYTES, Frame, Kind
 from securevfl.network.identity import Identity
 from securevfl.network.relay import Introducer, Introduction, PairCipher
-from securevfl.network.session import Session, new_incarnation
+from securevfl.network.session import FRAME_COST, Session, new_incarnation
 from securevfl.network.transport import Handlers, Transport
 from securevfl.protocols.wire import Value, pack, unpack
 from securevfl.runtime.links import QueueLink
 
-MAX_EARLY = 100_000
+MAX_UNREAD = 1 << 30
+"""Bytes that may wait here for a role or for a phase to begin, before their sender counts as flooding."""
+MAX_CONTROLS = 10_000
 
 log = logging.getLogger("securevfl.network")
 log.addHandler(logging.NullHandler())
@@ -51,6 +54,7 @@ class Mesh:
         self.introducer = Introducer(identity, run=run, incarnation=self.incarnation, address=address)
         self.introductions: dict[str, Introduction] = {}
         self.control: asyncio.Queue[Control | SecureVFLError] = asyncio.Queue()
+        self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
         self.observe: Callable[[Message], None] = lambda message: None
         self.hosts: Mapping[str, str] = {}
@@ -63,12 +67,18 @@ class Mesh:
             incarnation=self.incarnation,
             sessions=self.sessions,
             handlers=Handlers(
-                frame=self._frame, connected=self._connected, lost=self._lost, failed=self._failed
+                frame=self._frame,
+                connected=self._connected,
+                lost=self._lost,
+                trouble=lambda peer, reason: self.on_trouble(peer, reason),
+                failed=self._failed,
             ),
         )
         self._phase = self.last_phase = b""
         self._past: set[bytes] = set()
-        self._early: list[tuple[bytes, str, Message]] = []
+        self._early: list[tuple[bytes, str, Message, int]] = []
+        self._early_bytes = 0
+        self._away_since: dict[str, float] = {}
         self._ciphers: dict[str, PairCipher] = {}
         self._direct: set[str] = {coordinator} - {identity.name}
         if identity.name == coordinator:
@@ -78,19 +88,21 @@ class Mesh:
     # -- connections ----------------------------------------------------------------------------------------
 
     def _connected(self, peer: str, restarted: bool) -> None:
-        self.lost_since.pop(peer, None)
+        self._away_since[peer] = self.lost_since.pop(peer, time.monotonic())
         log.info("connected", extra={"peer": peer, "restarted": restarted})
         if restarted:
             self.on_restart(peer)
         self._changed.set()
 
-    def _lost(self, peer: str) -> None:
-        self.lost_since.setdefault(peer, time.monotonic())
+    def _lost(self, peer: str, broke: bool) -> None:
+        """Whoever comes only to break the rules again has been away all the time."""
+        since = self._away_since.get(peer, time.monotonic()) if broke else time.monotonic()
+        self.lost_since.setdefault(peer, since)
         log.warning("connection lost", extra={"peer": peer})
         self._changed.set()
 
-    def _failed(self, error: NetworkError) -> None:
-        log.error("refused", extra={"reason": str(error)})
+    def _failed(self, error: SecureVFLError) -> None:
+        log.error("cannot go on", extra={"reason": str(error)})
         self.control.put_nowait(error)
 
     async def change(self) -> None:
@@ -164,10 +176,10 @@ class Mesh:
         self._phase = self.last_phase = phase
         for link in self.links.values():
             link.forget()
-        early, self._early = self._early, []
-        for phase, peer, message in early:
-            if phase == self._phase:
-                self._deliver(peer, message)
+        early, self._early, self._early_bytes = self._early, [], 0
+        for begun, peer, message, size in early:
+            if begun == phase:
+                self._deliver(peer, message, size)
 
     def end(self) -> None:
         """Ends the phase; what still arrives for it is dropped."""
@@ -203,8 +215,14 @@ class Mesh:
             self.sessions[host].post(Kind.DATA, content)
             return
         sealed = self._ciphers[host].seal(content)
-        relayed = pack("relay", {"from": self.name, "to": host, "sealed": sealed})
-        self.sessions[self.coordinator].post(Kind.RELAY, relayed)
+        fields: dict[str, Value] = {
+            "from": self.name,
+            "to": host,
+            "by": self.incarnation,
+            "for": self.introductions[host].incarnation,
+            "sealed": sealed,
+        }
+        self.sessions[self.coordinator].post(Kind.RELAY, pack("relay", fields))
 
     # -- receiving ------------------------------------------------------------------------------------------
 
@@ -215,43 +233,66 @@ class Mesh:
             case Kind.RELAY:
                 self._relay(peer, frame.payload)
             case _:
-                kind, fields = unpack(frame.payload)
-                if self.coordinator not in (peer, self.name):
-                    raise ProtocolError(f"{peer} is not the coordinator and sends {kind!r}")
-                self.control.put_nowait((peer, kind, dict(fields)))
+                self._control(peer, frame.payload)
+
+    def _control(self, peer: str, payload: bytes) -> None:
+        if self.coordinator not in (peer, self.name):
+            raise ProtocolError(f"{peer} is not the coordinator and sends a control message")
+        known = OF_COORDINATOR if peer == self.coordinator else OF_MEMBERS
+        kind, fields = read_control(payload, known)
+        if self.control.qsize() >= MAX_CONTROLS:
+            raise ProtocolError(f"{peer} floods: {MAX_CONTROLS} control messages wait")
+        self.control.put_nowait((peer, kind, fields))
 
     def _data(self, peer: str, content: bytes) -> None:
-        phase, message = content[:PHASE_BYTES], Message.from_bytes(content[PHASE_BYTES:])
-        if self.hosts and (
-            self.hosts.get(message.sender) != peer or self.hosts.get(message.receiver) != self.name
-        ):
-            raise ProtocolError(f"{peer} sends as {message.sender!r} to {message.receiver!r}")
+        if len(content) < PHASE_BYTES:
+            raise WireError(f"{peer} sends a message without a phase")
+        phase, message = content[:PHASE_BYTES], Message.from_bytes(content, PHASE_BYTES)
+        size = len(content) + FRAME_COST
+        if self.hosts:
+            self._check_addresses(peer, message)
         if phase == self._phase:
-            self._deliver(peer, message)
+            self._deliver(peer, message, size)
         elif phase not in self._past:
-            if len(self._early) >= MAX_EARLY:
-                raise ProtocolError(f"{peer} floods: {MAX_EARLY} messages for a phase that has not begun")
-            self._early.append((phase, peer, message))
+            if self._early_bytes + size > MAX_UNREAD:
+                raise ProtocolError(f"{peer} floods: {self._early_bytes:,} bytes wait for a phase to begin")
+            self._early.append((phase, peer, message, size))
+            self._early_bytes += size
 
-    def _deliver(self, peer: str, message: Message) -> None:
+    def _check_addresses(self, peer: str, message: Message) -> None:
+        """A peer speaks for the roles that it hosts, to roles here, and shows its own ledger alone."""
         if self.hosts.get(message.sender) != peer or message.receiver not in self.links:
             raise ProtocolError(f"{peer} sends as {message.sender!r} to {message.receiver!r}")
+        if message.head is not None and message.head.owner != peer:
+            raise ProtocolError(f"{peer} shows a ledger of {message.head.owner!r}")
+
+    def _deliver(self, peer: str, message: Message, size: int) -> None:
+        self._check_addresses(peer, message)
+        link = self.links[message.receiver]
+        if link.backlog + size > MAX_UNREAD:
+            raise ProtocolError(f"{peer} floods: {link.backlog:,} bytes wait for {message.receiver}")
+        link.deliver(message, size)
         self.observe(message)
-        self.links[message.receiver].deliver(message)
 
     def _relay(self, peer: str, payload: bytes) -> None:
         kind, fields = unpack(payload)
-        sender, receiver, sealed = (fields.get(key) for key in ("from", "to", "sealed"))
-        if kind != "relay" or not isinstance(sealed, bytes):
-            raise ProtocolError(f"{peer} relays nothing")
+        sender, receiver = fields.get("from"), fields.get("to")
+        by, process, sealed = (fields.get(key) for key in ("by", "for", "sealed"))
+        if kind != "relay" or not all(isinstance(each, bytes) for each in (by, process, sealed)):
+            raise WireError(f"{peer} relays nothing")
+        if not isinstance(sender, str) or not isinstance(receiver, str):
+            raise WireError(f"{peer} does not say what it relays to whom")
         if self.name == self.coordinator:
             if sender != peer or receiver not in self.sessions or receiver == peer:
                 raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
-            self.sessions[str(receiver)].post(Kind.RELAY, payload)
+            if process == self.sessions[receiver].incarnation:  # else it was for an earlier process
+                self.sessions[receiver].post(Kind.RELAY, payload)
             return
-        if peer != self.coordinator or receiver != self.name or sender not in self._ciphers:
+        if peer != self.coordinator or receiver != self.name or sender not in self.sessions:
             raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
-        self._data(str(sender), self._ciphers[str(sender)].open(sealed))
+        known = self.introductions.get(sender)
+        if known is not None and (by, process) == (known.incarnation, self.incarnation):
+            self._data(sender, self._ciphers[sender].open(sealed))  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Ends all connections."""

@@ -9,17 +9,17 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
 from securevfl.data.share import OUTLINE_FILE, OwnTable
-from securevfl.errors import NetworkError, RunError, SecureVFLError
+from securevfl.errors import NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE
 from securevfl.messages import Message
-from securevfl.network.agreement import Agreement
+from securevfl.network.agreement import ALIGNMENT_FILE, Agreement
 from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.seat import Seat
@@ -34,6 +34,23 @@ log = logging.getLogger("securevfl.network")
 
 class Restarted(Exception):
     """Another organisation's process has started anew; everybody goes back to a common checkpoint."""
+
+
+@contextlib.contextmanager
+def understanding(peer: str, kind: str) -> Iterator[None]:
+    """Whatever a message of the right form but with senseless content leads to, it was not understood.
+
+    Raises:
+        ProtocolError: Something went wrong that was not foreseen.
+    """
+    try:
+        yield
+    except (SecureVFLError, Restarted):
+        raise
+    except Exception as error:
+        raise ProtocolError(
+            f"{kind!r} of {peer} cannot be processed: {type(error).__name__}: {error}"
+        ) from error
 
 
 class Node(ABC):
@@ -59,6 +76,7 @@ class Node(ABC):
         self.seat: Seat | None = None
         self.agreement: Agreement | None = None
         self.fresh = True
+        self.patience = config.network.patience
         self.epoch = -1
         self.part = "joining"
         self.begun = time.monotonic()
@@ -70,18 +88,17 @@ class Node(ABC):
         """Makes the folder, or takes up the run that it holds; returns the digest agreed on before.
 
         Raises:
-            RunError: The folder holds another run, or one that is finished.
+            RunError: The folder holds another run.
         """
         path = self.folder.path
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise RunError(f"folder {path} cannot be made: {error.strerror}") from error
-        if self.folder.result_file.exists():
-            raise RunError(f"the run in {path} is finished; choose another folder for a new one")
         file = path / AGREEMENT_FILE
         if not file.exists():
-            if any(path.iterdir()) and not (path / "alignment.json").exists():
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE}
+            if any(each.name.removesuffix(".part") not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -92,15 +109,16 @@ class Node(ABC):
     def keep_agreement(self, agreement: Agreement) -> None:
         """Writes down what was agreed on, before anything leaves."""
         self.agreement = agreement
-        write_text(self.folder.plan_file, agreement.plan.to_toml())
-        write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
         content = {
             "run": self.config.run,
             "homes": [self.name],
             "digest": agreement.digest,
             "organisations": agreement.proposal.organisations,
         }
+        # First the file by which a restarted process recognises the folder as its own.
         write_text(self.folder.path / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
+        write_text(self.folder.plan_file, agreement.plan.to_toml())
+        write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
 
     def take_seat(self, agreement: Agreement) -> Seat:
         """Builds the roles that run here."""
@@ -173,7 +191,7 @@ class Node(ABC):
 
     async def watch(self) -> None:
         """Reports whoever has been away for too long."""
-        patience, noticed = self.config.network.patience, set[str]()
+        patience, noticed = self.patience, set[str]()
         while True:
             await asyncio.sleep(0.2)
             now = time.monotonic()
@@ -183,8 +201,13 @@ class Node(ABC):
                     noticed.add(peer)
                     self.mesh.control.put_nowait((peer, "away", {}))
                 if self.is_needed(peer) and now - since > patience:
+                    trouble = self.mesh.transport.trouble.get(peer)
+                    why = f" ({trouble})" if trouble else ""
                     self.mesh.control.put_nowait(
-                        NetworkError(f"{peer} has not been reachable for {patience:g} s")
+                        NetworkError(
+                            f"{peer} has not been reachable for {patience:g} s{why}; what was "
+                            "done is kept: start everybody again to go on"
+                        )
                     )
                     self.mesh.lost_since[peer] = math.inf
 
@@ -228,8 +251,6 @@ class Node(ABC):
 
     def status(self) -> dict[str, Any]:
         """A snapshot for health checks and metrics."""
-        seat = self.seat
-        spent = None if seat is None else seat.spent()
         return {
             "organisation": self.name,
             "run": self.config.run,
@@ -241,7 +262,7 @@ class Node(ABC):
             "connected": sum(session.connected for session in self.mesh.sessions.values()),
             "peers": len(self.mesh.sessions),
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
-            "mu": spent if spent is not None and math.isfinite(spent) else 0.0,
+            "mu": 0.0 if self.seat is None else self.seat.spent(),
         }
 
     @abstractmethod

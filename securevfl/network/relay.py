@@ -104,6 +104,7 @@ class Introducer:
     def __init__(self, identity: Identity, *, run: str, incarnation: bytes, address: str = "") -> None:
         self.identity, self.run = identity, run
         self._secret = X25519PrivateKey.generate()
+        self._met: set[bytes] = set()
         unsigned = Introduction(
             name=identity.name,
             incarnation=incarnation,
@@ -119,9 +120,21 @@ class Introducer:
         self.introduction = Introduction(**{**vars(unsigned), "signature": signature})
 
     def meet(self, other: Introduction) -> PairCipher:
-        """The cipher with another process; its introduction is checked first."""
+        """The cipher with another process; its introduction is checked first.
+
+        Raises:
+            CertificateError: The introduction was not signed by the one it names.
+            ProtocolError: Its key is unusable, or was met before: a second cipher with the same keys would
+                count from the beginning and use every nonce twice.
+        """
         other.check(self.run, self.identity.ca_pem)
-        shared = self._secret.exchange(X25519PublicKey.from_public_bytes(other.public_key))
+        if other.public_key in self._met:
+            raise ProtocolError(f"an introduction of {other.name} comes back; a process is met once")
+        try:
+            shared = self._secret.exchange(X25519PublicKey.from_public_bytes(other.public_key))
+        except ValueError as error:
+            raise ProtocolError(f"{other.name} introduces itself with an unusable key") from error
+        self._met.add(other.public_key)
         me, them = self.introduction, other
         return PairCipher(
             own=_key(shared, self.run, me, them), other=_key(shared, self.run, them, me), peer=other.name

@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from securevfl.algorithms import SERVER, Role, ServerRole, Setup, find_algorithm
+from securevfl.checkpoint import NAME as CHECKPOINT
 from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
 from securevfl.engine import first_cause
@@ -29,6 +30,12 @@ from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
 
 PARTS = ("prepare", "epoch", "evaluate", "final")
 KEPT = 2
+
+
+def complete_checkpoints(folder: RunFolder) -> list[int]:
+    """The epochs whose checkpoints are whole; a folder that a crash left without one does not count."""
+    found = (folder.path / "checkpoints").glob(f"[0-9]*/{CHECKPOINT}")
+    return sorted(int(path.parent.name) for path in found)
 
 
 class Seat:
@@ -80,16 +87,12 @@ class Seat:
 
     def _build(self) -> Setup:
         device = pick_device(self.plan.device)
-        # Of the others' encoders nothing is known but the shape that the plan gives them; none of them runs.
         encoders = {
             party: seat_encoder(
-                self.plan,
-                self.data,
-                party,
-                gate=self.organisation.gate if self.hosts[party] == self.name else None,
-                given=self._given.get(party),
+                self.plan, self.data, party, gate=self.organisation.gate, given=self._given.get(party)
             ).to(device)
             for party in self.data.parties
+            if self.hosts[party] == self.name
         }
         return Setup(
             plan=self.plan,
@@ -174,7 +177,7 @@ class Seat:
 
     def checkpoints(self) -> list[int]:
         """Epochs that this organisation can go back to."""
-        return sorted(int(path.name) for path in (self.folder.path / "checkpoints").glob("[0-9]*"))
+        return complete_checkpoints(self.folder)
 
     def save(self, epoch: int, **more: Any) -> None:
         """Keeps the state after an epoch; older ones but the last are removed."""
@@ -233,8 +236,7 @@ class Seat:
         self.observatory.save(self.folder)
         self.folder.model(SERVER).parent.mkdir(exist_ok=True)
         for party, encoder in self.setup.encoders.items():
-            if self.hosts[party] == self.name:
-                save_module(self.folder.model(party), encoder)
+            save_module(self.folder.model(party), encoder)
         if self.server is not None:
             save_module(self.folder.model(SERVER), self.setup.head)
 

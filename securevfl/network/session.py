@@ -3,7 +3,7 @@
 Frames wait until the other side has acknowledged them. When a stream breaks, the next one begins with what
 each side has received, and the rest is sent again. A frame that was delivered before is dropped, so a
 replayed one does nothing. A process that starts anew says so by a new incarnation: what was under way to the
-old one is void, and both sides count from the beginning.
+old one is void, both sides count from the beginning, and the old one cannot come back.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from securevfl.errors import ProtocolError, WireError
-from securevfl.network.frames import NUMBERED, Frame, Kind
+from securevfl.network.frames import MAX_PAYLOAD, NUMBERED, Frame, Kind
 
 ACK_EVERY = 64
+ACK_BYTES = 8 << 20
 ACK_AFTER = 0.5
 MAX_WAITING = 1 << 30
+FRAME_COST = 256
+"""Bytes of memory that a waiting frame takes beside its payload, roughly."""
 
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -41,25 +43,53 @@ class Session:
         self.incarnation = b""
         self.received = 0
         self.connected = False
+        self._former: set[bytes] = set()
         self._sent = 0
         self._waiting: deque[Frame] = deque()
         self._bytes = 0
         self._cursor = 0
         self._acknowledged = 0
+        self._owed_bytes = 0
+        self._overdue = False
+        self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
+
+    # -- sending --------------------------------------------------------------------------------------------
 
     def post(self, kind: Kind, payload: bytes) -> None:
         """Puts a numbered frame on its way; it waits here while there is no stream.
 
         Raises:
-            ProtocolError: The other side has stopped taking frames, and too many wait.
+            ProtocolError: It is too large, or the other side has stopped taking frames and too many wait.
         """
-        if self._bytes + len(payload) > MAX_WAITING:
+        if len(payload) > MAX_PAYLOAD:
+            raise ProtocolError(
+                f"a message of {len(payload):,} bytes for {self.peer}; at most {MAX_PAYLOAD:,} travel at once"
+            )
+        if self._bytes + len(payload) + FRAME_COST > MAX_WAITING:
             raise ProtocolError(f"{self.peer} does not take its messages: {self._bytes:,} bytes wait for it")
         self._sent += 1
         self._waiting.append(Frame(kind=kind, payload=payload, number=self._sent))
-        self._bytes += len(payload)
+        self._bytes += len(payload) + FRAME_COST
         self._wake.set()
+
+    # -- streams --------------------------------------------------------------------------------------------
+
+    def check(self, incarnation: bytes, received: int) -> None:
+        """Checks how a stream begins, and changes nothing.
+
+        Args:
+            incarnation: The other side's.
+            received: How many frames of this process it has received.
+
+        Raises:
+            WireError: It claims more than was ever sent, or a later process has taken its place.
+        """
+        if incarnation in self._former:
+            raise WireError(f"a later process of {self.peer} has taken the place of this one")
+        sent = self._sent if incarnation == self.incarnation else 0
+        if received > sent:
+            raise WireError(f"{self.peer} claims {received} frames; {sent} were sent")
 
     def attach(self, incarnation: bytes, received: int) -> bool:
         """A stream begins. Returns True if the other side is a new process.
@@ -69,76 +99,89 @@ class Session:
             received: How many frames of this process it has received.
 
         Raises:
-            WireError: It claims more than was ever sent.
+            WireError: As `check`; nothing has changed then.
         """
+        self.check(incarnation, received)
         restarted = bool(self.incarnation) and incarnation != self.incarnation
+        if restarted:
+            self._former.add(self.incarnation)
+            self._sent = self._bytes = 0
+            self._waiting.clear()
         if incarnation != self.incarnation:
             self.incarnation = incarnation
-            self.received = 0
-            self._acknowledged = 0
-            if restarted:
-                self._forget()
+            self.received = self._acknowledged = 0
         self._take_acknowledgement(received)
         self._cursor = 0
         self.connected = True
         self._wake.set()
         return restarted
 
-    def _forget(self) -> None:
-        self._sent = 0
-        self._waiting.clear()
-        self._bytes = 0
-
     def detach(self) -> None:
         """The stream is gone."""
         self.connected = False
 
-    def accept(self, frame: Frame) -> bool:
-        """Takes a frame's numbers; True if its content is new and next.
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    def expects(self, frame: Frame) -> bool:
+        """Takes a frame's acknowledgement; True if its content is new and next.
 
         Raises:
             WireError: A frame is missing in between, or it acknowledges what was never sent.
         """
         self._take_acknowledgement(frame.acknowledged)
-        if frame.kind not in NUMBERED:
-            return False
-        if frame.number <= self.received:
+        if frame.kind not in NUMBERED or frame.number <= self.received:
             return False
         if frame.number != self.received + 1:
             raise WireError(f"{self.peer} sends frame {frame.number} after frame {self.received}")
-        self.received = frame.number
-        if self.received - self._acknowledged >= ACK_EVERY:
-            self._wake.set()
         return True
+
+    def take(self, frame: Frame) -> None:
+        """The expected frame's content was accepted; only now it counts as received."""
+        self.received = frame.number
+        self._owed_bytes += len(frame.payload)
+        if self.received - self._acknowledged >= ACK_EVERY or self._owed_bytes >= ACK_BYTES:
+            self._wake.set()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ACK_AFTER, self._remind)
+
+    def _remind(self) -> None:
+        """Acknowledges what no frame of ours has acknowledged on its way."""
+        self._timer = None
+        if self.received > self._acknowledged:
+            self._overdue = True
+            self._wake.set()
 
     def _take_acknowledgement(self, number: int) -> None:
         if number > self._sent:
             raise WireError(f"{self.peer} acknowledges frame {number}; {self._sent} were sent")
         while self._waiting and self._waiting[0].number <= number:
-            self._bytes -= len(self._waiting.popleft().payload)
+            self._bytes -= len(self._waiting.popleft().payload) + FRAME_COST
             self._cursor = max(0, self._cursor - 1)
+
+    # -- writing --------------------------------------------------------------------------------------------
 
     async def pump(self, write: Write) -> None:
         """Writes frames to a stream until it is cancelled or breaks."""
         while True:
-            while self._cursor < len(self._waiting):
-                frame = replace(self._waiting[self._cursor], acknowledged=self.received)
-                self._cursor += 1
-                self._acknowledged = self.received
-                await write(frame.to_bytes())
+            await self._wake.wait()
             self._wake.clear()
-            if self.received - self._acknowledged >= ACK_EVERY:
-                await self._acknowledge(write)
-            try:
-                async with asyncio.timeout(ACK_AFTER):
-                    await self._wake.wait()
-            except TimeoutError:
-                if self.received > self._acknowledged:
-                    await self._acknowledge(write)
+            while self._cursor < len(self._waiting):
+                frame = self._waiting[self._cursor]
+                self._cursor += 1
+                await write(frame.to_bytes(self._acknowledge()))
+            if self._owes_acknowledgement():
+                await write(Frame(kind=Kind.ACK, acknowledged=self._acknowledge()).to_bytes())
 
-    async def _acknowledge(self, write: Write) -> None:
-        self._acknowledged = self.received
-        await write(Frame(kind=Kind.ACK, acknowledged=self.received).to_bytes())
+    def _owes_acknowledgement(self) -> bool:
+        unacknowledged = self.received - self._acknowledged
+        return unacknowledged > 0 and (
+            self._overdue or unacknowledged >= ACK_EVERY or self._owed_bytes >= ACK_BYTES
+        )
+
+    def _acknowledge(self) -> int:
+        """What the frame that is about to be written acknowledges."""
+        self._acknowledged, self._owed_bytes, self._overdue = self.received, 0, False
+        return self.received
 
     @property
     def waiting(self) -> int:

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from securevfl import __version__
 from securevfl.errors import (
     CertificateError,
-    InputError,
     MissingExtra,
     NetworkError,
     ProtocolError,
+    SecureVFLError,
     WireError,
 )
 from securevfl.network.frames import MAX_FRAME, Frame, Kind
+from securevfl.network.greeting import MAX_REASON, Greeting, read_greeting, reason_of, refusal
 from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
-from securevfl.protocols.wire import Value, pack, unpack
 
 try:
     import grpc
@@ -36,10 +37,16 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
 SERVICE, METHOD = "securevfl.Network", "Stream"
 HANDSHAKE_SECONDS = 10.0
 SLOWEST_RETRY = 5.0
-MAX_HELLO = 4096
+MAX_GREETING = 2
+"""Streams of one organisation that may be in their handshake at the same time."""
+
+log = logging.getLogger("securevfl.network")
 
 Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[None]]
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, ConnectionError)
+"""How a stream that breaks shows itself, depending on where it breaks."""
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME),
@@ -50,6 +57,8 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
+    # Identity alone: a few compressed bytes must not unfold into gigabytes.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 
 
@@ -60,14 +69,17 @@ class Handlers:
     Attributes:
         frame: A new frame of a peer arrived, in order.
         connected: A stream with a peer began; True if the peer is a new process.
-        lost: The stream with a peer is gone.
-        failed: A peer refuses this organisation for good, or breaks the rules.
+        lost: The stream with a peer is gone; True if it was ended because the peer broke the rules.
+        trouble: A peer cannot be reached, and why; once for each new reason.
+        failed: A peer refuses this organisation, or a peer that was dialled breaks the rules, or something
+            is wrong here; this process cannot go on.
     """
 
     frame: Callable[[str, Frame], None]
     connected: Callable[[str, bool], None]
-    lost: Callable[[str], None]
-    failed: Callable[[NetworkError], None]
+    lost: Callable[[str, bool], None]
+    trouble: Callable[[str, str], None]
+    failed: Callable[[SecureVFLError], None]
 
 
 class Transport:
@@ -93,6 +105,8 @@ class Transport:
         self.identity, self.run, self.incarnation = identity, run, incarnation
         self.sessions, self.handlers = sessions, handlers
         self.refused = 0
+        self.trouble: dict[str, str] = {}
+        self._greeting: Counter[str] = Counter()
         self._server: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[str, asyncio.Task[Any]] = {}
@@ -101,64 +115,70 @@ class Transport:
 
     def _hello(self, kind: Kind, peer: str) -> bytes:
         session = self.sessions[peer]
-        fields: dict[str, Value] = {
-            "from": self.identity.name,
-            "to": peer,
-            "run": self.run,
-            "software": __version__,
-            "incarnation": self.incarnation,
-            "known": session.incarnation,
-            "received": session.received,
-        }
-        return Frame(kind=kind, payload=pack("hello", fields)).to_bytes()
+        greeting = Greeting(
+            sender=self.identity.name,
+            receiver=peer,
+            run=self.run,
+            incarnation=self.incarnation,
+            known=session.incarnation,
+            received=session.received,
+        )
+        return greeting.to_bytes(kind)
 
     def _read_hello(self, frame: Frame, peer: str) -> tuple[bytes, int]:
         """The peer's incarnation, and how much of this process's frames it has; checks who and what."""
-        if len(frame.payload) > MAX_HELLO:
-            raise WireError(f"a greeting of {len(frame.payload)} bytes")
-        kind, fields = unpack(frame.payload, max_bytes=MAX_HELLO)
-        incarnation, received = fields.get("incarnation"), fields.get("received")
-        if kind != "hello" or not isinstance(incarnation, bytes) or len(incarnation) != 16:
-            raise WireError("a greeting without incarnation")
-        if type(received) is not int or received < 0:
-            raise WireError("a greeting that does not say what was received")
-        if fields.get("from") != peer:
-            raise WireError(f"{peer}'s certificate, but the greeting says {fields.get('from')!r}")
-        if fields.get("to") != self.identity.name:
-            raise WireError(f"a greeting for {fields.get('to')!r}; this is {self.identity.name!r}")
-        if fields.get("run") != self.run:
-            raise WireError(f"the run here is {self.run!r}, {peer} takes part in {fields.get('run')!r}")
-        return incarnation, received if fields.get("known") == self.incarnation else 0
+        greeting = read_greeting(frame)
+        if greeting.sender != peer:
+            raise WireError(f"{peer}'s certificate, but the greeting says {greeting.sender!r}")
+        if greeting.receiver != self.identity.name:
+            raise WireError(f"a greeting for {greeting.receiver!r}; this is {self.identity.name!r}")
+        if greeting.run != self.run:
+            raise WireError(f"the run here is {self.run!r}, {peer} takes part in {greeting.run!r}")
+        received = greeting.received if greeting.known == self.incarnation else 0
+        self.sessions[peer].check(greeting.incarnation, received)
+        return greeting.incarnation, received
 
     async def _converse(self, peer: str, frame: Frame, read: Read, write: Write) -> None:
         """Runs one stream from the peer's greeting to its end."""
-        session = self.sessions[peer]
+        session, broke = self.sessions[peer], False
         incarnation, received = self._read_hello(frame, peer)
         await self._replace(peer)
-        restarted = session.attach(incarnation, received)
-        self.handlers.connected(peer, restarted)
-        writer = asyncio.create_task(session.pump(write))
         try:
-            await self._read_all(session, read)
+            restarted = session.attach(incarnation, received)
+            self.handlers.connected(peer, restarted)
+            await self._both_ways(session, read, write)
+        except (ProtocolError, CertificateError):
+            broke = True
+            raise
         finally:
-            writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                await writer
             if self._streams.get(peer) is asyncio.current_task():
                 del self._streams[peer]
                 session.detach()
-                self.handlers.lost(peer)
+                self.handlers.lost(peer, broke)
 
     async def _replace(self, peer: str) -> None:
         """The newest stream of a peer is the one that counts."""
-        old = self._streams.pop(peer, None)
         task = asyncio.current_task()
+        old = self._streams.get(peer)
         if task is not None:
             self._streams[peer] = task
         if old is not None and old is not task:
             old.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await old
+            await asyncio.wait({old})  # unlike `await old`, this does not hide that we are replaced, too
+
+    async def _both_ways(self, session: Session, read: Read, write: Write) -> None:
+        """Reads and writes until one of the two ends."""
+        reader = asyncio.create_task(self._read_all(session, read))
+        writer = asyncio.create_task(session.pump(write))
+        try:
+            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reader, writer):
+                if task in done:
+                    task.result()
+        finally:
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read_all(self, session: Session, read: Read) -> None:
         while True:
@@ -166,8 +186,24 @@ class Transport:
             if data is None or data is grpc.aio.EOF:
                 return
             frame = Frame.from_bytes(data)
-            if session.accept(frame):
-                self.handlers.frame(session.peer, frame)
+            if frame.kind is Kind.REFUSE:
+                raise NetworkError(f"{session.peer} refuses {self.identity.name}: {reason_of(frame)}")
+            if frame.kind in (Kind.HELLO, Kind.WELCOME):
+                raise WireError(f"{session.peer} greets in the middle of a stream")
+            if session.expects(frame):
+                self._hand_over(session.peer, frame)
+                session.take(frame)
+
+    def _hand_over(self, peer: str, frame: Frame) -> None:
+        """A frame that cannot be processed is refused as a whole; it must not end this process."""
+        try:
+            self.handlers.frame(peer, frame)
+        except SecureVFLError:
+            raise
+        except Exception as error:
+            raise ProtocolError(
+                f"a message of {peer} cannot be processed: {type(error).__name__}: {error}"
+            ) from error
 
     # -- listening ------------------------------------------------------------------------------------------
 
@@ -196,20 +232,19 @@ class Transport:
         return int(port)
 
     async def _serve(self, _: Any, context: Any) -> None:
+        peer = "somebody"
         try:
             peer = self._peer_of(context)
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                data = await context.read()
-            if data is None or data is grpc.aio.EOF:
-                return
-            frame = Frame.from_bytes(data)
-            if frame.kind is not Kind.HELLO:
-                raise WireError(f"a stream that begins with {frame.kind.name}")
-            self._read_hello(frame, peer)
-            await context.write(self._hello(Kind.WELCOME, peer))
-            await self._converse(peer, frame, context.read, context.write)
+            frame = await self._greeting_of(peer, context)
+            if frame is not None:
+                await context.write(self._hello(Kind.WELCOME, peer))
+                await self._converse(peer, frame, context.read, context.write)
         except (ProtocolError, CertificateError, TimeoutError) as error:
-            await self._refuse(context, str(error) or "no greeting came in time")
+            await self._refuse(peer, context, str(error) or "no greeting came in time")
+        except NetworkError as error:
+            log.warning("a peer refuses", extra={"peer": peer, "reason": str(error)})
+        except SecureVFLError as error:
+            self.handlers.failed(error)
 
     def _peer_of(self, context: Any) -> str:
         """The organisation at the other end, from its certificate."""
@@ -219,12 +254,29 @@ class Transport:
             raise CertificateError(f"{peer} has a certificate, but no part in this run")
         return peer
 
-    async def _refuse(self, context: Any, reason: str) -> None:
+    async def _greeting_of(self, peer: str, context: Any) -> Frame | None:
+        """The greeting that begins a stream; None if the stream ends before."""
+        if self._greeting[peer] >= MAX_GREETING:
+            raise ProtocolError(f"{peer} opens streams faster than it greets")
+        self._greeting[peer] += 1
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                data = await context.read()
+        finally:
+            self._greeting[peer] -= 1
+        if data is None or data is grpc.aio.EOF:
+            return None
+        frame = Frame.from_bytes(data)
+        if frame.kind is not Kind.HELLO:
+            raise WireError(f"a stream that begins with {frame.kind.name}")
+        self._read_hello(frame, peer)
+        return frame
+
+    async def _refuse(self, peer: str, context: Any, reason: str) -> None:
         self.refused += 1
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
-            await context.write(
-                Frame(kind=Kind.REFUSE, payload=pack("refuse", {"reason": reason})).to_bytes()
-            )
+        log.warning("refused", extra={"peer": peer, "reason": reason})
+        with contextlib.suppress(*_BROKEN):
+            await context.write(refusal(reason))
 
     # -- dialling -------------------------------------------------------------------------------------------
 
@@ -240,17 +292,27 @@ class Transport:
             try:
                 await asyncio.create_task(self._dial_once(peer, address))
                 wait = 0.1
-            except grpc.aio.BaseError:
-                wait = min(2 * wait, SLOWEST_RETRY)
-            except (ProtocolError, NetworkError, TimeoutError, asyncio.InvalidStateError) as error:
-                if isinstance(error, NetworkError):
-                    self.handlers.failed(error)
+            except SecureVFLError as error:
+                self.handlers.failed(error)
                 wait = SLOWEST_RETRY
+            except Exception as error:  # whatever gRPC raises: a lost network must not end the dialling
+                self._note_trouble(peer, error)
+                wait = min(2 * wait, SLOWEST_RETRY)
             except asyncio.CancelledError:
                 current = asyncio.current_task()
                 if current is not None and current.cancelling():
                     raise
             await asyncio.sleep(wait)
+
+    def _note_trouble(self, peer: str, error: Exception) -> None:
+        """Keeps why a peer cannot be reached; a log line for each new reason."""
+        details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        reason = str(details or f"no answer ({type(error).__name__})")[:MAX_REASON]
+        reason = reason.rpartition("last error: ")[2]
+        if self.trouble.get(peer) != reason:
+            self.trouble[peer] = reason
+            self.handlers.trouble(peer, reason)
+            log.warning("not reachable", extra={"peer": peer, "reason": reason})
 
     async def _dial_once(self, peer: str, address: str) -> None:
         credentials = grpc.ssl_channel_credentials(
@@ -258,18 +320,36 @@ class Transport:
         )
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", server_name(peer))]
         async with grpc.aio.secure_channel(address, credentials, options) as channel:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await channel.channel_ready()
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            await call.write(self._hello(Kind.HELLO, peer))
             async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await call.write(self._hello(Kind.HELLO, peer))
                 data = await call.read()
-            frame = Frame.from_bytes(_some(data, peer))
-            if frame.kind is Kind.REFUSE:
-                raise NetworkError(f"{peer} refuses {self.identity.name}: {_reason(frame)}")
-            if frame.kind is not Kind.WELCOME:
-                raise WireError(f"{peer} answers with {frame.kind.name}")
-            await self._converse(peer, frame, call.read, call.write)
+            try:
+                frame = self._welcome(data, peer)
+            except WireError as error:
+                raise NetworkError(f"{self.identity.name} and {peer} do not understand: {error}") from error
+            self.trouble.pop(peer, None)
+            try:
+                await self._converse(peer, frame, call.read, call.write)
+            except ProtocolError as error:
+                raise NetworkError(f"{peer} breaks the rules: {error}") from error
+
+    def _welcome(self, data: Any, peer: str) -> Frame:
+        """The answer to a greeting.
+
+        Raises:
+            NetworkError: The peer refuses.
+            WireError: The answer is not understood.
+        """
+        if not isinstance(data, bytes):
+            raise ConnectionError(f"{peer} ends the stream without a greeting")
+        frame = Frame.from_bytes(data)
+        if frame.kind is Kind.REFUSE:
+            raise NetworkError(f"{peer} refuses {self.identity.name}: {reason_of(frame)}")
+        if frame.kind is not Kind.WELCOME:
+            raise WireError(f"{peer} answers with {frame.kind.name}")
+        self._read_hello(frame, peer)
+        return frame
 
     async def close(self) -> None:
         """Ends all streams."""
@@ -278,26 +358,3 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
-
-
-def check_address(text: str) -> str:
-    """An address of the form `host:port`.
-
-    Raises:
-        InputError: It is not.
-    """
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(f"{text!r} is no address; write host:port, such as bank.example:8750")
-    return text
-
-
-def _some(data: Any, peer: str) -> bytes:
-    if not isinstance(data, bytes):
-        raise WireError(f"{peer} ends the stream without a greeting")
-    return data
-
-
-def _reason(frame: Frame) -> str:
-    reason = unpack(frame.payload, max_bytes=MAX_HELLO)[1].get("reason")
-    return reason if isinstance(reason, str) else "no reason given"

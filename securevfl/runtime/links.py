@@ -23,7 +23,8 @@ class QueueLink:
         self.address = address
         self._post = post
         self.number = 0
-        self._inbox: deque[Message] = deque()
+        self.backlog = 0
+        self._inbox: deque[tuple[Message, int]] = deque()
         self._receiver: asyncio.Future[Message] | None = None
         self._calls: dict[int, tuple[str, asyncio.Future[Message]]] = {}
 
@@ -78,7 +79,9 @@ class QueueLink:
     async def receive(self) -> Message:
         """The next message that is not the answer to a call."""
         if self._inbox:
-            return self._inbox.popleft()
+            message, size = self._inbox.popleft()
+            self.backlog -= size
+            return message
         if self._receiver is not None:
             raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
         self._receiver = asyncio.get_running_loop().create_future()
@@ -90,11 +93,12 @@ class QueueLink:
     def forget(self) -> None:
         """Drops waiting messages and unanswered calls."""
         self._inbox.clear()
+        self.backlog = 0
         self._calls.clear()
         self._receiver = None
 
-    def deliver(self, message: Message) -> None:
-        """Hands over a message that has arrived."""
+    def deliver(self, message: Message, size: int = 0) -> None:
+        """Hands over a message that has arrived; its size counts in `backlog` until it is received."""
         if message.reply_to is not None:
             receiver, answer = self._calls.get(message.reply_to, ("", None))
             if answer is None or receiver != message.sender:
@@ -106,4 +110,5 @@ class QueueLink:
         elif self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(message)
         else:
-            self._inbox.append(message)
+            self._inbox.append((message, size))
+            self.backlog += size

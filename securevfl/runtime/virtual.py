@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
+from securevfl.messages import Message, Stop
 from securevfl.runtime.links import QueueLink
 
 Observe = Callable[[Message, float], None]
@@ -26,22 +26,28 @@ class VirtualClock:
         """Time units since the run began."""
         return asyncio.get_running_loop().time()
 
-    async def sleep_until(self, when: float, stop: asyncio.Event | None = None) -> bool:
+    async def sleep_until(self, when: float, stop: Stop | None = None) -> bool:
         """Waits for a point in time; returns False if `stop` was set first."""
         if stop is not None and stop.is_set():
             return False
-        delay = when - self.now()
-        if delay <= 0:
+        loop = asyncio.get_running_loop()
+        if when <= loop.time():
             return True
-        if stop is None:
-            await asyncio.sleep(delay)
-            return True
+        sleeper: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_at(when, _wake, sleeper)
+        if stop is not None:
+            stop.sleepers.add(sleeper)
         try:
-            async with asyncio.timeout(delay):
-                await stop.wait()
-        except TimeoutError:
-            return True
-        return False
+            return await sleeper
+        finally:
+            timer.cancel()
+            if stop is not None:
+                stop.sleepers.discard(sleeper)
+
+
+def _wake(sleeper: asyncio.Future[bool]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(True)
 
 
 class VirtualNetwork:

@@ -47,6 +47,10 @@ def axes(x: Scale, y: Scale, across: str, up: str, *, height: int = HEIGHT) -> s
         lines.append(f'<path class="grid" d="M{x.start:.1f} {place:.1f}H{x.end:.1f}"/>')
         lines.append(words(text, x.start - 7, place + 4, side="end"))
     lines.append(f'<path class="axis" d="M{x.start} {y.end}V{y.start}H{x.end}"/>')
+    for place in x.gaps():
+        lines.append(f'<rect x="{place - 4:.1f}" y="{y.start - 3:.1f}" width="8" height="6" fill="#fff"/>')
+        slash = f"M{place - 7:.1f} {y.start + 6:.1f}l6-12m2 12l6-12"
+        lines.append(f'<path class="axis" d="{slash}"/>')
     middle = (y.start + y.end) / 2
     turned = f'transform="rotate(-90 15 {middle:.1f})"'
     lines.append(words(across, (x.start + x.end) / 2, height - 10, side="middle"))
@@ -93,7 +97,7 @@ def frontier(groups: Sequence[Group], looks: Mapping[str, Look]) -> str:
     """Utility against sound epsilon: runs, means with intervals, one line per way, and the Pareto line."""
     shown = [g for g in groups if g.mean is not None]
     metric = shown[0].metric
-    x = epsilon_scale([g.epsilon for g in shown], start=LEFT, end=WIDTH - RIGHT)
+    x = epsilon_scale([g.epsilon for g in shown], start=LEFT, end=WIDTH - RIGHT, broken=True)
     values = [v for g in shown for v in (g.mean, *(r[metric] for r in g.rows)) if v is not None]
     y = linear_scale(values, start=HEIGHT - BOTTOM, end=TOP)
     parts = [axes(x, y, "sound epsilon of the features (log scale); less is better", NAMES[metric])]
@@ -113,7 +117,7 @@ def _levels(groups: Sequence[Group], x: Scale, y: Scale) -> list[str]:
         place = y(mean)
         side = 14 if order == 0 and len(found) > 1 else -5
         parts.append(f'<path class="level" d="M{x.start} {place:.1f}H{x.end}"/>')
-        parts.append(words(text, x.start + 6, place + side, more=SOFT))
+        parts.append(words(text, x.end - 6, place + side, side="end", more=SOFT))
     return parts
 
 
@@ -199,7 +203,7 @@ def attack_chart(
 ) -> str:
     """One attack: how much better than guessing it does, with interval, against sound epsilon."""
     width, height = SMALL
-    x = epsilon_scale([row["sound_epsilon"] for row, _ in scored], start=LEFT, end=width - RIGHT)
+    x = epsilon_scale([row["sound_epsilon"] for row, _ in scored], start=LEFT, end=width - RIGHT, broken=True)
     y = linear_scale([0.0, *(gain(attack) for _, attack in scored)], start=height - BOTTOM, end=TOP)
     words_up = gain_words(str(scored[0][1]["metric"]))
     parts = [axes(x, y, "sound epsilon of the features (log scale)", words_up, height=height)]

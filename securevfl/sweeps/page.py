@@ -82,15 +82,20 @@ def _html_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{'' if order == 0 else ' class=n'}>{escape(cell)}</td>" for order, cell in enumerate(row)
+            f"<td{'' if order == 0 else ' class=n'}>{_unbroken(cell)}</td>" for order, cell in enumerate(row)
         )
         + "</tr>"
         for row in rows
     )
     return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll"><table class="found"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _unbroken(cell: str) -> str:
+    """A cell whose figures stay on one line each: a share in brackets may go below."""
+    return escape(cell).replace(" ± ", "\u00a0±\u00a0")
 
 
 def _pictures(results: Results, groups: Sequence[Group], looks: dict[str, Look]) -> list[str]:

@@ -11,7 +11,7 @@ from securevfl.sweeps.charts import NAMES, number, target_words
 from securevfl.sweeps.looks import Look, looks_of
 from securevfl.sweeps.records import gain
 from securevfl.sweeps.results import Results
-from securevfl.sweeps.scales import label, log_ticks
+from securevfl.sweeps.scales import Scale, epsilon_scale
 from securevfl.sweeps.spec import Target
 from securevfl.sweeps.summary import (
     BASELINES,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FACTOR = 2.5  # how far beyond the largest finite epsilon infinity is drawn, and zero below the smallest
+LENGTH = 640.0  # of an epsilon axis, in the unit of `securevfl.sweeps.scales`
 
 
 def write_plots(results: Results) -> list[Path]:
@@ -76,33 +76,21 @@ def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-class _Epsilons:
-    """A logarithmic epsilon axis on which zero, infinity and no value have a place too."""
-
-    def __init__(self, values: Sequence[float | None], *, none: str = "0") -> None:
-        finite = [v for v in values if v is not None and 0 < v < math.inf]
-        self.low, self.high = (min(finite), max(finite)) if finite else (1.0, 10.0)
-        self.none = none if any(v is None or v == 0 for v in values) else ""
-        self.infinite = any(v is not None and math.isinf(v) for v in values)
-
-    def __call__(self, value: float | None) -> float:
-        if not value:
-            return self.low / FACTOR
-        return self.high * FACTOR if math.isinf(value) else value
-
-    def dress(self, axis: Any) -> None:
-        """Scale, limits, ticks."""
-        low = self.low / (FACTOR**1.4 if self.none else 1.5)
-        high = self.high * (FACTOR**1.4 if self.infinite else 1.5)
-        name = axis.axis_name
-        axis.axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
-        ticks = [(v, label(v)) for v in log_ticks(self.low / 1.3, self.high * 1.3)]
-        if self.none:
-            ticks.insert(0, (self.low / FACTOR, self.none))
-        if self.infinite:
-            ticks.append((self.high * FACTOR, "∞"))
-        axis.set_ticks([v for v, _ in ticks], [text for _, text in ticks])
-        axis.set_ticks([], minor=True)
+def _epsilons(axis: Any, values: Sequence[float | None], *, none: str = "0", broken: bool = True) -> Scale:
+    """Makes an axis one of epsilons, on which zero, infinity and no value have a place too."""
+    name = axis.axis_name
+    length = LENGTH if name == "x" else LENGTH * 0.7
+    scale = epsilon_scale(values, start=0.0, end=length, none=none, broken=broken)
+    axis.axes.set(**{f"{name}lim": (0.0, length)})
+    axis.set_ticks([place for place, _ in scale.ticks()], [text for _, text in scale.ticks()])
+    for place in scale.gaps():
+        place_at = (place, 0.0) if name == "x" else (0.0, place)
+        system = "data", "axes fraction"
+        axis.axes.annotate(
+            "//", place_at, xycoords=system if name == "x" else system[::-1], ha="center", va="center",
+            fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, annotation_clip=False,
+        )  # fmt: skip
+    return scale
 
 
 def _dashes(look: Look) -> Any:
@@ -116,27 +104,43 @@ def _legend(ax: Axes) -> None:
 
 
 def _frontier(title: str, groups: Sequence[Group], looks: Mapping[str, Look]) -> Figure:
-    figure, grid = _figure(width=8.5)
-    ax = grid[0][0]
+    """All points, and where the baselines lie close together the space between them once more, enlarged."""
     shown = [g for g in groups if g.mean is not None]
-    x = _Epsilons([g.epsilon for g in shown])
-    line = pareto(shown)
-    ax.step(
-        [x(g.epsilon) for g in line],
-        [g.mean for g in line],
-        where="post",
-        color="#bbbbbb",
-        lw=4,
-        label="Pareto line",
-    )
-    levels = [(g.mean, text) for name, text in BASELINES.items() if (g := reference(shown, name)) and g.mean]
-    for order, (mean, text) in enumerate(sorted(levels)):
-        side = "top" if order == 0 and len(levels) > 1 else "bottom"
-        ax.axhline(mean, color="#777777", lw=0.8, ls=":")
-        ax.annotate(text, (0.01, mean), xycoords=("axes fraction", "data"), fontsize=7, va=side)
-    for series in dict.fromkeys(g.series for g in shown):
-        mine, look = sorted((g for g in shown if g.series == series), key=lambda g: g.epsilon), looks[series]
+    values = [v for g in shown for v in (g.mean, *(row[g.metric] for row in g.rows)) if v is not None]
+    low, high = min(values), max(values)
+    window = _window(shown, low, high)
+    figure, grid = _figure(1, 2 if window else 1, width=12.0 if window else 8.5, height=5.0)
+    _draw_frontier(grid[0][0], shown, looks)
+    room = 0.08 * (high - low) or 0.05
+    grid[0][0].set(ylim=(low - room, high + room), title=title)
+    if window:
+        inside = [g for g in shown if window[0] <= (g.mean or 0.0) <= window[1]]
+        _draw_frontier(grid[0][1], inside, looks)
+        grid[0][1].set(ylim=window, title="the same between the baselines, enlarged")
+    handles, names = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _window(groups: Sequence[Group], low: float, high: float) -> tuple[float, float] | None:
+    """A little more than the space between the baselines, if it is a small part of the picture."""
+    ends = sorted(g.mean for name in BASELINES if (g := reference(groups, name)) and g.mean is not None)
+    if len(ends) < 2 or not 0 < ends[1] - ends[0] < (high - low) / 4:
+        return None
+    gap = ends[1] - ends[0]
+    return ends[0] - 0.6 * gap, ends[1] + 0.2 * gap
+
+
+def _draw_frontier(ax: Axes, groups: Sequence[Group], looks: Mapping[str, Look]) -> None:
+    x = _epsilons(ax.xaxis, [g.epsilon for g in groups])
+    line = pareto(groups)
+    best = [g.mean or 0.0 for g in line]
+    ax.step([x(g.epsilon) for g in line], best, where="post", color="#bbbbbb", lw=4, label="Pareto line")
+    for series in dict.fromkeys(g.series for g in groups):
+        mine, look = sorted((g for g in groups if g.series == series), key=lambda g: g.epsilon), looks[series]
         means = [g.mean or 0.0 for g in mine]
+        if mine[0].first["algorithm"] in BASELINES:
+            ax.axhline(means[0], color=look.colour, lw=1, ls=":")
         spread = [
             [m - (g.low or m) for m, g in zip(means, mine, strict=True)],
             [(g.high or m) - m for m, g in zip(means, mine, strict=True)],
@@ -144,33 +148,27 @@ def _frontier(title: str, groups: Sequence[Group], looks: Mapping[str, Look]) ->
         joined = len({g.epsilon for g in mine}) == len(mine)
         ax.errorbar(
             [x(g.epsilon) for g in mine], means, yerr=spread, color=look.colour, marker=look.marker, ms=7,
-            ls=_dashes(look) if joined else "", lw=1.5, capsize=3, mec="white", mew=0.5, label=series,
+            ls=_dashes(look) if joined else "", lw=1.5, elinewidth=0.8, capsize=3, mec="white", mew=0.5,
+            label=series,
         )  # fmt: skip
-    x.dress(ax.xaxis)
-    values = [v for g in shown for v in (g.mean, *(row[g.metric] for row in g.rows)) if v is not None]
-    room = 0.08 * (max(values) - min(values)) or 0.05
-    ax.set_ylim(min(values) - room, max(values) + room)
-    ax.set(xlabel="sound epsilon of the features", ylabel=NAMES[shown[0].metric], title=title)
+    ax.set(xlabel="sound epsilon of the features (log scale)", ylabel=NAMES[groups[0].metric])
     ax.grid(color="#eeeeee")
-    _legend(ax)
-    return figure
 
 
 def _claimed(groups: Sequence[Group], looks: Mapping[str, Look]) -> Figure:
     figure, grid = _figure(width=8.5)
     ax = grid[0][0]
-    x, y = _Epsilons([g.claimed for g in groups], none="no claim"), _Epsilons([g.epsilon for g in groups])
+    x = _epsilons(ax.xaxis, [g.claimed for g in groups], none="no claim", broken=False)
+    y = _epsilons(ax.yaxis, [g.epsilon for g in groups], broken=False)
     low, high = max(x.low, y.low), min(x.high, y.high)
     if low < high:
-        ax.plot([low, high], [low, high], color="#777777", ls=":", lw=1)
+        ax.plot([x(low), x(high)], [y(low), y(high)], color="#777777", ls=":", lw=1)
     for series in dict.fromkeys(g.series for g in groups):
         mine, look = [g for g in groups if g.series == series], looks[series]
         places = [x(g.claimed) for g in mine], [y(g.epsilon) for g in mine]
         ax.plot(
             *places, ls="", marker=look.marker, color=look.colour, mec="white", mew=0.5, ms=7, label=series
         )
-    x.dress(ax.xaxis)
-    y.dress(ax.yaxis)
     ax.set(xlabel="epsilon that the paper would claim", ylabel="sound epsilon")
     ax.grid(color="#eeeeee")
     _legend(ax)
@@ -188,13 +186,12 @@ def _attacks(results: Results, groups: Sequence[Group], looks: Mapping[str, Look
         ax.set_axis_off()
     for ax, name in zip(cells, names, strict=False):
         mine = [(row, attack) for row, attack in scored if attack["name"] == name]
-        x = _Epsilons([row["sound_epsilon"] for row, _ in mine])
+        x = _epsilons(ax.xaxis, [row["sound_epsilon"] for row, _ in mine])
         for row, attack in mine:
             look = looks[series[row["id"]]]
             place = x(row["sound_epsilon"]), gain(attack)
             ax.plot(*place, marker=look.marker, color=look.colour, mec="white", mew=0.5, alpha=0.8)
         ax.axhline(0.0, color="#777777", ls=":", lw=1)
-        x.dress(ax.xaxis)
         ax.set_title(name, fontsize=9)
         ax.set_ylabel(gain_words(str(mine[0][1]["metric"])), fontsize=8)
         ax.set_xlabel("sound epsilon", fontsize=8)

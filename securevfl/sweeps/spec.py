@@ -286,7 +286,9 @@ def _distinct(
     for label, chosen in combinations:
         error = ""
         try:
-            chosen = _differing(Plan.from_mapping({**_preferred(chosen), **chosen}))
+            # Whether views are recorded follows from the audit, unless the file says otherwise.
+            views = {name: chosen[name] for name in ("record_views",) if name in chosen}
+            chosen = _differing(Plan.from_mapping({**_preferred(chosen), **chosen})) | views
         except PlanError as problem:
             error = str(problem)
         except (TypeError, AttributeError, ValueError) as problem:  # a table where a number belongs, say

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.algorithms import ALGORITHMS, find_algorithm
+from securevfl.algorithms import ALGORITHMS, recommended
 from securevfl.data import VerticalData, make_synthetic
 from securevfl.data.registry import find_info
 from securevfl.errors import DataError, PlanError, SecureVFLError
@@ -271,9 +271,9 @@ def _known(fields: Mapping[str, Any]) -> bool:
 
 def _trial(name: str, fields: Mapping[str, Any], data: Mapping[int, VerticalData]) -> Trial:
     """Trains a candidate on each stand-in, in memory."""
-    own = {**find_algorithm(fields.get("algorithm", "vafl")).defaults, **fields}
+    own = {"algorithm": DEFAULTS["algorithm"], **fields, "parties": 0}
     try:
-        runs = [train(rows, Plan(**{**own, "seed": seed, "parties": 0})) for seed, rows in data.items()]
+        runs = [train(rows, recommended(**own, seed=seed)) for seed, rows in data.items()]
     except SecureVFLError as error:
         return Trial(name=name, fields=fields, reason=str(error))
     metric = next((m for m in MAIN_METRICS if runs[0].test.get(m) is not None), "accuracy")

@@ -56,7 +56,9 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     if not (root / MARKER).is_file():
         raise RunError(f"{root} is not the sweep's folder on this machine; use one that all machines share")
     plan = Plan.from_mapping(task["fields"])
-    plan = plan.with_changes(record_views=task["keep_views"] or task["attacks"] != "none")
+    # Attacks need views; a point may say that its own would be too large.
+    wanted = task["fields"].get("record_views", task["keep_views"] or task["attacks"] != "none")
+    plan = plan.with_changes(record_views=wanted)
     data = planned_data(
         plan.data, plan.data_folder, plan.parties, plan.seed, plan.id_column, plan.label_column
     )

@@ -99,6 +99,22 @@ def test_hidden_samples_need_less_noise(adjacency):
     assert sigma < 0.2 * calibrate_sigma(**common)
 
 
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "releases", "rate"),
+    [(1e-3, 1e-2, 1000, 0.01), (1e-3, 1e-15, 1, 0.5), (0.3, 1e-12, 10**5, 1e-3), (200.0, 1e-2, 10, 0.99)],
+)
+def test_hidden_samples_far_from_the_central_limit(adjacency, epsilon, delta, releases, rate):
+    hidden = {"sampling_rate": rate, "ids_visible": False, "adjacency": adjacency}
+    sigma = calibrate_sigma(epsilon=epsilon, delta=delta, releases=releases, sensitivity=1.0, **hidden)
+
+    def figure(noise):
+        event = GaussianRelease(sigma=noise, sensitivity=1.0, count=releases, **hidden)
+        return best_upper_bound(event, delta).epsilon
+
+    assert figure(sigma) <= epsilon < figure(0.999 * sigma)
+
+
 def test_visible_samples_are_refused():
     with pytest.raises(AmplificationRefused):
         calibrate_sigma(epsilon=1, delta=1e-5, releases=5, clip=1.0, sampling_rate=0.1)

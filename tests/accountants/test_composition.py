@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from securevfl.accountants import gdp_delta, gdp_epsilon
@@ -94,6 +94,9 @@ def test_plain_deltas_match_the_closed_form(exponent, count, z):
 def test_between_the_references_two_estimates(spread, log_rate, count, direction):
     rate = 10.0**log_rate
     found = compose([pair(spread, rate, direction)], [count]).epsilon(1e-5)
+    # Near 745 the reference's exp(-loss) underflows: it then takes P[loss > epsilon] for delta, and both of
+    # its estimates come out about 1 too large.
+    assume(found < 600)
     kind = reference.privacy_loss_mechanism.AdjacencyType[direction.upper()]
     optimistic, pessimistic = (
         _reference_epsilon(spread, rate, count, kind, pessimistic_estimate=side) for side in (False, True)

@@ -14,6 +14,9 @@ from securevfl.attacks.processes import InProcess
 from securevfl.attacks.runner import Outcome, evaluate
 from securevfl.attacks.source import Source
 
+# Noise that repeats: scores of attacks on fresh noise scatter, and an interval misses the truth now and then.
+REPEATED = {"insecure_reproducible_noise": True}
+
 
 class Runs:
     """Trains each plan once and keeps the folder."""

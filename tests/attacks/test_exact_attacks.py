@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attack_cases import Runs, SlowConformance, case_of, outcome, score
+from attack_cases import REPEATED, Runs, SlowConformance, case_of, outcome, score
 from attack_conformance import Case
 
 from securevfl import Plan, VerticalData
@@ -170,7 +170,7 @@ def test_few_totals_do_not(runs: Runs) -> None:
 
 
 def test_noise_in_the_sum_prevents_it(tmp_path: Path) -> None:
-    source = probing(tmp_path / "run", small((2, 3, 2)), protocol="two-tree", epochs=5, sigma=0.5)
+    source = probing(tmp_path / "run", small((2, 3, 2)), protocol="two-tree", epochs=5, sigma=0.5, **REPEATED)
     assert score(source, TotalsInference, "p1", "p0") < 0.05
 
 
@@ -190,7 +190,7 @@ def test_partial_sums_give_features_away(runs: Runs, protocol: str) -> None:
 
 
 def test_noise_prevents_exact_inference(runs: Runs) -> None:
-    source = runs(small((2, 3, 3)), epochs=8, batch=64, sigma=1.0)
+    source = runs(small((2, 3, 3)), epochs=8, batch=64, sigma=1.0, **REPEATED)
     assert score(source, ExactInference, "p1", "p0") < 0.02
 
 
@@ -243,7 +243,8 @@ def test_the_range_of_a_column_gives_it_away(runs: Runs) -> None:
 
 
 def test_noise_brings_approximate_inference_down(runs: Runs) -> None:
-    found = outcome(runs(one_column(), scaling="none", sigma=3.0), ApproximateInference, "p1", "p0").score
+    source = runs(one_column(), scaling="none", sigma=3.0, **REPEATED)
+    found = outcome(source, ApproximateInference, "p1", "p0").score
     assert found is not None and found.low <= found.baseline + 0.05
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attack_cases import Runs, SlowConformance, case_of, outcome, score
+from attack_cases import REPEATED, Runs, SlowConformance, case_of, outcome, score
 from attack_conformance import Case
 from sklearn.datasets import load_digits
 
@@ -27,7 +27,7 @@ def open_run(runs: Runs, cancer: VerticalData) -> Source:
 
 @pytest.fixture(scope="module")
 def noisy_run(runs: Runs, cancer: VerticalData) -> Source:
-    return runs(cancer, sigma=30.0, **WIDE)
+    return runs(cancer, sigma=30.0, **REPEATED, **WIDE)
 
 
 def digits_with(unknown: int) -> VerticalData:

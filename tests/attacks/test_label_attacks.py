@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attack_cases import Runs, SlowConformance, case_of, outcome, rare_positives, score
+from attack_cases import REPEATED, Runs, SlowConformance, case_of, outcome, rare_positives, score
 from attack_conformance import Case
 
 from securevfl import VerticalData
@@ -187,19 +187,19 @@ def test_gradients_on_secure_sums_are_read_too(runs: Runs, cancer: VerticalData)
 
 def test_counted_noise_brings_both_attacks_down(runs: Runs, rare: VerticalData) -> None:
     """Noise of ten clips. Six standard errors of an AUC with 60 positives are .23."""
-    source = runs(rare, **MLP, defence="noise", defence_level=10.0)
+    source = runs(rare, **MLP, defence="noise", defence_level=10.0, **REPEATED)
     for attack in (GradientNorm, GradientDirection):
         assert abs(score(source, attack, "p0", "p1") - 0.5) < 0.23
 
 
 def test_marvell_lowers_both_attacks(runs: Runs, rare: VerticalData, rare_run: Source) -> None:
-    source = runs(rare, **MLP, defence="marvell", defence_level=4.0)
+    source = runs(rare, **MLP, defence="marvell", defence_level=4.0, **REPEATED)
     for attack in (GradientNorm, GradientDirection):
         assert score(source, attack, "p0", "p1") < score(rare_run, attack, "p0", "p1") - 0.1
 
 
 def test_max_norm_lowers_the_norm_attack(runs: Runs, rare: VerticalData, rare_run: Source) -> None:
-    source = runs(rare, **MLP, defence="max-norm")
+    source = runs(rare, **MLP, defence="max-norm", **REPEATED)
     assert score(source, GradientNorm, "p0", "p1") < score(rare_run, GradientNorm, "p0", "p1") - 0.1
 
 
@@ -215,7 +215,7 @@ def test_randomised_response_bounds_what_gradients_tell(runs: Runs, cancer: Vert
 
     160 records: six standard deviations are .24.
     """
-    source = runs(cancer, fusion="sum", label_epsilon=0.1)
+    source = runs(cancer, fusion="sum", label_epsilon=0.1, **REPEATED)
     assert abs(score(source, DirectLabels, "p0", "p1") - 0.525) < 0.24
 
 

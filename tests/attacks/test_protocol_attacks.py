@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -241,6 +242,31 @@ def test_generators_with_small_seeds_are_found(tmp_path: Path, source: str) -> N
         "aes": lambda: KeyStream((77).to_bytes(16, "little")).words(2000, np.uint64),
     }[source]()
     assert "small seed" in masks_seen(tmp_path, [made])
+
+
+@pytest.fixture(scope="module")
+def sealed_data() -> VerticalData:
+    blocks = list(np.random.default_rng(5).uniform(-1, 1, (3, 400, 2)))
+    return VerticalData.from_arrays(blocks, (blocks[0][:, 0] > 0).astype(int), bounds=(-1, 1))
+
+
+def test_words_of_sealed_training_raise_no_alarm(runs: Runs, sealed_data: VerticalData) -> None:
+    source = runs(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
+    for observers in (("p0",), ("p2",), ("p0", "p2")):
+        found = outcome(source, MaskStatistics, "p1", *observers)
+        assert found.score is not None and found.score.score == 0, found
+        assert "uniform, fresh" in found.score.note
+
+
+def test_a_dealer_that_repeats_itself_is_found(
+    sealed_data: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same seeds in every round: what changes from round to round is then open."""
+    seeds = SimpleNamespace(urandom=lambda size: b"s" * size)
+    monkeypatch.setattr("securevfl.protocols.sealed_dealer.os", seeds)
+    source = Runs(tmp_path)(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
+    found = outcome(source, MaskStatistics, "p1", "p0")
+    assert found.score is not None and "used twice" in found.score.note
 
 
 def test_where_there_are_no_masks(plain_tree: Source) -> None:

@@ -51,11 +51,11 @@ def frozen_run(tiny: VerticalData, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_a_sound_run_holds(frozen_run: Path) -> None:
-    report = audit(frozen_run, "none", canaries=4000)
-    if (
-        report.verdict != HOLDS
-    ):  # a certified bound exceeds the truth in about 0.3 % of all audits; twice, never
-        report = audit(frozen_run, "none", canaries=4000, seed=1)
+    for seed in range(3):
+        # A certified bound exceeds the truth in about 0.3 % of all audits; three in a row have P < 3e-8.
+        report = audit(frozen_run, "none", canaries=4000, seed=seed)
+        if report.verdict == HOLDS:
+            break
     assert report.verdict == HOLDS
     assert set(report.owners) == {"p1", "p2"}
     cell = report.owners["p1"]["observers"]["p0"]
@@ -250,7 +250,7 @@ def test_the_page_renders_in_a_browser(frozen_run: Path, tmp_path: Path, width: 
     done = subprocess.run(
         [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
          (tmp_path / "report.html").as_uri()],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "frozen" in done.stdout and "<svg" in done.stdout and "Who promises what to whom" in done.stdout

@@ -17,7 +17,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from securevfl.cli import main
 from securevfl.errors import CertificateError
 from securevfl.network import identity
-from securevfl.network.authority import Authority, check_hosts
+from securevfl.network.authority import Authority, certify, check_hosts
 from securevfl.network.certificates import create_authority, issue, load_authority, request, sign
 from securevfl.network.describe import describe, describe_file
 from securevfl.network.identity import (
@@ -36,6 +36,7 @@ from securevfl.network.identity import (
     organisation_of,
     server_name,
 )
+from securevfl.network.pem import parse_key
 
 Names = list[x509.GeneralName]
 
@@ -530,6 +531,23 @@ def test_tls_refuses_a_foreign_authority(authority: Authority, bank: Path, tmp_p
     assert asyncio.run(greet(ours, posing, "bank")) == "UNAVAILABLE"
     impostor = load_identity(tmp_path / "other" / "bank")
     assert asyncio.run(greet(impostor, load_identity(tmp_path / "shop"), "bank")) == "UNAVAILABLE"
+
+
+def test_tls_refuses_certificates_that_an_organisation_made(
+    authority: Authority, bank: Path, tmp_path: Path
+) -> None:
+    issue(authority, ["shop"], out=tmp_path)
+    shop = load_identity(tmp_path / "shop")
+    own = x509.load_pem_x509_certificate(shop.certificate_pem)
+    posing = Authority(key=parse_key(shop.key_pem, "shop"), certificate=own)
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = certify(posing, "clinic", key.public_key(), [], 1)
+    assert organisation_of(made) == "clinic"  # names alone prove nothing
+    key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    chain = made.public_bytes(Encoding.PEM) + shop.certificate_pem
+    clinic = Identity(**{**vars(shop), "name": "clinic", "key_pem": key_pem, "certificate_pem": chain})
+    assert asyncio.run(greet(load_identity(bank), clinic, "bank")) == "UNAVAILABLE"
+    assert asyncio.run(greet(clinic, load_identity(bank), "clinic")) == "UNAVAILABLE"
 
 
 def test_tls_refuses_an_expired_certificate(

@@ -84,6 +84,19 @@ def test_plan_file_options_and_set(cli, tmp_path: Path) -> None:
         assert line in plan
 
 
+def test_protection_of_labels_from_the_line(cli, tmp_path: Path) -> None:
+    result = cli(
+        "train", "--data", TINY, "--parties", 3, "--epochs", 1, "--label-epsilon", 2,
+        "--defence", "discrete", "--defence-level", 4, "--out", tmp_path / "r", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    plan = (tmp_path / "r" / "plan.toml").read_text()
+    for line in ("label_epsilon = 2.0", 'defence = "discrete"', "defence_level = 4.0"):
+        assert line in plan
+    bad = cli("train", "--data", TINY, "--parties", 3, "--defence", "nose", "--out", tmp_path / "s")
+    assert bad.code != 0 and "noise" in bad.err
+
+
 def write_csv(path: Path, header: str, rows: list[str]) -> Path:
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
@@ -197,12 +210,14 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        # A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "r" / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     if process.returncode == 0:
         pytest.skip("the run finished before the interrupt arrived")
     assert (

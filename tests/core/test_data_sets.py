@@ -279,12 +279,15 @@ def test_credit_cards_plain_and_coded(tmp_path):
     ]
     text = "\n".join(",".join(map(str, row)) for row in [header, *rows])
     (tmp_path / "UCI_Credit_Card.csv.gz").write_bytes(gzip.compress(text.encode()))
-    assert sum(VerticalData.load("uci-credit", folder=tmp_path).widths) == DATASETS["uci-credit"].features
+    plain = VerticalData.load("uci-credit", folder=tmp_path)
+    assert sum(plain.widths) == DATASETS["uci-credit"].features
+    assert all(np.abs(block).max() <= 1 for block in plain.scaled("public").train)  # every column has bounds
     coded = VerticalData.load("uci-credit-one-hot", folder=tmp_path, parties=1)
     assert coded.widths == (DATASETS["uci-credit-one-hot"].features,)
     # Nine coded columns give exactly nine ones per record.
     ones = [i for i, name in enumerate(coded.columns[0]) if "=" in name]
     assert set(coded.train[0][:, ones].sum(axis=1)) == {9.0}
+    assert coded.bounds[0] is not None and not np.isnan(coded.bounds[0]).any()
 
 
 def test_credit_with_gaps_in_a_zip(tmp_path):

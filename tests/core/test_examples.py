@@ -50,6 +50,8 @@ def test_readme_python(tmp_path: Path) -> None:
 
 def test_readme_commands(tmp_path: Path) -> None:
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("securevfl ")]
+    # These wait for other organisations; tests of the network run them.
+    lines = [line for line in lines if not line.startswith(("securevfl serve", "securevfl join"))]
     assert len(lines) >= 5
     for line in lines:
         done = run(["bash", "-c", line], tmp_path)

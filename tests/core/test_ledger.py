@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import securevfl.ledger
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
 from securevfl.ledger import Ledger, read_ledger, to_record
@@ -196,3 +198,60 @@ def test_rows_as_text(rows: list[int], text: str) -> None:
 def test_bad_rows(rows: list[int]) -> None:
     with pytest.raises(LedgerError):
         rows_to_text(np.array(rows))
+
+
+# -- what was verified before --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verifications(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that are verified from now on."""
+    seen: list[str] = []
+    honest = securevfl.ledger._verify
+
+    def watched(owner: str, lines: list[str], after: Any) -> Any:
+        seen.extend(lines)
+        return honest(owner, lines, after)
+
+    monkeypatch.setattr(securevfl.ledger, "_verify", watched)
+    return seen
+
+
+def test_only_new_entries_are_verified_again(written: tuple[Path, Ledger], verifications: list[str]) -> None:
+    path, _ = written
+    first = read_ledger(path)
+    assert len(verifications) == 6
+    assert read_ledger(path) == first and len(verifications) == 6
+    again = Ledger("p1", path)  # a session entry of its own
+    again.append(record([1]))
+    again.close()
+    assert len(read_ledger(path)) == 8 and len(verifications) == 6 + 2
+
+
+@pytest.mark.parametrize("number", [0, 3, 5])
+def test_an_edit_of_what_was_verified_is_found(written: tuple[Path, Ledger], number: int) -> None:
+    path, _ = written
+    read_ledger(path)
+    content = lines(path)
+    content[number] = (
+        content[number].replace('"clip":1.0', '"clip":0.5').replace("as accounted", "as  counted")
+    )
+    rewrite(path, content)
+    with pytest.raises(LedgerError, match=f"entry {number}: content"):
+        read_ledger(path)
+
+
+def test_a_cut_after_verification_is_found(written: tuple[Path, Ledger]) -> None:
+    path, ledger = written
+    read_ledger(path)
+    rewrite(path, lines(path)[:-1])
+    with pytest.raises(LedgerError, match="cut"):
+        read_ledger(path, heads=[ledger.head])
+    assert len(read_ledger(path)) == 5
+
+
+def test_the_same_bytes_do_not_pass_as_somebody_elses(written: tuple[Path, Ledger], tmp_path: Path) -> None:
+    path, _ = written
+    read_ledger(path)
+    with pytest.raises(LedgerError, match="belongs elsewhere"):
+        Ledger("p2", path)

@@ -36,6 +36,7 @@ def test_fusion_of_lists_and_stacks_and_its_gradients(kind):
     stack = torch.stack([p.detach() for p in parts]).requires_grad_()
     joined = fusion(parts)
     assert joined.shape == (4, fusion.width) and torch.equal(joined, fusion(stack))
+    assert torch.equal(joined, fusion.join_table(stack.transpose(0, 1)))
     expected = torch.cat(parts, 1) if kind == "concat" else parts[0] + parts[1]
     assert torch.equal(joined, expected)
     weight = torch.randn(4, fusion.width)
@@ -71,6 +72,9 @@ def test_fusion_counts_its_inputs():
     for wrong in ([torch.ones(2, 3)], [torch.ones(2, 3), torch.ones(2, 1)], torch.ones(3, 2, 3)):
         with pytest.raises(PlanError, match="the fusion was made for"):
             fusion(wrong)
+    for wrong in (torch.ones(4, 3, 3), torch.ones(4, 2, 1), torch.ones(4, 6)):
+        with pytest.raises(PlanError, match="does not hold lengths"):
+            fusion.join_table(wrong)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from torch import nn
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.errors import AccountingError, BudgetExceeded, DataError, PlanError, RunError
+from securevfl.errors import AccountingError, BudgetExceeded, DataError, RunError
+from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
 from securevfl.views import View
 
@@ -257,8 +260,35 @@ def test_a_filter_grows() -> None:
     assert budget.records == 5 and budget.spent_mu == 0.5
 
 
-def test_sealed_runs_open_nothing_more() -> None:
-    data = make(parties=2)
-    run = train(data, Plan(algorithm="sealed", epochs=1, epsilon=4.0, scaling="public"))
-    with pytest.raises(PlanError, match="sealed"):
-        run.predict(data.test)
+# -- one writer at a time ------------------------------------------------------------------------------------
+
+
+def test_a_folder_serves_one_prediction_at_a_time(tmp_path: Path) -> None:
+    data = make()
+    run = train(data, Plan(epochs=1), tmp_path / "run")
+    script = """
+import sys
+from pathlib import Path
+from securevfl.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).locked():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "locked\n"
+        entries = len(read_records(tmp_path / "run"))
+        with pytest.raises(RunError, match="in use: another process"):
+            run.predict(data.test)
+        with pytest.raises(RunError, match="in use"):
+            load_run(tmp_path / "run").predict(data.test)
+        assert len(read_records(tmp_path / "run")) == entries
+        other.communicate("")
+    assert run.predict(data.test).shape == (data.n_test,)
+
+
+def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path / "run")
+    files.create(Plan())
+    with files.locked(), pytest.raises(RunError, match="in use"), files.locked():
+        pass

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,15 @@ import torch
 from torch import nn
 
 from securevfl import Plan, VerticalData, load_run, train
-from securevfl.errors import BudgetExceeded, LedgerError, PlanError, RunError, TrainingDiverged
-from securevfl.ledger import read_ledger, read_records
+from securevfl.errors import (
+    BudgetExceeded,
+    LedgerError,
+    PlanError,
+    RunError,
+    SecureVFLError,
+    TrainingDiverged,
+)
+from securevfl.ledger import Ledger, read_ledger, read_records
 from securevfl.models import load_module
 from securevfl.views import View
 
@@ -268,3 +276,41 @@ def test_result_is_plain_json(tiny: VerticalData) -> None:
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert {"algorithm", "test", "privacy", "time", "messages", "bytes", "labels"} <= set(result)
     assert result["privacy"]["p1"]["epsilon"] is None  # infinite
+
+
+class Tracked(Ledger):
+    """Remembers every ledger that was opened."""
+
+    opened: list[Ledger]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.opened.append(self)
+        super().__init__(*arguments, **options)
+
+    @classmethod
+    def all_closed(cls) -> bool:
+        return all(each._file is not None and each._file.closed for each in cls.opened)
+
+
+@pytest.mark.parametrize("failing", ["encoder", "role", "view of p1", "ledger of p1"])
+def test_a_run_that_cannot_begin_leaves_no_file_open(
+    tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    Tracked.opened = []
+    monkeypatch.setattr("securevfl.organisations.Ledger", Tracked)
+    encoders = {"p1": torch.nn.Linear(2, 1)} if failing == "encoder" else {}  # made for other features
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        if failing == "role" or "p1" in arguments or getattr(arguments[0], "owner", "") == "p1":
+            raise RunError("nothing goes")
+
+    if failing == "role":
+        monkeypatch.setattr("securevfl.algorithms.vafl.VAFL.role", broken)
+    if failing == "view of p1":
+        monkeypatch.setattr("securevfl.organisations.ViewWriter", broken)
+    if failing == "ledger of p1":
+        monkeypatch.setattr(Tracked, "_begin_session", broken)
+    with pytest.raises(SecureVFLError):
+        train(tiny, Plan(epochs=1, record_views=True), tmp_path / "run", encoders=encoders)
+    assert Tracked.opened and Tracked.all_closed()
+    assert not (tmp_path / "run").exists()

@@ -12,7 +12,10 @@ import math
 import numpy as np
 import pytest
 
+from securevfl import Plan
 from securevfl.accountants.sealed_noise import SealedShifts
+from securevfl.attacks import canary_replay
+from securevfl.attacks.canary_sealed import sealed_settings
 from securevfl.attacks.statistics import Errors, mu_lower
 from securevfl.protocols.sealed import SealedProtocol
 from securevfl.protocols.sealed_dealer import SealedDealer
@@ -94,50 +97,72 @@ def test_without_the_victims_own_noise_there_is_no_guarantee():
     assert certified((sigma, sigma, 0.0)) > 5 * 1.0
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_ring_opens_what_the_audit_simulates(sign):
-    std = int(4.24 * 2**42)
+@pytest.mark.parametrize("coin", [False, True])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_ring_opens_what_the_audit_simulates(coin, victim):
+    plan = Plan(algorithm="sealed", sigma=4.0, embedding=1)
+    replay = canary_replay.Replay(settings=sealed_settings(plan, ("a", "b"), "a"), victim=victim)
+    operands, labels, start = _scenario(replay, coin)
+    records = len(labels)
+    stds = replay.settings.share_stds
     protocol = SealedProtocol(
-        widths=(2, 1),
+        widths=(2, 2),
         static=(True, True),
         clips=(1.0, 1.0),
         label_holder=0,
-        records=RECORDS,
-        batch=RECORDS,
+        records=records,
+        batch=records,
         outputs=1,
         series=SERIES,
-        share_stds=((std, std), (std, std)),
+        share_stds=stds,
     )
-    mine = np.zeros((2, RECORDS), np.int32)
-    mine[0, 0], mine[1, 1:] = -(2**14), 2**14
-    theirs = np.full((1, RECORDS), math.trunc(ROW * 2**14), np.int32)
-    theirs[0, 0] = sign * 2**14
-    labels = (np.arange(RECORDS) % 2 == 0).astype(float)[:, None]  # the canary and 255 others
-    labels[2] = 0.0
-    labels[1] = 1.0
     dealer = SealedDealer(protocol)
-    parties = [SealedParty(protocol, m, operand=rows) for m, rows in enumerate((mine, theirs))]
+    parties = [SealedParty(protocol, m, operand=rows) for m, rows in enumerate(operands)]
     _deliver([party.setup() for party in parties], dealer.setup())
-    weight = 0.0
-    row = math.trunc(ROW * 2**14) * 2.0**-14
+    weight = np.zeros(1)
     for number in range(4):
-        scores = [mine.T * 2.0**-14 @ np.array([[-PULL], [0.0]]), theirs.T * 2.0**-14 * weight]
+        weights = [each + np.array([0.0, weight[0] * (m == victim)]) for m, each in enumerate(start)]
         machines = [
-            party.round(round=number, scores=scores[m], labels=labels if m == 0 else None)
+            party.round(
+                round=number,
+                scores=operands[m].T * 2.0**-14 @ weights[m][:, None],
+                labels=labels if m == 0 else None,
+            )
             for m, party in enumerate(parties)
         ]
         noise = [
-            sum(int(machine._noise[m].view(np.int64)[-1, 0]) for machine in machines) * 2.0**-42
+            sum(machine._noise[m].view(np.int64).astype(float) for machine in machines) * 2.0**-42
             for m in (0, 1)
         ]
         _deliver(machines, dealer.deal(round=number))
-        ordinary = (RECORDS - 1) * SERIES(row * weight) - labels[1:].sum()
-        wanted = ordinary, row * ordinary + sign * (SERIES(PULL + sign * weight) - 1)
-        for m in (0, 1):
-            # 512 residuals, each off by the series' rounding, times rows of at most 1.
-            error = machines[m].result()[-1, 0] - noise[m] - wanted[m]
-            assert abs(error) <= RECORDS * (SERIES.rounding + 1e-6)
-        weight -= RATE * machines[1].result()[0, 0] / RECORDS
+        found = [machine.result() - noise[m] for m, machine in enumerate(machines)]
+        mine, theirs = replay.totals(weight, np.array([coin]))
+        # Each residual is off by the series' rounding and by its rows' rounding at 2^-14 times a slope of at
+        # most 1/4 and weights of at most 8 spreads; rows are at most 1.
+        slack = records * (SERIES.rounding + 2.0**-14 * (1 + 0.25 * 8 * replay.spread))
+        assert np.abs(found[1 - victim] - mine).max() <= slack
+        assert np.abs(found[victim][1] - theirs).max() <= slack
+        weight = replay.step(weight, machines[victim].result()[1])
+
+
+def _scenario(replay, coin):
+    """Operands, labels and public initial weights of the audit's scenario, as integers of the ring."""
+    canary, count, share = replay.canary, replay.ordinary, canary_replay.PULL
+    world = int(coin)
+    moving = canary.scores[0] != canary.scores[1]
+    observer = np.zeros((2, count + 1), np.int32)
+    observer[0, 0], observer[1, 1:] = 2**14, 2**14
+    victim = np.zeros((2, count + 1), np.int32)
+    victim[1, 1:] = math.trunc(replay.row * 2**14)
+    victim[1, 0] = math.trunc(canary.signs[world] * math.sqrt(1 - share * share) * 2**14)
+    pull = int(share * 2**14)
+    victim[0, 0] = (1 if canary.scores[world] > 0 else -1) * pull if moving else 0
+    start = [np.zeros(2), np.zeros(2)]
+    start[replay.victim][0] = abs(canary.scores[world]) / (pull * 2.0**-14) if moving else 0.0
+    start[1 - replay.victim][0] = 0.0 if moving else canary.scores[world]
+    labels = np.concatenate([[canary.labels[world]], np.arange(count) % 2])[:, None]
+    operands = [victim, observer] if replay.victim == 0 else [observer, victim]
+    return operands, labels, start
 
 
 def _deliver(machines, pending):

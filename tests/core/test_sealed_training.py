@@ -82,8 +82,9 @@ def test_without_noise_it_is_plain_logistic_regression(parties):
 
     series = plain_training(data, sealed.plan, function=logistic_series())
     exact = plain_training(data, sealed.plan, function=lambda u: 1 / (1 + np.exp(-u)))
-    assert abs(sealed.test["auc"] - auc(series)) <= 1e-3
-    assert abs(sealed.test["auc"] - auc(exact)) <= 1e-3
+    # Shares round at random, which may turn pairs of records that nearly tie: two of 27 * 33 are 2.2e-3.
+    assert abs(sealed.test["auc"] - auc(series)) <= 2.3e-3
+    assert abs(sealed.test["auc"] - auc(exact)) <= 2.3e-3
     assert sealed.privacy["p0"]["epsilon"] is None  # without noise nothing is promised
 
 
@@ -148,8 +149,9 @@ def test_more_data_held_back_from_an_observer_needs_no_more_noise_than_the_plain
 def test_predictions_are_counted_apart():
     result = run(make_data(parties=3), epsilon=4.0, epochs=4, evaluate_every=2).result
     test_records = make_data(parties=3).n_test
+    opened = {"scores": 2 * test_records, "evaluation": 2 * test_records, "prediction": 0}
     assert result["prediction"] == {
-        party: {"scores": 2 * test_records, "observers": ["p0"], "epsilon": None} for party in ("p1", "p2")
+        party: {**opened, "observers": ["p0"], "epsilon": None} for party in ("p1", "p2")
     }
     assert result["privacy"]["p1"]["epsilon"] <= 4.0
     assert result["labels"].startswith("sealed")
@@ -403,4 +405,6 @@ async def _fail(member):
 def test_no_seed_of_masks_or_noise_is_kept(tmp_path):
     run(make_data(), tmp_path / "run", epsilon=4.0, epochs=2)
     state = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
-    assert b"seed" not in state and b"operand" not in state
+    names = state[8 : 8 + int.from_bytes(state[:8], "little")]  # the header names every array and scalar
+    assert b"weights" in names or b"parameters" in names or b"module" in names
+    assert b"seed" not in names and b"operand" not in names

@@ -176,6 +176,15 @@ def test_attacks_are_audited_and_scored(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "runs" / row["id"] / "views").is_dir()
 
 
+def test_a_point_may_do_without_views(tmp_path: Path) -> None:
+    text = TINY.replace('attacks = "none"', 'attacks = ["gradient-direction"]')
+    text += "[[point]]\nseed = 0\n[[point]]\nseed = 1\nrecord_views = false\n"
+    results = run_sweep(parse_sweep(text), tmp_path / "s", executor=InProcess())
+    with_views, without = (results.records[point.id]["attacks"] for point in results.sweep.points)
+    assert {attack["status"] for attack in with_views} == {"scored"}
+    assert {attack["status"] for attack in without} == {"n/a"}
+
+
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="holds other files"):
@@ -242,7 +251,14 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _start(file: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "securevfl.cli", "sweep", str(file), "--out", str(out), "--workers", "1"]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts
+    )
+
+
+def _heed_interrupts() -> None:
+    """A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for_points(out: Path, count: int, process: subprocess.Popen[str]) -> None:
@@ -285,7 +301,7 @@ def test_a_killed_sweep_leaves_no_worker_and_resumes(tmp_path: Path) -> None:
     assert workers
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    for _ in range(400):
+    for _ in range(2400):
         if not any(_is_running(pid) for pid in workers):
             break
         time.sleep(0.05)
@@ -302,13 +318,14 @@ def test_a_killed_sweep_leaves_no_worker_and_resumes(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_on_the_command_line(tmp_path: Path) -> None:
-    text = TINY.replace("rows=60", "rows=2000") + "[grid]\nseed = [0, 1, 2, 3]\n"
+    # Far more points than can be done before the interrupt arrives.
+    text = TINY.replace("rows=60", "rows=2000") + f"[grid]\nseed = {list(range(60))}\n"
     file, out = tmp_path / "sweep.toml", tmp_path / "out"
     file.write_text(text)
     process = _start(file, out)
     _wait_for_points(out, 1, process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "interrupted" in errors
     assert len(read_rows(out)) == len(journal_of(out).records) >= 1

@@ -232,6 +232,18 @@ def test_scales_have_room_for_zero_and_infinity() -> None:
     assert isinstance(linear_scale([], start=0, end=1), Scale)
 
 
+def test_wide_gaps_are_moved_together() -> None:
+    values = [0.5, 1.0, 8.0, 3e6, math.inf]
+    plain = epsilon_scale(values, start=0, end=1000)
+    broken = epsilon_scale(values, start=0, end=1000, broken=True)
+    assert not plain.gaps() and len(broken.gaps()) == 1
+    places = [broken(value) for value in (0.5, 1.0, 8.0, 20.0, 1e5, 3e6, math.inf)]
+    assert places == sorted(places) and len(set(places)) == len(places)  # still in order, without jumps
+    assert broken(8.0) < broken.gaps()[0] < broken(3e6)
+    assert broken(8.0) - broken(0.5) > 2 * (plain(8.0) - plain(0.5))
+    assert [text for _, text in broken.ticks()] == ["0.5", "1", "2", "4", "8", "3e6", "∞"]
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.5, 9), (1, 1e9), (1e-8, 1e12), (3, 3.1)])
 def test_ticks_are_few_and_inside(low: float, high: float) -> None:
     ticks = log_ticks(low, high)

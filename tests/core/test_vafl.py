@@ -79,7 +79,7 @@ class Watch(VAFLServer):
         await super()._iterate(messages)
         uploads = [self._upload(message) for message in messages]
         kept = getattr(self, "log", [])
-        kept.append(([(party, rows.tolist()) for party, rows, _ in uploads], self.updated_at.copy()))
+        kept.append(([(party, rows.tolist()) for party, rows, *_ in uploads], self.updated_at.copy()))
         self.log = kept
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
-from securevfl.messages import Head, Message
+from securevfl.messages import Head, Message, Stop
 from securevfl.runtime import StepDelay, VirtualClock, VirtualNetwork, read_trace, run_virtual
 
 
@@ -33,7 +33,7 @@ def test_time_jumps_and_is_exact() -> None:
 
 def test_sleep_ends_early_when_told() -> None:
     async def main() -> tuple[bool, float, bool]:
-        clock, stop = VirtualClock(), asyncio.Event()
+        clock, stop = VirtualClock(), Stop()
         asyncio.get_running_loop().call_later(2.0, stop.set)
         finished = await clock.sleep_until(5.0, stop)
         return finished, clock.now(), await clock.sleep_until(9.0, stop)

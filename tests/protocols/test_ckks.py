@@ -101,9 +101,9 @@ def test_flooding_noise_is_as_computed():
     assert expected <= protocol.flooding_std < 1.01 * expected
     total = protocol.sum([np.full(20_000, 2.5)] * 3)
     z = (total - 7.5) / protocol.flooding_std
-    # Standard error of a standard deviation from 20000 values is 0.5 %; 2.5 % is five of them, one in 1e6.
-    assert abs(z.std() - 1) < 0.025
-    assert stats.kstest(z, "norm").pvalue > 1e-6
+    # Standard error of a standard deviation from 20000 values is 0.5 %; 3 % is six of them, P < 1e-8.
+    assert abs(z.std() - 1) < 0.03
+    assert stats.kstest(z, "norm").pvalue > 1e-7
 
 
 def test_all_receivers_get_the_same_flooded_total():
@@ -158,7 +158,8 @@ def test_nobody_else_decrypts():
         nodes[1].encryption.decrypt(nodes[1].encryption.load(ciphertext))
     own = Encryption.generate(protocol.parameters)
     garbage = own.decrypt(own.load(ciphertext))
-    assert np.abs(garbage[:10] - 5).min() > 1  # uniform over a range of 2^19
+    # Uniform over a range of 2^19: one value in 260,000 comes near by chance, three of ten with P < 1e-14.
+    assert (np.abs(garbage[:10] - 5) < 1).sum() < 3
 
 
 def test_a_ciphertext_of_another_scale_is_refused():

@@ -135,7 +135,7 @@ def test_each_share_has_its_own_deviation():
     stds = ((2**43, 2**41), (2**42, 2**44))
     object.__setattr__(federation.protocol, "share_stds", stds)
     for drawer, target in itertools.product((0, 1), repeat=2):
-        draws = np.concatenate([federation.parties[drawer]._share(target) for _ in range(5)])
+        draws = np.concatenate([federation.parties[drawer].noise_for(target) for _ in range(5)])
         assert fits((draws.view(np.int64).reshape(-1) / stds[target][drawer]) ** 2)
 
 
@@ -151,13 +151,13 @@ def test_masks_reused_across_rounds_are_caught(monkeypatch):
 
 
 def test_a_missing_noise_share_is_caught(monkeypatch):
-    honest = SealedParty._share
+    honest = SealedParty.noise_for
 
     def lazy(party, target):
         share = honest(party, target)
         return np.zeros_like(share) if party.index == 1 else share
 
-    monkeypatch.setattr(SealedParty, "_share", lazy)
+    monkeypatch.setattr(SealedParty, "noise_for", lazy)
     federation = Federation(3, records=4, width=40, std=2**43, seed=1)
     assert not fits(noise_ratio(federation, 12, ()))
 

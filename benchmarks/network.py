@@ -1,0 +1,257 @@
+"""Messages over the network: a round trip and a throughput against bare gRPC, and a whole run against one
+process.
+
+Everything runs on loopback with mutual TLS, the server of the first two in a process of its own. Both sides
+of a comparison are measured in turns and the best round counts, so that other load hardly shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from securevfl.data import VerticalData
+from securevfl.data.share import OwnTable, split_rows
+from securevfl.network.certificates import create_authority, issue
+from securevfl.network.conductor import Conductor
+from securevfl.network.config import Acceptance, DataConfig, PartyConfig, ServerConfig
+from securevfl.network.identity import Identity, load_identity, server_name
+from securevfl.network.member import Member
+from securevfl.network.mesh import Mesh
+from securevfl.plan import Plan
+from securevfl.run import train
+
+ROUND_TRIP_GOAL, MESSAGES_GOAL, WALL_GOAL = 1.5, 1000.0, 3.0
+ROUNDS, TRIPS, BATCHES = 40, 50, 400
+PARTIES = ("p1", "p2", "p3", "p4")
+
+
+def identities(folder: Path) -> dict[str, Identity]:
+    names = ("bank", *PARTIES)
+    issue(create_authority(folder / "ca", name="bench"), names, out=folder)
+    return {name: load_identity(folder / name) for name in names}
+
+
+# -- the server's process -----------------------------------------------------------------------------------
+
+
+async def serve(folder: Path) -> None:
+    """Sends back what it gets, over bare gRPC and over the whole stack; prints both ports."""
+    bank = load_identity(folder / "bank")
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(echo_bare)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Echo": handler}),))
+    credentials = grpc.ssl_server_credentials([(bank.key_pem, bank.certificate_pem)], bank.ca_pem, True)
+    bare = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    mesh = Mesh(bank, run="bench", coordinator="bank", others=PARTIES)
+    port = await mesh.transport.listen("127.0.0.1:0")
+    begin(mesh)
+    print(bare, port, flush=True)
+    link = mesh.links["server"]
+    while True:
+        message = await link.receive()
+        if message.kind == "ping":
+            await link.reply(message, "echo", message.fields)
+
+
+async def echo_bare(_: Any, context: Any) -> None:
+    while (data := await context.read()) is not grpc.aio.EOF:
+        await context.write(data)
+
+
+def begin(mesh: Mesh) -> None:
+    mesh.seat({"server": "bank"} | {name: name for name in PARTIES})
+    mesh.begin(bytes(16))
+
+
+# -- round trips --------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def bare_client(known: Identity, port: int) -> AsyncIterator[Callable[[bytes], Awaitable[Any]]]:
+    """A bidirectional stream to the server that sends back what it gets."""
+    credentials = grpc.ssl_channel_credentials(known.ca_pem, known.key_pem, known.certificate_pem)
+    override = [("grpc.ssl_target_name_override", server_name("bank"))]
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, override) as channel:
+        call = channel.stream_stream("/bench/Echo")()
+
+        async def trip(data: bytes) -> Any:
+            await call.write(data)
+            return await call.read()
+
+        yield trip
+        await call.done_writing()
+
+
+@contextlib.asynccontextmanager
+async def parties(known: Mapping[str, Identity], port: int) -> AsyncIterator[dict[str, Mesh]]:
+    """Four parties, connected, in one phase."""
+    found = {name: Mesh(known[name], run="bench", coordinator="bank", others=("bank",)) for name in PARTIES}
+    for mesh in found.values():
+        mesh.transport.dial("bank", f"127.0.0.1:{port}")
+        begin(mesh)
+    while not all(mesh.sessions["bank"].connected for mesh in found.values()):
+        await asyncio.sleep(0.01)
+    yield found
+    for mesh in found.values():
+        await mesh.close()
+
+
+async def seconds(trip: Callable[[], Awaitable[Any]]) -> float:
+    begin = time.perf_counter()
+    for _ in range(TRIPS):
+        await trip()
+    return (time.perf_counter() - begin) / TRIPS
+
+
+async def round_trip(known: Mapping[str, Identity], bare_port: int, port: int) -> None:
+    payload = np.zeros(1024, np.uint8)
+    whole, raw, ours = payload.tobytes(), [], []
+    async with bare_client(known["p1"], bare_port) as trip, parties(known, port) as found:
+        link = found["p1"].links["p1"]
+        for _ in range(ROUNDS):
+            raw.append(await seconds(lambda: trip(whole)))
+            ours.append(await seconds(lambda: link.call("server", "ping", {"content": payload})))
+        best = await throughput(found)
+    ratio = min(ours) / min(raw)
+    print(
+        f"round trip of 1 KB: {1e3 * min(ours):.3f} ms, bare gRPC {1e3 * min(raw):.3f} ms: {ratio:.2f} times "
+        f"(goal: at most {ROUND_TRIP_GOAL})"
+    )
+    print(
+        f"4 parties, batches of 100 x 16 float32: {best:,.0f} messages per second "
+        f"(goal: at least {MESSAGES_GOAL:,.0f})"
+    )
+
+
+async def throughput(found: Mapping[str, Mesh]) -> float:
+    """Embeddings as fast as the server takes them; the answer to a last call shows that it has them all."""
+    block, best = np.zeros((100, 16), np.float32), 0.0
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        for _ in range(BATCHES // len(PARTIES)):
+            for name in PARTIES:
+                await found[name].links[name].send("server", "embedding", {"embeddings": block})
+        await asyncio.gather(*(found[name].links[name].call("server", "ping", {}) for name in PARTIES))
+        best = max(best, BATCHES / (time.perf_counter() - begin))
+    return best
+
+
+# -- a whole run --------------------------------------------------------------------------------------------
+
+
+def tables(rows: int, width: int) -> dict[str, OwnTable]:
+    generator = np.random.default_rng(0)
+    ids = [f"{i:06d}" for i in range(rows)]
+    blocks = {name: generator.uniform(-1, 1, (rows, width)).astype(np.float32) for name in ("bank", *PARTIES)}
+    labels = (sum(block[:, 0] for block in blocks.values()) > 0).astype(int)
+    return {
+        name: OwnTable.from_arrays(
+            block, ids=ids, labels=labels if name == "bank" else None, bounds=(-1.0, 1.0)
+        )
+        for name, block in blocks.items()
+    }
+
+
+async def over_network(
+    folder: Path, plan: Plan, known: Mapping[str, Identity], found: Mapping[str, OwnTable], port: int
+) -> dict[str, Any]:
+    shared: dict[str, Any] = {"run": "bench", "base": folder}
+    server = ServerConfig(
+        **shared,
+        folder=folder / "bank",
+        identity=known["bank"],
+        listen=f"127.0.0.1:{port}",
+        parties=PARTIES,
+        plan=plan,
+        align="none",
+        time_unit=0.0,
+    )
+    nodes: list[Any] = [Conductor(server)]
+    for name in PARTIES:
+        config = PartyConfig(
+            **shared,
+            folder=folder / name,
+            identity=known[name],
+            coordinator="bank",
+            address=f"127.0.0.1:{port}",
+            accept=Acceptance(),
+        )
+        nodes.append(Member(config))
+    for node in nodes:
+        node.own = found[node.name]
+        node.config = replace(node.config, data=DataConfig(file="none"))
+    results = await asyncio.gather(*(node.run() for node in nodes))
+    return dict(results[0])
+
+
+def together(found: Mapping[str, OwnTable], plan: Plan) -> VerticalData:
+    """The same records in one process, with the same split."""
+    kept, apart = split_rows(len(found["bank"].ids), 0.2, plan.seed)
+    labels, ids = found["bank"].labels, found["bank"].ids
+    if labels is None:
+        raise ValueError("the bank has no labels")
+    return VerticalData.from_arrays(
+        {name: table.block[kept] for name, table in found.items()},
+        labels[kept],
+        ids[kept],
+        test=([table.block[apart] for table in found.values()], labels[apart], ids[apart]),
+        bounds=(-1.0, 1.0),
+    )
+
+
+def whole_run(known: Mapping[str, Identity], folder: Path) -> None:
+    plan = Plan(algorithm="vafl", epochs=3, batch=100, embedding=16, evaluate_every=0)
+    found = tables(2500, 20)
+    here, there = [], []
+    for turn in range(3):
+        begin = time.perf_counter()
+        train(together(found, plan), plan, folder / f"here{turn}")
+        here.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        result = asyncio.run(over_network(folder / f"there{turn}", plan, known, found, free_port()))
+        there.append(time.perf_counter() - begin)
+    print(
+        f"VAFL, 5 organisations, {result['epochs']} epochs: {min(there):.2f} s over the network, "
+        f"{min(here):.2f} s in one process: {min(there) / min(here):.2f} times (goal: at most {WALL_GOAL:g})"
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        known = identities(folder)
+        command = [sys.executable, "-m", "benchmarks.network", str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            if server.stdout is None:
+                raise RuntimeError("the server has no output")
+            bare, port = map(int, server.stdout.readline().split())
+            asyncio.run(round_trip(known, bare, port))
+            server.kill()
+        whole_run(known, folder)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        asyncio.run(serve(Path(sys.argv[1])))
+    else:
+        main()

@@ -1,0 +1,52 @@
+"""The optimisers that a plan gives to parties and servers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from securevfl import Plan
+from securevfl.algorithms.optimisers import PlainSGD, build_optimiser, load_optimiser_state, optimiser_state
+
+
+def parameters() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in ((5, 4), (4,), (2,))]
+
+
+def walk(optimiser: torch.optim.Optimizer, values: list[torch.Tensor], steps: int) -> None:
+    for step in range(steps):
+        optimiser.zero_grad()
+        # The last parameter takes no part in every other loss: without a gradient it must not decay.
+        loss = sum(p.cos().sum() for p in values[: 3 - step % 2])
+        loss.backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float) -> None:
+    ours, theirs = parameters(), parameters()
+    built = build_optimiser(ours, Plan(l2=l2, optimiser="sgd"), 0.05)
+    assert isinstance(built, PlainSGD)
+    walk(built, ours, 20)
+    walk(torch.optim.SGD(theirs, lr=0.05, weight_decay=l2), theirs, 20)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert not torch.equal(ours[0], parameters()[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimiser": "momentum"}, {"optimiser": "adam"}, {"optimiser": "malicious"}, {"decay": "sqrt"}],
+)
+def test_optimisers_with_memory_or_hooks_keep_them(changes: dict[str, str]) -> None:
+    plan = Plan(**changes)  # type: ignore[arg-type]
+    whole, halves = parameters(), parameters()
+    built = build_optimiser(whole, plan, 0.05)
+    assert not isinstance(built, PlainSGD)
+    walk(built, whole, 8)
+    first = build_optimiser(halves, plan, 0.05)
+    walk(first, halves, 4)
+    second = build_optimiser(halves, plan, 0.05)
+    load_optimiser_state(second, optimiser_state(first))
+    walk(second, halves, 4)
+    assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))

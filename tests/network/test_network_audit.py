@@ -1,0 +1,84 @@
+"""Audits of networked runs: each organisation's own folder, and all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+
+import numpy as np
+import pytest
+from federation import Federation, together
+
+from securevfl import audit
+from securevfl.errors import RunError
+from securevfl.network.gather import gather, load_truth
+from securevfl.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory) -> Federation:
+    plan = Plan(
+        algorithm="vafl-sync", epochs=2, batch=16, sigma=0.8, encoder_training="none", record_views=True
+    )
+    federation = Federation(tmp_path_factory.mktemp("run"), plan)
+    asyncio.run(federation.run())
+    return federation
+
+
+@pytest.fixture
+def joint(federation, tmp_path):
+    out = tmp_path / "joint"
+    gather([federation.folder / name for name in federation.names], out)
+    return out
+
+
+def test_one_folder_alone(federation):
+    report = audit(federation.folder / "clinic", attacks="none")
+    assert report.verdict == "holds"
+    assert set(report.content["owners"]) == {"clinic"}
+    assert "only the files of clinic are here" in report.content["checks"][0]["detail"]
+    bank = audit(federation.folder / "bank", attacks="none")
+    unknown = [check for check in bank.content["checks"] if "not here" in check["detail"]]
+    assert unknown and unknown[0]["status"] != "failed"
+
+
+def test_all_together(federation, joint):
+    data = load_truth(joint, federation.tables)
+    np.testing.assert_array_equal(data.train[1], together(federation.tables, federation.plan).train[1])
+    report = audit(joint, attacks=["embedding-inversion"], data=data, isolated=False)
+    assert set(report.content["owners"]) >= {"clinic", "shop"}
+    assert report.verdict == "holds"
+    assert json.dumps(report.content["owners"]["clinic"]).count("bank")
+    assert any(each["applicable"] for each in report.content["attacks"])
+
+
+def test_a_cut_ledger_is_found_only_where_the_heads_are(federation, joint):
+    path = joint / "ledger" / "clinic.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    report = audit(joint, attacks="none")
+    assert report.verdict == "violated"
+    assert "cut" in report.content["checks"][0]["detail"]
+
+
+def test_a_ledger_that_should_be_here_is_missed(joint):
+    (joint / "ledger" / "shop.jsonl").unlink()
+    assert "missing" in audit(joint, attacks="none").content["checks"][0]["detail"]
+
+
+def test_gathering_refuses_what_does_not_belong_together(federation, tmp_path):
+    folders = [federation.folder / name for name in federation.names]
+    with pytest.raises(RunError, match="same organisation"):
+        gather([folders[0], folders[0]], tmp_path / "a")
+    with pytest.raises(RunError, match="no run over a network"):
+        gather([tmp_path], tmp_path / "b")
+    other = tmp_path / "other"
+    shutil.copytree(folders[1], other)
+    content = json.loads((other / "agreement.json").read_text())
+    (other / "agreement.json").write_text(json.dumps({**content, "digest": "f" * 32}))
+    with pytest.raises(RunError, match="different agreements"):
+        gather([folders[0], other], tmp_path / "c")
+    found = gather(folders[:2], tmp_path / "d")
+    assert found["missing"] == ["shop"]
+    with pytest.raises(RunError, match="exists already"):
+        gather(folders, tmp_path / "d")

@@ -1,0 +1,206 @@
+"""Processes die and come back at every step of a run: nothing is lost, and the model is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from crashes import Process, check_ledgers, finish, models, processes, run_with_crash
+from federation import Federation
+
+from securevfl.algorithms import find_algorithm
+from securevfl.errors import NetworkError
+from securevfl.network.frames import Frame
+from securevfl.plan import Plan
+
+Arm = Callable[[Process], None]
+
+
+def plan(algorithm: str = "vafl-sync", **changes: object) -> Plan:
+    settings = {"epochs": 3, "batch": 16, "evaluate_every": 1, "record_views": False, "seed": 7}
+    defaults = find_algorithm(algorithm).defaults
+    return Plan.from_mapping({**defaults, "algorithm": algorithm, **settings, **changes})
+
+
+def told(kind: str, count: int = 1) -> Arm:
+    return partial(Process.crash_when_told, kind=kind, count=count)
+
+
+def telling(kind: str, count: int = 1) -> Arm:
+    return partial(Process.crash_before_telling, kind=kind, count=count)
+
+
+def within(part: str, posts: int = 1) -> Arm:
+    return partial(Process.crash_in_phase, part=part, posts=posts)
+
+
+@cache
+def undisturbed(protocol: str, direct: bool) -> dict[str, np.ndarray]:
+    with TemporaryDirectory() as folder:
+        federation = Federation(Path(folder), plan(protocol=protocol), direct=direct)
+        asyncio.run(federation.run())
+        return models(Path(folder))
+
+
+def same_model(tmp_path: Path, victim: str, arm: Arm, protocol: str = "plain", direct: bool = False) -> None:
+    federation = Federation(tmp_path, plan(protocol=protocol), direct=direct)
+    found, results = asyncio.run(run_with_crash(federation, victim, arm))
+    check_ledgers(federation, found, more=1 if protocol == "plain" else None)
+    assert all(each["epochs"] == 3 and each["stopped"] is None for each in results.values())
+    expected, got = undisturbed(protocol, direct), models(tmp_path)
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=2e-6, err_msg=name)
+
+
+MEMBER = {
+    "join": telling("join"),
+    "introduction": told("introduction", 2),
+    "meet": told("meet"),
+    "met": telling("met"),
+    "align": told("compare"),
+    "aligned": telling("compared"),
+    "propose": told("propose"),
+    "confirmed": telling("confirmed"),
+    "agreed": told("agreed"),
+    "before the first phase": told("begin"),
+    "epoch": within("epoch", 2),
+    "done": telling("done", 2),
+    "evaluate": within("evaluate"),
+    "final": within("final"),
+    "finish": told("finish"),
+    "finished": telling("finished"),
+    "goodbye": told("goodbye"),
+}
+COORDINATOR = {
+    "join": told("join", 2),
+    "introduce": telling("introduction", 2),
+    "met": told("met"),
+    "compare": telling("compare", 2),
+    "compared": told("compared", 2),
+    "propose": telling("propose", 2),
+    "confirmed": told("confirmed", 2),
+    "agreed": telling("agreed", 2),
+    "begin": telling("begin", 2),
+    "epoch": within("epoch", 3),
+    "done": told("done", 4),
+    "evaluate": within("evaluate"),
+    "final": within("final"),
+    "finish": telling("finish", 2),
+    "finished": told("finished", 2),
+}
+
+
+@pytest.mark.parametrize("step", MEMBER)
+def test_a_party_dies_and_starts_again(tmp_path, step):
+    same_model(tmp_path, "clinic", MEMBER[step])
+
+
+@pytest.mark.parametrize("step", COORDINATOR)
+def test_the_coordinator_dies_and_starts_again(tmp_path, step):
+    same_model(tmp_path, "bank", COORDINATOR[step])
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["relayed", "direct"])
+@pytest.mark.parametrize(
+    ("victim", "arm"),
+    [
+        ("clinic", told("meet")),
+        ("clinic", within("epoch", 3)),
+        ("shop", within("final")),
+        ("bank", within("epoch", 4)),
+    ],
+    ids=["meet", "epoch", "final", "coordinator"],
+)
+def test_a_protocol_between_parties_starts_again(tmp_path, victim, arm, direct):
+    same_model(tmp_path, victim, arm, protocol="two-tree", direct=direct)
+
+
+def test_streams_that_break_all_the_time_lose_nothing(tmp_path):
+    async def play() -> dict[str, Process]:
+        found = processes(Federation(tmp_path, plan(protocol="two-tree")))
+        for each in found.values():
+            each.start()
+        transport, cut = found["clinic"].node.mesh.transport, 0
+        handing = transport._hand_over
+
+        def hand_over(peer: str, frame: Frame) -> None:
+            nonlocal cut
+            handing(peer, frame)
+            if frame.number % 4 == 0 and cut < 20:
+                cut += 1
+                transport._streams[peer].cancel()
+
+        transport._hand_over = hand_over
+        await finish(found)
+        assert cut >= 10
+        return found
+
+    found = asyncio.run(play())
+    assert not any("goes back" in text or "anew" in text for each in found.values() for text in each.said)
+    expected, got = undisturbed("two-tree", False), models(tmp_path)
+    assert all(np.array_equal(got[name], value) for name, value in expected.items())
+
+
+def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
+    federation = Federation(tmp_path, plan(), patience=0.3)
+
+    async def stop() -> dict[str, BaseException]:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        found["clinic"].crash_in_phase("epoch", 4)
+        async with asyncio.timeout(60):
+            await found["clinic"].crashed.wait()
+            await found["clinic"].crash()
+            tasks = [found["bank"].task, found["shop"].task]
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(zip(("bank", "shop"), errors, strict=True))
+
+    errors = asyncio.run(stop())
+    assert isinstance(errors["bank"], NetworkError)
+    assert isinstance(errors["shop"], NetworkError)
+    assert re.match("clinic has not been reachable for 0.3 s", str(errors["bank"]))
+    assert "clinic has not been reachable" in str(errors["shop"])
+    assert all("\n" not in str(error) for error in errors.values())
+    again = Federation(tmp_path, plan())
+    results = asyncio.run(again.run())
+    assert results["bank"]["epochs"] == 3
+    for name, value in undisturbed("plain", False).items():
+        np.testing.assert_allclose(models(tmp_path)[name], value, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("victim", ["clinic", "bank"])
+def test_no_crash_overruns_a_budget(tmp_path, victim):
+    # The plan's three epochs spend about half of it; each crash repeats a part of one.
+    settings = plan(sigma=100.0, clip=1.0, budget_epsilon=1.0, delta=1e-3, evaluate_every=0)
+    federation = Federation(tmp_path, settings)
+
+    async def play() -> tuple[dict[str, Process], dict[str, dict[str, object]]]:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        for _ in range(6):
+            process = found[victim]
+            process.crashed.clear()
+            process.crash_in_phase("epoch", 3)
+            async with asyncio.timeout(60):
+                crashed = asyncio.create_task(process.crashed.wait())
+                await asyncio.wait({crashed, process.task}, return_when=asyncio.FIRST_COMPLETED)
+            if process.task.done():
+                break
+            await process.crash()
+            process.start()
+        return found, await finish(found)
+
+    found, results = asyncio.run(play())
+    check_ledgers(federation, found, more=7)
+    for name in ("clinic", "shop"):
+        spent = results[name]["privacy"][name]
+        assert 0 < spent["epsilon"] <= 1.0

@@ -1,0 +1,172 @@
+"""Real processes, killed at random moments: all finish, ledgers verify, no result is silently wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crashes import models
+from federation import free_port, tables, together
+
+from securevfl import Plan, train
+from securevfl.algorithms import find_algorithm
+from securevfl.data.share import OwnTable
+from securevfl.ledger import read_ledger, read_records
+from securevfl.network.certificates import create_authority, issue
+from securevfl.views import read_heads
+
+PARTIES = ("bank", "clinic", "shop")
+KILLS = 4
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vafl": ("vafl", {"sigma": 20.0, "budget_epsilon": 8.0, "delta": 1e-3}),
+    "two-tree": ("vafl-sync", {"protocol": "two-tree"}),
+    "pairwise": ("fdml", {"protocol": "pairwise"}),
+    "sealed": ("sealed", {"sigma": 4.0}),
+}
+
+
+class Company:
+    """Organisations in folders of their own, as processes of the command line."""
+
+    def __init__(self, folder: Path, plan: Plan, helpers: tuple[str, ...]) -> None:
+        self.folder, self.names = folder, (*PARTIES, *helpers)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.tables = tables(PARTIES, rows=80)
+        issue(create_authority(folder / "ca", name="test"), self.names, out=folder)
+        address = f"127.0.0.1:{free_port()}"
+        for name in self.names:
+            self._write_config(name, address)
+            if name in self.tables:
+                write_table(folder / name / "table.csv", self.tables[name])
+        (folder / "bank" / "plan.toml").write_text(plan.to_toml())
+
+    def _write_config(self, name: str, address: str) -> None:
+        lines = ['run = "kill"', 'certificates = "."', 'folder = "run"']
+        if name == "bank":
+            lines += [f'listen = "{address}"', 'parties = ["clinic", "shop"]', 'plan = "plan.toml"']
+            lines += ['align = "none"', "time_unit = 0.01"]
+        else:
+            lines += ['coordinator = "bank"', f'address = "{address}"']
+        lines += ["[network]", "patience = 120"] + ([] if name == "bank" else ["[accept]"])
+        if name in self.tables:
+            lines += ["[data]", 'file = "table.csv"'] + (['label_column = "y"'] if name == "bank" else [])
+            lines += ["[data.bounds]", *(f"x{i} = [-1.0, 1.0]" for i in range(3))]
+        (self.folder / name / "config.toml").write_text("\n".join(lines) + "\n")
+
+    def start(self, name: str) -> None:
+        command = [str(Path(sys.executable).parent / "securevfl"), "serve" if name == "bank" else "join"]
+        with (self.folder / f"{name}.out").open("ab") as file:
+            self.running[name] = subprocess.Popen(
+                [*command, "--config", str(self.folder / name / "config.toml")],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def progress(self, name: str) -> int:
+        """Grows with everything that an organisation writes down."""
+        files = [path for path in (self.folder / name / "run").rglob("*") if path.is_file()]
+        return len(files) + sum(path.read_bytes().count(b"\n") for path in files if path.suffix == ".jsonl")
+
+    def kill(self, name: str) -> None:
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.out").read_text()
+
+    def wait(self) -> None:
+        for name, process in self.running.items():
+            assert process.wait(timeout=300) == 0, f"{name}: {self.said(name)}"
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+def write_table(path: Path, table: OwnTable) -> None:
+    labels = table.labels
+    head = ["id", *(f"x{i}" for i in range(table.block.shape[1])), *([] if labels is None else ["y"])]
+    lines = [",".join(head)]
+    for row, key in enumerate(table.ids):
+        values = [repr(float(value)) for value in table.block[row]]
+        lines.append(",".join([str(key), *values, *([] if labels is None else [str(labels[row])])]))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def kill_at_random(company: Company, chance: random.Random) -> int:
+    """Kills one after the other, each after some more progress, and starts it again; how many it got."""
+    killed = 0
+    for turn in range(KILLS):
+        name = company.names[turn % len(company.names)]
+        goal = company.progress(name) + chance.randrange(40)
+        deadline = time.monotonic() + 120
+        while company.progress(name) < goal and company.running[name].poll() is None:
+            assert time.monotonic() < deadline, f"{name} hangs: {company.said(name)}"
+            time.sleep(0.01)
+        if company.running[name].poll() is not None:
+            break
+        company.kill(name)
+        killed += 1
+        company.start(name)
+    return killed
+
+
+def check_ledgers(company: Company) -> None:
+    heads = [head for name in company.names for head in read_heads(company.folder / name / "run")]
+    for name in company.names:
+        run = company.folder / name / "run"
+        read_records(run)
+        read_ledger(run / "ledger" / f"{name}.jsonl", heads=heads)
+
+
+def compare(company: Company, plan: Plan, results: Mapping[str, Any]) -> None:
+    """Without noise and asynchrony the model is the one that was trained without any kill."""
+    local = train(together(company.tables, plan), plan, company.folder / "local")
+    assert results["bank"]["test"]["loss"] == pytest.approx(local.test["loss"], abs=1e-4)
+    expected = models(company.folder)
+    for name in PARTIES:
+        for key, value in models(company.folder / name).items():
+            owner, weight = key.split("/")[-2:]
+            reference = expected[f"local/{owner}/{weight}"]
+            np.testing.assert_allclose(value, reference, rtol=0, atol=2e-6, err_msg=f"{name} {key}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_kills_at_random_moments(tmp_path, case, seed):
+    algorithm, changes = CASES[case]
+    defaults = find_algorithm(algorithm).defaults
+    settings = {"algorithm": algorithm, "epochs": 4, "batch": 16, "seed": 5, **changes}
+    plan = Plan.from_mapping({**defaults, **settings})
+    company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
+    for name in company.names:
+        company.start(name)
+    try:
+        killed = kill_at_random(company, random.Random(seed))
+        company.wait()
+    finally:
+        company.stop()
+    assert killed >= 1
+    check_ledgers(company)
+    results = {
+        name: json.loads((company.folder / name / "run" / "result.json").read_text())
+        for name in company.names
+    }
+    for name, spent in results["clinic"]["privacy"].items():
+        bound = plan.budget_epsilon or float("inf")
+        assert spent["epsilon"] is None or spent["epsilon"] <= bound, (name, spent)
+    if case in ("two-tree", "pairwise"):
+        compare(company, plan, results)

@@ -1,0 +1,474 @@
+"""Attackers at the coordinator's door: each is refused clearly, and nothing changes for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from federation import Federation, identities
+
+from securevfl.errors import NetworkError
+from securevfl.network import authority, mesh, transport
+from securevfl.network import identity as identity_module
+from securevfl.network.certificates import create_authority, issue
+from securevfl.network.conductor import Conductor
+from securevfl.network.frames import Frame, Kind
+from securevfl.network.greeting import Greeting, reason_of
+from securevfl.network.identity import Identity, load_identity, server_name
+from securevfl.network.session import new_incarnation
+from securevfl.plan import Plan
+from securevfl.protocols.wire import pack
+
+PLAN = Plan(algorithm="vafl-sync", epochs=1, batch=16)
+METHOD = f"/{transport.SERVICE}/{transport.METHOD}"
+
+
+class Attacker:
+    """A client of its own making, with somebody's certificate."""
+
+    def __init__(self, federation: Federation, identity: Identity, **options: Any) -> None:
+        credentials = grpc.ssl_channel_credentials(
+            identity.ca_pem, identity.key_pem, identity.certificate_pem
+        )
+        override = ("grpc.ssl_target_name_override", server_name("bank"))
+        self.channel = grpc.aio.secure_channel(federation.server.listen, credentials, [override])
+        self.options, self.me = options, new_incarnation()
+
+    def open(self) -> Any:
+        return self.channel.stream_stream(METHOD)(**self.options)
+
+    def hello(self, **changes: Any) -> bytes:
+        fields = {
+            "sender": "clinic",
+            "receiver": "bank",
+            "run": "test",
+            "incarnation": self.me,
+            "known": b"",
+            "received": 0,
+        }
+        return Greeting(**{**fields, **changes}).to_bytes(Kind.HELLO)
+
+    async def greet(self) -> Any:
+        """A stream that was welcomed."""
+        call = self.open()
+        await call.write(self.hello())
+        assert Frame.from_bytes(await call.read()).kind is Kind.WELCOME
+        return call
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+async def refusal(call: Any) -> str:
+    """Why the coordinator refuses; what it says before is skipped."""
+    async with asyncio.timeout(60):
+        while True:
+            data = await call.read()
+            assert data is not grpc.aio.EOF, "the stream ended without a refusal"
+            frame = Frame.from_bytes(data)
+            if frame.kind is Kind.REFUSE:
+                return reason_of(frame)
+
+
+async def status_after(call: Any, raw: bytes) -> grpc.StatusCode:
+    """How a stream ends after a write."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(raw)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code()
+
+
+@contextlib.asynccontextmanager
+async def waiting(federation: Federation) -> AsyncIterator[Conductor]:
+    """A coordinator that waits for the others."""
+    listening = asyncio.Event()
+    node = federation.conductor(say=lambda text: listening.set())
+    task = asyncio.create_task(node.run())
+    await asyncio.wait({asyncio.create_task(listening.wait()), task}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield node
+    finally:
+        assert not task.done(), task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def state(node: Conductor) -> dict[str, Any]:
+    """All that a peer could change."""
+    sessions = {name: (each.received, each.waiting) for name, each in node.mesh.sessions.items()}
+    return {
+        "sessions": sessions,
+        "joined": dict(node.joined),
+        "part": node.part,
+        "control": node.mesh.control.qsize(),
+        "early": len(node.mesh._early),
+        "introductions": dict(node.mesh.introductions),
+    }
+
+
+def attack(
+    tmp_path: Path,
+    work: Callable[[Attacker, Conductor], Awaitable[Any]],
+    identity: Identity | None = None,
+    bank: Identity | None = None,
+    **options: Any,
+) -> Any:
+    """Runs an attack on a waiting coordinator; its state must be what it was."""
+
+    async def play() -> Any:
+        federation = Federation(tmp_path, PLAN)
+        federation.server = replace(federation.server, identity=bank or identities()["bank"])
+        async with waiting(federation) as node:
+            before = state(node)
+            attacker = Attacker(federation, identity or identities()["clinic"], **options)
+            try:
+                result = await work(attacker, node)
+            finally:
+                await attacker.close()
+            assert state(node) == before
+            return result
+
+    return asyncio.run(play())
+
+
+# -- certificates -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Identity:
+    """A clinic of another consortium that knows ours."""
+    issue(create_authority(tmp_path / "other", name="other"), ["clinic"], out=tmp_path / "keys")
+    return replace(load_identity(tmp_path / "keys" / "clinic"), ca_pem=identities()["clinic"].ca_pem)
+
+
+async def try_to_greet(attacker: Attacker, node: Conductor) -> grpc.StatusCode:
+    call = attacker.open()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.write(attacker.hello())
+        await call.read()
+    assert node.mesh.transport.refused == 0  # TLS has refused before anybody of us was asked
+    return caught.value.code()
+
+
+def test_a_certificate_of_another_authority_is_refused(tmp_path, foreign):
+    assert attack(tmp_path / "run", try_to_greet, foreign) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_whoever_does_not_know_the_coordinators_authority_does_not_talk_to_it(tmp_path, foreign):
+    own = replace(identities()["clinic"], ca_pem=foreign.certificate_pem)
+    assert attack(tmp_path / "run", try_to_greet, own) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_client_without_certificate_is_refused(tmp_path):
+    async def work(attacker: Attacker, node: Conductor) -> None:
+        await attacker.channel.close()
+        credentials = grpc.ssl_channel_credentials(identities()["clinic"].ca_pem)
+        override = ("grpc.ssl_target_name_override", server_name("bank"))
+        attacker.channel = grpc.aio.secure_channel(node.config.listen, credentials, [override])
+        assert await try_to_greet(attacker, node) is grpc.StatusCode.UNAVAILABLE
+
+    attack(tmp_path, work)
+
+
+def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as past:
+        then = identity_module.now() - timedelta(days=30)
+        past.setattr(authority, "now", lambda: then)
+        past.setattr(identity_module, "now", lambda: then)
+        root = create_authority(tmp_path / "ca", name="old")
+        issue(root, ["clinic"], out=tmp_path, days=1)
+        issue(root, ["bank"], out=tmp_path, days=200)
+        clinic, bank = (load_identity(tmp_path / name) for name in ("clinic", "bank"))
+    assert attack(tmp_path / "run", try_to_greet, clinic, bank) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_organisation_without_part_in_the_run_is_refused(tmp_path):
+    async def work(attacker: Attacker, node: Conductor) -> str:
+        call = attacker.open()
+        await call.write(attacker.hello(sender="stranger"))
+        return await refusal(call)
+
+    reason = attack(tmp_path, work, identities()["stranger"])
+    assert reason == "stranger has a certificate, but no part in this run"
+
+
+# -- the first frame ----------------------------------------------------------------------------------------
+
+
+def hello_with(**fields: Any) -> bytes:
+    whole = {
+        "sender": "clinic",
+        "receiver": "bank",
+        "run": "test",
+        "incarnation": bytes(16),
+        "known": b"",
+        "received": 0,
+    }
+    return Frame(kind=Kind.HELLO, payload=pack("hello", {**whole, **fields})).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (hello_with(sender="shop"), "clinic's certificate, but the greeting says 'shop'"),
+        (hello_with(receiver="shop"), "a greeting for 'shop'; this is 'bank'"),
+        (hello_with(run="another"), "the run here is 'test', clinic takes part in 'another'"),
+        (hello_with(received=-1), "does not say what was received"),
+        (hello_with(received=True), "does not say what was received"),
+        (hello_with(incarnation=b"short"), "a greeting without incarnation"),
+        (hello_with(sender=np.zeros(3)), "who talks to whom"),
+        (hello_with(known=["x"]), "a greeting without incarnation"),
+        (hello_with(run="x" * 5000), "exceeds the limit of 4096"),
+        (b"garbage", "a frame of 7 bytes"),
+        (b"", "a frame of 0 bytes"),
+        (b"GET / HTTP/1.1\r\nHost: bank.example\r\n\r\n", "not a securevfl frame"),
+        (b"SVFN\x07" + bytes(60), "speaks version 7 of the network protocol, this side 1: upgrade the older"),
+        (Frame(kind=Kind.DATA, number=1).to_bytes(), "a stream that begins with DATA"),
+        (Frame(kind=Kind.HELLO, payload=b"SVFL").to_bytes(), "shorter than its header"),
+        (Frame(kind=Kind.HELLO, payload=pack("hallo", {})).to_bytes(), "a greeting that is none"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_greeting_that_makes_no_sense_is_refused(tmp_path, raw, reason):
+    async def work(attacker: Attacker, node: Conductor) -> str:
+        call = attacker.open()
+        await call.write(raw)
+        found = await refusal(call)
+        assert node.mesh.transport.refused == 1
+        return found
+
+    found = attack(tmp_path, work)
+    assert reason in found
+    assert len(found) <= 500
+
+
+def test_whoever_never_greets_is_sent_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.1)
+
+    async def work(attacker: Attacker, node: Conductor) -> str:
+        call = attacker.open()
+        return await refusal(call)
+
+    assert attack(tmp_path, work) == "no greeting came in time"
+
+
+def test_silent_streams_of_one_do_not_keep_out_the_others(tmp_path):
+    async def work(attacker: Attacker, node: Conductor) -> None:
+        calls = [attacker.open() for _ in range(6)]
+        reasons = [asyncio.create_task(refusal(call)) for call in calls]
+        async with asyncio.timeout(60):
+            while sum(task.done() for task in reasons) < 4:
+                await asyncio.wait(
+                    [task for task in reasons if not task.done()], return_when="FIRST_COMPLETED"
+                )
+        assert {task.result() for task in reasons if task.done()} == {
+            "clinic opens streams faster than it greets"
+        }
+        for task in reasons:
+            task.cancel()
+        await asyncio.gather(*reasons, return_exceptions=True)
+        for call in calls:
+            call.cancel()
+
+    attack(tmp_path, work)
+
+
+# -- later frames -------------------------------------------------------------------------------------------
+
+
+def control(kind: str, **fields: Any) -> bytes:
+    return Frame(kind=Kind.CONTROL, number=1, payload=pack(kind, fields)).to_bytes()
+
+
+def relay(**fields: Any) -> bytes:
+    whole = {"from": "clinic", "to": "shop", "by": bytes(16), "for": bytes(16), "sealed": b"x"}
+    return Frame(kind=Kind.RELAY, number=1, payload=pack("relay", {**whole, **fields})).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"garbage", "a frame of 7 bytes"),
+        (bytes(100), "not a securevfl frame"),
+        (Frame(kind=Kind.HELLO).to_bytes(), "greets in the middle"),
+        (Frame(kind=Kind.WELCOME).to_bytes(), "greets in the middle"),
+        (Frame(kind=Kind.DATA, number=2).to_bytes(), "sends frame 2 after frame 0"),
+        (Frame(kind=Kind.ACK, acknowledged=1).to_bytes(), "acknowledges frame 1; 0 were sent"),
+        (Frame(kind=Kind.DATA, number=1).to_bytes(), "without a phase"),
+        (Frame(kind=Kind.DATA, number=1, payload=bytes(40)).to_bytes(), "not a securevfl message"),
+        (Frame(kind=Kind.CONTROL, number=1).to_bytes(), "shorter than its header"),
+        (control("restarted"), "'restarted', which this version does not know"),
+        (control("away"), "'away', which this version does not know"),
+        (control("begin", phase=bytes(16)), "'begin', which this version does not know"),
+        (control("done"), "expected ['phase']"),
+        (control("done", phase=7), "expected bytes"),
+        (control("done", phase=b"short"), "has 5 bytes, expected 16"),
+        (control("done", phase=np.zeros(2)), "of type ndarray"),
+        (control("aborted", phase=bytes(16), checkpoints=["x"]), "not a list of epochs"),
+        (control("failed", reason="x" * 2_000_000), "of 2,000,0"),
+        (relay(**{"from": "shop"}), "relays from 'shop'"),
+        (relay(to="clinic"), "relays from 'clinic' to 'clinic'"),
+        (relay(to="stranger"), "relays from 'clinic' to 'stranger'"),
+        (relay(to=np.zeros(2)), "does not say what it relays"),
+        (relay(sealed=[1, 2]), "relays nothing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_frame_that_makes_no_sense_is_refused(tmp_path, raw, reason):
+    async def work(attacker: Attacker, node: Conductor) -> str:
+        call = await attacker.greet()
+        await call.write(raw)
+        return await refusal(call)
+
+    assert reason in attack(tmp_path, work)
+
+
+def test_a_refused_stream_leaves_the_session_where_it_was(tmp_path):
+    async def work(attacker: Attacker, node: Conductor) -> None:
+        for _ in range(3):
+            call = await attacker.greet()
+            await call.write(control("done"))
+            assert "expected ['phase']" in await refusal(call)
+        session = node.mesh.sessions["clinic"]
+        assert session.received == 0
+        assert not session.connected
+        assert "clinic" in node.mesh.lost_since
+
+    attack(tmp_path, work)
+
+
+def test_an_oversized_frame_ends_the_stream(tmp_path, monkeypatch):
+    kept = [option for option in transport._OPTIONS if "receive" not in option[0]]
+    monkeypatch.setattr(transport, "_OPTIONS", [*kept, ("grpc.max_receive_message_length", 1 << 20)])
+
+    async def work(attacker: Attacker, node: Conductor) -> grpc.StatusCode:
+        call = await attacker.greet()
+        return await status_after(call, Frame(kind=Kind.DATA, number=1, payload=bytes(2 << 20)).to_bytes())
+
+    assert attack(tmp_path, work) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_compressed_frames_are_refused(tmp_path):
+    """A megabyte of zeros fits a kilobyte; gRPC counts a message's size before it unfolds it."""
+
+    async def work(attacker: Attacker, node: Conductor) -> None:
+        status = await status_after(attacker.open(), attacker.hello() + bytes(1 << 20))
+        assert status is grpc.StatusCode.UNIMPLEMENTED
+
+    attack(tmp_path, work, compression=grpc.Compression.Gzip)
+
+
+def test_a_second_stream_replaces_the_first(tmp_path):
+    async def work(attacker: Attacker, node: Conductor) -> None:
+        first = await attacker.greet()
+        second = await attacker.greet()
+        assert node.mesh.sessions["clinic"].connected
+        await second.write(b"garbage")
+        assert "a frame of 7 bytes" in await refusal(second)
+        first.cancel()
+
+    attack(tmp_path, work)
+
+
+def test_an_old_process_cannot_take_its_place_back(tmp_path):
+    async def work(attacker: Attacker, node: Conductor) -> str:
+        old = attacker.me
+        await attacker.greet()
+        attacker.me = new_incarnation()
+        await attacker.greet()
+        call = attacker.open()
+        await call.write(attacker.hello(incarnation=old))
+        reason = await refusal(call)
+        assert node.mesh.sessions["clinic"].connected
+        return reason
+
+    async def restarted(attacker: Attacker, node: Conductor) -> str:
+        node.mesh.on_restart = lambda peer: None
+        return await work(attacker, node)
+
+    assert attack(tmp_path, restarted) == "a later process of clinic has taken the place of this one"
+
+
+def test_a_flood_of_control_messages_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(mesh, "MAX_CONTROLS", 50)
+
+    async def work(attacker: Attacker, node: Conductor) -> str:
+        item, stopped = node.mesh.control, asyncio.Queue[Any]()
+        node.mesh.control = stopped  # a coordinator that is busy
+        call = await attacker.greet()
+        for number in range(1, 52):
+            await call.write(Frame(kind=Kind.CONTROL, number=number, payload=pack("finished", {})).to_bytes())
+        reason = await refusal(call)
+        assert stopped.qsize() == 50
+        node.mesh.control = item
+        node.mesh.sessions["clinic"].received = 0
+        return reason
+
+    assert attack(tmp_path, work) == "clinic floods: 50 control messages wait"
+
+
+# -- everybody else -----------------------------------------------------------------------------------------
+
+
+def test_a_party_that_is_refused_says_why(tmp_path):
+    federation = Federation(tmp_path, PLAN)
+    federation.members["clinic"] = replace(federation.members["clinic"], run="another")
+
+    async def play() -> None:
+        async with waiting(federation):
+            await federation.member("clinic").run()
+
+    with pytest.raises(NetworkError, match="bank refuses clinic: the run here is 'test'"):
+        asyncio.run(play())
+
+
+def test_a_party_of_another_version_says_so(tmp_path):
+    federation = Federation(tmp_path, PLAN)
+
+    async def play() -> None:
+        async with waiting(federation):
+            member = federation.member("clinic")
+            hello = member.mesh.transport._hello
+            member.mesh.transport._hello = lambda kind, peer: b"SVFN\x02" + hello(kind, peer)[5:]
+            await member.run()
+
+    with pytest.raises(NetworkError, match="speaks version 2 of the network protocol, this side 1"):
+        asyncio.run(play())
+
+
+def test_an_honest_run_finishes_among_attackers(tmp_path):
+    federation = Federation(tmp_path, PLAN)
+
+    async def harass(identity: Identity, name: str) -> None:
+        attacker = Attacker(federation, identity)
+        try:
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    for raw in (b"garbage", attacker.hello(sender=name), attacker.hello(run="x")):
+                        call = attacker.open()
+                        await call.write(raw)
+                        await call.read()
+                await asyncio.sleep(0.01)
+        finally:
+            await attacker.close()
+
+    async def play() -> dict[str, Any]:
+        attacks = [asyncio.create_task(harass(identities()["stranger"], "clinic")) for _ in range(2)]
+        try:
+            return await federation.run()
+        finally:
+            for task in attacks:
+                task.cancel()
+            await asyncio.gather(*attacks, return_exceptions=True)
+
+    results = asyncio.run(play())
+    assert results["bank"]["epochs"] == 1
