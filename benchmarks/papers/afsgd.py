@@ -264,8 +264,8 @@ def compare(problem: Problem, estimator: str, epochs: int) -> tuple[list[Any], d
 
 def table_two(
     names: Iterable[str], pose_one: Callable[[str], Problem], epochs: int, raw: Path | None
-) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Time to the target, synchronous / asynchronous, and the speed-up beside the paper's."""
+) -> tuple[str, str, dict[str, dict[str, Any]]]:
+    """Time to the target and the speed-up beside the paper's; what is met of the paper's; curves."""
     rows, panels = [], {}
     known = json.loads(raw.read_text(encoding="utf-8")) if raw is not None and raw.exists() else {}
     for name in names:
@@ -285,7 +285,15 @@ def table_two(
     head = ["set", "", "passes"]
     for slower in SLOWER:
         head += [f"synchronous, {slower:.0%} slower", "asynchronous", "speed-up"]
-    return table([*head, "paper"], rows), {name: curves for name, curves in panels.items() if curves}
+    published = [row for row in rows if row[-1] != "-" and row[0] != "sparse"]
+    below = [
+        f"{row[0]}, {row[1]} ({row[-2]} against {row[-1]})" for row in published if float(row[-2]) < row[-1]
+    ]
+    goals = GOALS.format(
+        met=len(published) - len(below), rows=len(published), below="; ".join(below) or "none"
+    )
+    curves = {name: curves for name, curves in panels.items() if curves}
+    return table([*head, "paper"], rows), goals, curves
 
 
 def figure_six(base: VerticalData, workers: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
@@ -320,12 +328,12 @@ def main() -> None:
         say(f"{name}: {problem.data}, optimum {problem.lowest:.6f}")
         return problem
 
-    two, panels = table_two(PAPER, pose_one, 20 if chosen.quick else 60, chosen.raw)
+    two, goals, panels = table_two(PAPER, pose_one, 20 if chosen.quick else 60, chosen.raw)
     plot(chosen.out / "afsgd.png", panels, x="time (steps of a fast worker)", y="sub-optimality", scale="log")
     base = load("uci-credit", chosen.data_folder, quick=chosen.quick)
     six, lines = figure_six(base, (2, 4) if chosen.quick else (2, 4, 8, 16))
     plot(chosen.out / "afsgd-workers.png", {"SGD on uci-credit": lines}, x="workers", y="speed-up over 2")
-    write(chosen.out / "afsgd.md", report(two, six, quick=chosen.quick))
+    write(chosen.out / "afsgd.md", report(two, goals, six, quick=chosen.quick))
 
 
 SETTING = f"""Logistic regression with l2 = {L2:g}. A step is one hundredth of the records (on `sparse` one
@@ -338,17 +346,25 @@ drawn from a power law, and stays sparse throughout; to keep the run short it ha
 stands with its rate, that one or half of it. The paper's column is its Table 2, for `sparse` its news20; it
 has no a9a. One seed."""
 
+GOALS = """With the straggler 300 % slower the asynchronous speed-up is at least the paper's in {met} of the
+{rows} rows of real sets that the paper has; below it: {below}.
+SVRG and SAGA end when the straggler's own block has
+converged, which takes fewer of its steps than synchronous training, but not as few as the clock would allow.
+With the straggler 40 % slower every speed-up is below the paper's, as it must be (see the bound below)."""
+
 DIFFERENCES = """Where it differs from the paper, and why:
 
 - The paper's straggler is "40 % to 300 % slower"; it does not say how slow in which run. With equal workers
   and exact step times, q workers cannot gain more than (q - 1 + 1 / (1 + s)) (1 + s) / q in steps: 1.30 at
   40 % and 3.25 at 300 % for q = 4, 1.35 and 3.63 for q = 8. On its cluster steps also vary by chance, and
   every barrier waits for the unluckiest worker; here they do not.
-- A speed-up above that bound (SGD) comes from the path, not from the clock: workers that step one after the
-  other see each other's last step, where synchronous ones all step at once, and at these large rates that
-  matters.
-- SVRG and SAGA gain less than SGD, as in the paper on most sets: the straggler's own block must converge too,
-  at its own pace, and a full gradient keeps it busy for a whole pass.
+- A speed-up above that bound comes from the path, not from the clock: workers that step one after the other
+  see each other's last step, where synchronous ones all step at once, and at these large rates that matters.
+- The time is that of the first look below the target, and the rate the one that gets there first: large rates
+  whose objective swings are favoured. On `sparse`, where one rate was tried, it swings so widely that the
+  first look below the target is luck (figure): those three rows show that the width runs, not a speed-up.
+- On the three real sets SVRG and SAGA gain less than SGD: the straggler's own block must converge too, at its
+  own pace, and a full gradient keeps it busy for a whole pass.
 - The paper ends SVRG and SAGA at 10^-4 on all sets and has features that we do not (92 columns of
   GiveMeSomeCredit against 12 here, whose files hold no more); news20, rcv1, url and webspam are not at
   hand."""
@@ -358,7 +374,7 @@ WORKERS = """SGD on `uci-credit` to 10^-1.5. A worker's step takes as long as it
 straggler is 300 % slower. Speed-ups in the plot are each algorithm's own over two workers."""
 
 
-def report(two: str, six: str, *, quick: bool) -> list[str]:
+def report(two: str, goals: str, six: str, *, quick: bool) -> list[str]:
     """The report's parts."""
     command = "python -m benchmarks.papers.afsgd --data-folder DATA" + (" --quick" if quick else "")
     return [
@@ -368,6 +384,7 @@ def report(two: str, six: str, *, quick: bool) -> list[str]:
         "## Table 2: time to the same sub-optimality",
         two,
         "![Sub-optimality against time with a straggler 300 % slower](afsgd.png)",
+        goals,
         DIFFERENCES,
         "## Figure 6: workers",
         WORKERS,
