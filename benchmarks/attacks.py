@@ -39,6 +39,7 @@ def main() -> None:
         "frozen": Plan(encoder_training="none", sigma=2.0),
         "strict": Plan(sigma=2.0),
         "dp-encoder": Plan(encoder_training="dp", sigma=2.0, gradient_sigma=2.0),
+        "sealed": Plan(algorithm="sealed", sigma=15.0, epochs=80, embedding=1),
     }
     for mode, plan in plans.items():
         _timed(f"audit of a plan in mode {mode}", lambda plan=plan: list(canary_audits(plan).values()))

@@ -19,6 +19,11 @@ class Batches:
         self._order: Rows = np.empty(0, np.int64)
         self._position = 0
 
+    @property
+    def per_pass(self) -> int:
+        """Batches in one pass through the records."""
+        return -(-self.records // self.size)
+
     def next(self) -> Rows:
         """The next batch; the last one of a pass may be smaller."""
         if self._position >= len(self._order):
@@ -27,10 +32,6 @@ class Batches:
         rows = self._order[self._position : self._position + self.size]
         self._position += len(rows)
         return rows
-
-    def put_back(self, rows: Rows) -> None:
-        """The batch that was taken last comes again."""
-        self._position -= len(rows)
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import Setup
-from securevfl.algorithms.sharing import SharingServer, rounds_per_pass
+from securevfl.algorithms.sharing import SharingServer
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
 from securevfl.models import task_loss
@@ -47,14 +47,14 @@ class FDMLServer(SharingServer):
         if self.sums is not None:
             await self._train_on_sums()
             return
-        left = rounds_per_pass(self.setup) * len(self.parties)
+        left = self.batches.per_pass * len(self.parties)
         while left:
             self._waiting.append(self._push(await self.link.receive()))
             left -= await self._answer_ready()
 
     async def _train_on_sums(self) -> None:
         """The same where a sum exists only once everybody has contributed: without staleness."""
-        for _ in range(rounds_per_pass(self.setup)):
+        for _ in range(self.batches.per_pass):
             rows = self.batches.next()
             pulls = await self._gather(rows)
             total = await self._total(rows, "embedding")

@@ -15,7 +15,7 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
 from securevfl.algorithms.local_steps import build_local_optimiser
-from securevfl.algorithms.sharing import SharingServer, rounds_per_pass
+from securevfl.algorithms.sharing import SharingServer
 from securevfl.messages import Message
 from securevfl.models import Fusion, task_loss
 from securevfl.protocols.wire import Value
@@ -59,7 +59,7 @@ class FlexServer(SharingServer):
         self._reported = (0, 0.0)
 
     async def _train(self) -> None:
-        for _ in range(rounds_per_pass(self.setup)):
+        for _ in range(self.batches.per_pass):
             await self._round(self.batches.next())
         check_finite(SERVER, self.head)
 

@@ -42,11 +42,6 @@ def shared_batches(setup: Setup) -> Batches:
     return Batches(setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", 0))
 
 
-def rounds_per_pass(setup: Setup) -> int:
-    """Batches in one pass through the training records."""
-    return -(-setup.data.n_train // min(setup.plan.batch, setup.data.n_train))
-
-
 def check_sums(plan: Plan, data: VerticalData) -> None:
     """Raises `PlanError` if the plan's protocol cannot sum these parties' vectors for the label holder."""
     if plan.protocol != "plain":
@@ -247,7 +242,7 @@ class SharingParty(Role):
     async def epoch(self) -> None:
         if self.sums is not None:
             await self.sums.begin()
-        for _ in range(rounds_per_pass(self.setup)):
+        for _ in range(self.batches.per_pass):
             await self._round(self.batches.next())
         self.model.check_finite()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,17 @@ class VAFLParty(Role):
         await self.link.reply(message, "embedding", {"values": released.values}, released.head)
 
     async def _work(self) -> None:
-        """Algorithm 1, lines 3 to 7, until the server ends the epoch."""
+        """Algorithm 1, lines 3 to 7, until the server ends the epoch.
+
+        On a shared schedule the party knows when that is, and releases nothing that would come too late.
+        """
         clock = self.setup.clock
+        left = self.batches.per_pass if self.shared_schedule else math.inf
         while not self._ended.is_set():
+            if left <= 0:
+                await self._ended.wait()
+                return
+            left -= 1
             if self.ready_at is None:
                 self.ready_at = clock.now() + self.delay.draw()
             if not await clock.sleep_until(self.ready_at, self._ended):
@@ -95,8 +104,6 @@ class VAFLParty(Role):
         answer = await self.link.call(SERVER, "embedding", fields, released.head)
         if answer.kind == "gradient":
             self.model.learn(released, answer["values"], rows)
-        elif answer.kind == "late" and self.shared_schedule:
-            self.batches.put_back(rows)  # the others have not seen this batch yet
 
     def state(self) -> dict[str, Any]:
         return {

@@ -215,5 +215,3 @@ class SummingParty(VAFLParty):
                 raise ProtocolError(f"{self.address} received a gradient before any sum over its batch")
             self.model.learn(self._contribution, answer["values"], rows)
             self._contribution = None
-        elif answer.kind == "late" and self.shared_schedule:
-            self.batches.put_back(rows)  # the others have not seen this batch yet
