@@ -77,8 +77,10 @@ def _value_size(value: Value) -> int:
     return 9 + sum(4 + len(item.encode()) if isinstance(item, str) else 8 for item in value)
 
 
-def unpack(data: bytes, *, max_bytes: int = MAX_BYTES, start: int = 0) -> tuple[str, dict[str, Value]]:
-    """Decodes one message; arrays are read-only views into `data`.
+def unpack(
+    data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, start: int = 0
+) -> tuple[str, dict[str, Value]]:
+    """Decodes one message; arrays are read-only views into it.
 
     Args:
         data: Where the message is.
@@ -93,6 +95,7 @@ def unpack(data: bytes, *, max_bytes: int = MAX_BYTES, start: int = 0) -> tuple[
         raise WireError(f"message of {length} bytes exceeds the limit of {max_bytes}")
     if length < _HEADER.size:
         raise WireError(f"message of {length} bytes is shorter than its header")
+    data = bytes(data)  # costs nothing where it is bytes already
     magic, version, count, size = _HEADER.unpack_from(data, start)
     if magic != MAGIC:
         raise WireError("not a securevfl message")

@@ -53,6 +53,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it, a frozen peer is noticed after a minute or more
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

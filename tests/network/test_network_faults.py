@@ -204,3 +204,47 @@ def test_no_crash_overruns_a_budget(tmp_path, victim):
     for name in ("clinic", "shop"):
         spent = results[name]["privacy"][name]
         assert 0 < spent["epsilon"] <= 1.0
+
+
+@pytest.mark.parametrize("step", ["met", "confirmed", "epoch", "done", "final", "finished"])
+@pytest.mark.parametrize(
+    ("algorithm", "victim", "changes"),
+    [
+        ("vafl", "clinic", {"sigma": 50.0, "clip": 1.0}),
+        ("vafl", "bank", {}),
+        ("fdml", "shop", {"protocol": "pairwise"}),
+        ("sealed", "dealer", {"sigma": 4.0}),
+        ("sealed", "clinic", {"sigma": 4.0}),
+    ],
+    ids=["vafl-clinic", "vafl-bank", "pairwise-shop", "sealed-dealer", "sealed-clinic"],
+)
+def test_every_kind_of_protocol_goes_on_after_a_crash(tmp_path, algorithm, victim, changes, step):
+    settings = plan(algorithm, **changes)
+    federation = Federation(tmp_path, settings, helpers=find_algorithm(algorithm).helpers)
+    arm = (COORDINATOR if victim == "bank" else MEMBER).get(step, COORDINATOR["epoch"])
+    found, results = asyncio.run(run_with_crash(federation, victim, arm))
+    check_ledgers(federation, found)
+    assert results["bank"]["epochs"] == 3
+    assert results["bank"]["stopped"] is None
+    assert np.isfinite(results["bank"]["test"]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("victim", "arm"),
+    [
+        ("clinic", told("align")),
+        ("clinic", told("alignment")),
+        ("shop", telling("alignment")),
+        ("clinic", telling("aligned")),
+        ("bank", told("alignment")),
+        ("bank", told("aligned", 2)),
+    ],
+    ids=["told", "first message", "first answer", "last message", "coordinator", "coordinator at the end"],
+)
+def test_private_alignment_starts_again(tmp_path, victim, arm):
+    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
+    federation = Federation(tmp_path, plan(epochs=1), align="psi")
+    found, results = asyncio.run(run_with_crash(federation, victim, arm))
+    check_ledgers(federation, found)
+    assert results["bank"]["epochs"] == 1
+    assert any("60 of 60 records are common" in text for text in found["shop"].said)

@@ -1,0 +1,53 @@
+"""Coverage-guided fuzzing with atheris, where it is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from securevfl.messages import Head, Message
+from securevfl.network.frames import Frame, Kind
+from securevfl.network.greeting import Greeting, refusal
+from securevfl.protocols.wire import pack
+
+RUNS = 100_000
+
+
+def seeds() -> list[bytes]:
+    """Well-formed bytes of each kind, to start from."""
+    head = Head("bank", 3, "0" * 64)
+    fields = {"a": np.ones((2, 3)), "b": [1, 2], "c": ["x", "y"], "d": None, "e": True, "f": 1.5, "g": b"raw"}
+    hello = Greeting(sender="clinic", receiver="bank", run="r", incarnation=bytes(16), known=b"", received=0)
+    return [
+        Message(kind="x", sender="clinic", receiver="server", fields=fields, head=head).to_bytes(),
+        pack("done", {"phase": bytes(16)}),
+        pack("begin", {"phase": bytes(16), "part": "epoch", "epoch": 1, "restore": -2}),
+        pack("aborted", {"phase": bytes(16), "checkpoints": [1, 2]}),
+        Frame(kind=Kind.DATA, payload=b"content", number=1).to_bytes(),
+        hello.to_bytes(Kind.HELLO),
+        refusal("no"),
+    ]
+
+
+@pytest.mark.slow
+def test_guided_fuzzing_finds_no_other_error(tmp_path):
+    pytest.importorskip("atheris", reason="atheris is not installed: pip install atheris")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number, raw in enumerate(seeds()):
+        (corpus / f"seed{number}").write_bytes(raw)
+    target = Path(__file__).with_name("atheris_target.py")
+    options = [f"-runs={RUNS}", "-seed=1", "-max_len=400", "-rss_limit_mb=2048", "-timeout=20"]
+    done = subprocess.run(
+        [sys.executable, str(target), *options, str(corpus)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"Done {RUNS} runs" in done.stderr
