@@ -124,13 +124,21 @@ class Mesh:
         for each in introductions:
             if each.name == self.name or each.name not in self.sessions:
                 continue
-            known = self.introductions.get(each.name)
-            if known is not None and known.incarnation == each.incarnation:
+            known, cipher = self.introductions.get(each.name), self._ciphers.get(each.name)
+            same = known is not None and known.incarnation == each.incarnation
+            if same and cipher is not None and cipher.via == self._via:
                 continue
-            self._ciphers[each.name] = self.introducer.meet(each)
+            self._ciphers[each.name] = self.introducer.meet(each, self._via)
             self.introductions[each.name] = each
             if known is None:
                 self._connect_to(each)
+
+    @property
+    def _via(self) -> bytes:
+        """The coordinator's process."""
+        return (
+            self.incarnation if self.name == self.coordinator else self.sessions[self.coordinator].incarnation
+        )
 
     def _connect_to(self, other: Introduction) -> None:
         """Of two that both can be dialled, the one whose name comes first dials."""
@@ -214,13 +222,14 @@ class Mesh:
         if host in self._direct:
             self.sessions[host].post(Kind.DATA, content)
             return
-        sealed = self._ciphers[host].seal(content)
+        cipher = self._ciphers[host]
         fields: dict[str, Value] = {
             "from": self.name,
             "to": host,
             "by": self.incarnation,
             "for": self.introductions[host].incarnation,
-            "sealed": sealed,
+            "via": cipher.via,
+            "sealed": cipher.seal(content),
         }
         self.sessions[self.coordinator].post(Kind.RELAY, pack("relay", fields))
 
@@ -277,22 +286,25 @@ class Mesh:
     def _relay(self, peer: str, payload: bytes) -> None:
         kind, fields = unpack(payload)
         sender, receiver = fields.get("from"), fields.get("to")
-        by, process, sealed = (fields.get(key) for key in ("by", "for", "sealed"))
-        if kind != "relay" or not all(isinstance(each, bytes) for each in (by, process, sealed)):
+        by, process, via, sealed = (fields.get(key) for key in ("by", "for", "via", "sealed"))
+        if kind != "relay" or not all(isinstance(each, bytes) for each in (by, process, via, sealed)):
             raise WireError(f"{peer} relays nothing")
         if not isinstance(sender, str) or not isinstance(receiver, str):
             raise WireError(f"{peer} does not say what it relays to whom")
         if self.name == self.coordinator:
             if sender != peer or receiver not in self.sessions or receiver == peer:
                 raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
-            if process == self.sessions[receiver].incarnation:  # else it was for an earlier process
+            # What was for an earlier process, or sealed for an earlier one of ours, is void.
+            if (process, via) == (self.sessions[receiver].incarnation, self.incarnation):
                 self.sessions[receiver].post(Kind.RELAY, payload)
             return
         if peer != self.coordinator or receiver != self.name or sender not in self.sessions:
             raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
-        known = self.introductions.get(sender)
-        if known is not None and (by, process) == (known.incarnation, self.incarnation):
-            self._data(sender, self._ciphers[sender].open(sealed))  # type: ignore[arg-type]
+        known, cipher = self.introductions.get(sender), self._ciphers.get(sender)
+        if known is None or cipher is None:
+            return
+        if (by, process, via) == (known.incarnation, self.incarnation, cipher.via):
+            self._data(sender, cipher.open(sealed))  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Ends all connections."""

@@ -104,7 +104,7 @@ class Introducer:
     def __init__(self, identity: Identity, *, run: str, incarnation: bytes, address: str = "") -> None:
         self.identity, self.run = identity, run
         self._secret = X25519PrivateKey.generate()
-        self._met: set[bytes] = set()
+        self._met: set[tuple[bytes, bytes]] = set()
         unsigned = Introduction(
             name=identity.name,
             incarnation=incarnation,
@@ -119,8 +119,13 @@ class Introducer:
         signature = key.sign(unsigned.signed(run), ec.ECDSA(hashes.SHA256()))
         self.introduction = Introduction(**{**vars(unsigned), "signature": signature})
 
-    def meet(self, other: Introduction) -> PairCipher:
+    def meet(self, other: Introduction, via: bytes = b"") -> PairCipher:
         """The cipher with another process; its introduction is checked first.
+
+        Args:
+            other: Who it is.
+            via: The coordinator's process. What one of them had not passed on is lost with it, and the next
+                message would not be the one that is expected; so each has ciphers of its own.
 
         Raises:
             CertificateError: The introduction was not signed by the one it names.
@@ -128,24 +133,24 @@ class Introducer:
                 count from the beginning and use every nonce twice.
         """
         other.check(self.run, self.identity.ca_pem)
-        if other.public_key in self._met:
+        if (other.public_key, via) in self._met:
             raise ProtocolError(f"an introduction of {other.name} comes back; a process is met once")
         try:
             shared = self._secret.exchange(X25519PublicKey.from_public_bytes(other.public_key))
         except ValueError as error:
             raise ProtocolError(f"{other.name} introduces itself with an unusable key") from error
-        self._met.add(other.public_key)
+        self._met.add((other.public_key, via))
         me, them = self.introduction, other
-        return PairCipher(
-            own=_key(shared, self.run, me, them), other=_key(shared, self.run, them, me), peer=other.name
-        )
+        own, theirs = (_key(shared, self.run, via, *pair) for pair in ((me, them), (them, me)))
+        return PairCipher(own=own, other=theirs, peer=other.name, via=via)
 
 
-def _key(shared: bytes, run: str, sender: Introduction, receiver: Introduction) -> bytes:
+def _key(shared: bytes, run: str, via: bytes, sender: Introduction, receiver: Introduction) -> bytes:
     info = pack(
         "securevfl relay 1",
         {
             "run": run,
+            "via": via,
             "from": sender.name,
             "to": receiver.name,
             "from_process": sender.incarnation,
@@ -160,8 +165,8 @@ def _key(shared: bytes, run: str, sender: Introduction, receiver: Introduction) 
 class PairCipher:
     """Seals what goes to one other process and opens what comes from it, in order and once."""
 
-    def __init__(self, *, own: bytes, other: bytes, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, *, own: bytes, other: bytes, peer: str, via: bytes) -> None:
+        self.peer, self.via = peer, via
         self._seal, self._open = AESGCM(own), AESGCM(other)
         self._sealed = self._opened = 0
 

@@ -104,6 +104,20 @@ class Process:
 
         links.post = post
 
+    def crash_with_relays(self, count: int) -> None:
+        """Dies with what others have sent each other through it, from the count-th message on."""
+        relaying, seen = self.node.mesh._relay, 0
+
+        def relay(peer: str, payload: bytes) -> None:
+            nonlocal seen
+            seen += 1
+            if seen >= count:
+                self.crashed.set()
+            else:
+                relaying(peer, payload)
+
+        self.node.mesh._relay = relay
+
 
 def processes(federation: Federation) -> dict[str, Process]:
     return {name: Process(federation, name) for name in federation.names}

@@ -108,13 +108,16 @@ def bad_relay(random: Random, mesh: Mesh, peer: str) -> bytes:
         "to": mesh.name,
         "by": known.incarnation if known is not None else bytes(16),
         "for": mesh.incarnation,
+        "via": mesh._via,
         "sealed": random.randbytes(random.randrange(200)),
     }
     change = random.randrange(3)
     if change == 0:
         fields[random.choice(["from", "to"])] = random.choice(["nobody", "", 3, None, np.zeros(2), ["x"]])
     elif change == 1:
-        fields[random.choice(["by", "for", "sealed"])] = random.choice([None, "x", 3, [1], np.zeros(3)])
+        fields[random.choice(["by", "for", "via", "sealed"])] = random.choice(
+            [None, "x", 3, [1], np.zeros(3)]
+        )
     raw = pack("relay" if random.random() < 0.9 else "rely", fields)
     return raw if change < 2 else broken(random, raw) if random.random() < 0.5 else raw
 

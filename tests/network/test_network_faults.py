@@ -122,6 +122,11 @@ def test_a_protocol_between_parties_starts_again(tmp_path, victim, arm, direct):
     same_model(tmp_path, victim, arm, protocol="two-tree", direct=direct)
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_the_coordinator_had_not_passed_on_is_sent_again(tmp_path, count):
+    same_model(tmp_path, "bank", partial(Process.crash_with_relays, count=count), protocol="two-tree")
+
+
 def test_streams_that_break_all_the_time_lose_nothing(tmp_path):
     async def play() -> dict[str, Process]:
         found = processes(Federation(tmp_path, plan(protocol="two-tree")))

@@ -149,3 +149,16 @@ def test_an_introduction_without_its_fields_is_refused(missing, value):
     fields = introducer("shop").introduction.fields()
     with pytest.raises(ProtocolError, match="an introduction without"):
         read_introduction({**fields, missing: value})
+
+
+def test_each_process_of_the_coordinator_passes_on_with_keys_of_its_own():
+    clinic, shop = introducer("clinic"), introducer("shop")
+    old = clinic.meet(shop.introduction, b"first")
+    shop.meet(clinic.introduction, b"first")
+    lost = old.seal(b"lost with the coordinator")
+    now, there = clinic.meet(shop.introduction, b"second"), shop.meet(clinic.introduction, b"second")
+    with pytest.raises(ProtocolError):
+        there.open(lost)
+    assert there.open(now.seal(b"again")) == b"again"
+    with pytest.raises(ProtocolError, match="comes back"):
+        clinic.meet(shop.introduction, b"first")

@@ -290,7 +290,7 @@ def control(kind: str, **fields: Any) -> bytes:
 
 
 def relay(**fields: Any) -> bytes:
-    whole = {"from": "clinic", "to": "shop", "by": bytes(16), "for": bytes(16), "sealed": b"x"}
+    whole = {"from": "clinic", "to": "shop", "by": bytes(16), "for": bytes(16), "via": b"", "sealed": b"x"}
     return Frame(kind=Kind.RELAY, number=1, payload=pack("relay", {**whole, **fields})).to_bytes()
 
 
