@@ -27,7 +27,7 @@ Side = Callable[[], float]
 def engine_for(data: VerticalData, **changes: object) -> Engine:
     plan, scaled = resolve(Plan(scaling="none", **changes), data)  # type: ignore[arg-type]
     engine = Engine(plan, scaled)
-    engine._phase(lambda role: role.prepare())
+    engine._phase("prepare")
     return engine
 
 
@@ -45,7 +45,7 @@ def runtime(data: VerticalData, *, ledger: bool = True, **changes: object) -> Si
 
     def epoch() -> float:
         before, begun = engine.server.processed, time.process_time()
-        engine._phase(lambda role: role.epoch())
+        engine._phase("epoch")
         seconds = time.process_time() - begun
         steps = (engine.server.processed - before) / engine.plan.batch
         return seconds / (steps / len(data.parties) if engine.algorithm.name == "vafl-sync" else steps)
@@ -159,7 +159,7 @@ def epoch() -> None:
     for name in ("central", "vafl", "vafl-sync"):
         engine = engine_for(data, algorithm=name, batch=100)
         begun = time.perf_counter()
-        engine._phase(lambda role: role.epoch())
+        engine._phase("epoch")
         print(f"one epoch of a9a's size (2 parties, batch 100), {name}: {time.perf_counter() - begun:.2f} s")
 
 

@@ -80,8 +80,12 @@ class Seat:
         self.observatory = Observatory([self.organisation], self.hosts)
         mesh.observe = self._observe
         self._randomised = not plan.label_epsilon
-        self.setup = self._build()
-        self.roles = self._roles()
+        try:
+            self.setup = self._build()
+            self.roles = self._roles()
+        except BaseException:
+            self.close()
+            raise
 
     # -- building -------------------------------------------------------------------------------------------
 
