@@ -15,7 +15,7 @@ from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
-from securevfl.algorithms import SERVER, Progress
+from securevfl.algorithms import SERVER, Progress, ServerRole
 from securevfl.callbacks import Callback, Callbacks
 from securevfl.data import VerticalData
 from securevfl.engine import Engine
@@ -315,22 +315,49 @@ def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
 
 
 def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
-    plan = engine.plan
-    test = {name: _number(value) for name, value in engine.server.test.items()}
+    return result_content(
+        engine.plan,
+        records,
+        label_holder=engine.setup.label_holder,
+        server=engine.server,
+        epochs=engine.server.epochs_done,
+        time={"virtual": engine.time, "wall": round(engine.wall, 3)},
+        messages=engine.network.messages,
+        bytes=engine.network.bytes,
+        stopped=engine.stopped,
+    )
+
+
+def result_content(
+    plan: Plan,
+    records: list[ReleaseRecord],
+    *,
+    label_holder: str,
+    server: ServerRole | None,
+    epochs: int,
+    **figures: Any,
+) -> dict[str, Any]:
+    """What ``train --json`` prints, on any runtime.
+
+    Args:
+        plan: The resolved plan.
+        records: The releases that the writer of the result knows of.
+        label_holder: Who holds the labels.
+        server: The label holder's role; None where it runs elsewhere.
+        epochs: Epochs done.
+        figures: Time, messages, bytes, why it stopped, and what else a runtime has to say.
+    """
     result = {
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
-        "test": test,
+        "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         "privacy": spending(records, plan.delta),
         **({"prediction": predictions(records)} if plan.mode == "sealed" else {}),
         "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
-        "time": {"virtual": engine.time, "wall": round(engine.wall, 3)},
-        "messages": engine.network.messages,
-        "bytes": engine.network.bytes,
-        "labels": label_exposure(records, engine.setup.label_holder),
-        "epochs": engine.server.epochs_done,
-        "loss": _number(engine.server.loss),
-        "stopped": engine.stopped,
+        "labels": label_exposure(records, label_holder),
+        "epochs": epochs,
+        "loss": None if server is None else _number(server.loss),
+        **figures,
     }
     return dict(json.loads(json.dumps(result)))
 

@@ -63,20 +63,18 @@ class Facts:
     Attributes:
         columns: How many features it has; 0 for a helper.
         bounds: Public bounds, as nested lists, NaN where unknown; None without any.
-        rows: How many records it has.
     """
 
     columns: int
     bounds: list[list[float]] | None
-    rows: int
 
     @classmethod
     def of(cls, own: OwnTable | None) -> Facts:
         """The facts about a table."""
         if own is None:
-            return cls(columns=0, bounds=None, rows=0)
+            return cls(columns=0, bounds=None)
         bounds = None if own.bounds is None else own.bounds.tolist()
-        return cls(columns=len(own.columns), bounds=bounds, rows=len(own.ids))
+        return cls(columns=len(own.columns), bounds=bounds)
 
     def to_json(self) -> str:
         """As text."""
@@ -92,9 +90,9 @@ class Facts:
         try:
             content = json.loads(text)
             facts = cls(**content)
-            if type(facts.columns) is not int or type(facts.rows) is not int:
+            if type(facts.columns) is not int:
                 raise ValueError("a count is no number")
-            if not 0 <= facts.columns < 1 << 32 or not 0 <= facts.rows < 1 << 40:
+            if not 0 <= facts.columns < 1 << 32:
                 raise ValueError("a count is out of range")
             if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
                 raise ValueError("bounds do not fit the columns")

@@ -17,7 +17,7 @@ from typing import Any
 
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
-from securevfl.errors import BudgetExceeded, DataError, NetworkError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import BudgetExceeded, DataError, ProtocolError, RunError, SecureVFLError
 from securevfl.network.agreement import (
     Facts,
     Proposal,
@@ -28,7 +28,7 @@ from securevfl.network.agreement import (
 from securevfl.network.config import ServerConfig
 from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
-from securevfl.network.node import STAY, Node, Restarted, understanding
+from securevfl.network.node import STAY, Node, Restarted, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
 from securevfl.protocols.alignment import PrivateAlignment
@@ -108,7 +108,7 @@ class Conductor(Node):
                     log.warning("going back to a checkpoint", extra={"reason": str(restarted)})
                     self.say(f"{restarted}; everybody goes back to the last common epoch")
         except SecureVFLError as error:
-            await self._stop(str(error))
+            await self._stop(told_of(error))
             raise
         except asyncio.CancelledError:
             await self._stop(f"{self.name} was interrupted", again=True)
@@ -437,7 +437,7 @@ class Conductor(Node):
         elif isinstance(error, SecureVFLError):
             self.mesh.control.put_nowait(error)
         else:
-            self.mesh.control.put_nowait(NetworkError(f"{type(error).__name__}: {error}"))
+            self.mesh.control.put_nowait(Unforeseen(f"{self.part} fails at {self.name}", error))
 
     async def _abort(self, phase: bytes) -> None:
         """Ends a phase everywhere; those that restarted have no part in it and join anew.

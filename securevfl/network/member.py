@@ -19,7 +19,7 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, Node, understanding
+from securevfl.network.node import STAY, Node, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
@@ -62,7 +62,6 @@ class Member(Node):
         self._round = b""
         self._result: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._phase = b""
 
     def is_needed(self, peer: str) -> bool:
         """Only the coordinator; how others are reached is for the phases to find out."""
@@ -103,7 +102,7 @@ class Member(Node):
                 return self._result
             raise
         except SecureVFLError as error:
-            await self._tell_failure(str(error))
+            await self._tell_failure(told_of(error))
             raise
         finally:
             await self.stop_task(self._task)
@@ -207,9 +206,7 @@ class Member(Node):
         except SecureVFLError as error:
             self.mesh.control.put_nowait(error)
         except Exception as error:
-            self.mesh.control.put_nowait(
-                ProtocolError(f"{self.part} fails at {self.name}: {type(error).__name__}: {error}")
-            )
+            self.mesh.control.put_nowait(Unforeseen(f"{self.part} fails at {self.name}", error))
 
     # -- alignment and agreement ----------------------------------------------------------------------------
 

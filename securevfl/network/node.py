@@ -24,7 +24,7 @@ from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.seat import Seat
 from securevfl.prediction import written_records
-from securevfl.run import label_exposure, spending
+from securevfl.run import result_content
 from securevfl.views import write_text
 
 STAY = -2
@@ -34,6 +34,23 @@ log = logging.getLogger("securevfl.network")
 
 class Restarted(Exception):
     """Another organisation's process has started anew; everybody goes back to a common checkpoint."""
+
+
+class Unforeseen(ProtocolError):
+    """An error that nobody foresaw. Its text may quote data, so others are told only what kind it was.
+
+    Attributes:
+        told: What others are told.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        self.told = f"{what}: {type(error).__name__}"
+        super().__init__(f"{self.told}: {error}")
+
+
+def told_of(error: SecureVFLError) -> str:
+    """What others are told of an error."""
+    return error.told if isinstance(error, Unforeseen) else str(error)
 
 
 @contextlib.contextmanager
@@ -48,9 +65,7 @@ def understanding(peer: str, kind: str) -> Iterator[None]:
     except (SecureVFLError, Restarted):
         raise
     except Exception as error:
-        raise ProtocolError(
-            f"{kind!r} of {peer} cannot be processed: {type(error).__name__}: {error}"
-        ) from error
+        raise Unforeseen(f"{kind!r} of {peer} cannot be processed", error) from error
 
 
 class Node(ABC):
@@ -230,24 +245,18 @@ class Node(ABC):
 
     def result(self, seat: Seat, epochs: int) -> dict[str, Any]:
         """What the run gave this organisation, as `train --json` prints it."""
-        plan, server, records = seat.plan, seat.server, self.records()
-        loss = None if server is None else server.loss
-        content = {
-            "algorithm": plan.algorithm,
-            "protocol": plan.protocol,
-            "organisation": self.name,
-            "test": {} if server is None else {key: _number(value) for key, value in server.test.items()},
-            "privacy": spending(records, plan.delta),
-            "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
-            "time": {"virtual": seat.clock.now(), "wall": round(time.monotonic() - self.begun, 3)},
-            "messages": self.mesh.messages,
-            "bytes": self.mesh.bytes,
-            "labels": label_exposure(records, seat.label_holder),
-            "epochs": epochs,
-            "loss": _number(loss),
-            "stopped": self.reason,
-        }
-        return dict(json.loads(json.dumps(content)))
+        return result_content(
+            seat.plan,
+            self.records(),
+            label_holder=seat.label_holder,
+            server=seat.server,
+            epochs=epochs,
+            organisation=self.name,
+            time={"virtual": seat.clock.now(), "wall": round(time.monotonic() - self.begun, 3)},
+            messages=self.mesh.messages,
+            bytes=self.mesh.bytes,
+            stopped=self.reason,
+        )
 
     def status(self) -> dict[str, Any]:
         """A snapshot for health checks and metrics."""
@@ -274,7 +283,3 @@ class Node(ABC):
         await self.mesh.close()
         if self.seat is not None:
             self.seat.close()
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value

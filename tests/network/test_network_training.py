@@ -83,6 +83,10 @@ def test_sealed_training_with_a_dealer(tmp_path):
     local = train(together(federation.tables, plan), plan)
     assert results["bank"]["test"]["auc"] == pytest.approx(local.test["auc"], abs=0.02)
     assert results["dealer"]["privacy"] == {}
+    counted = {
+        owner: each["prediction"][owner]["scores"] for owner, each in results.items() if each["prediction"]
+    }
+    assert counted == {owner: each["scores"] for owner, each in local.result["prediction"].items()}
 
 
 def test_every_organisation_keeps_its_own_files(tmp_path):
@@ -154,6 +158,25 @@ def test_a_party_that_does_not_accept_stops_the_run(tmp_path):
     assert isinstance(shop, NetworkError)
     assert not (tmp_path / "clinic" / "ledger").exists()
     assert not (tmp_path / "bank" / "ledger").exists()
+
+
+def test_others_are_not_told_the_text_of_an_unforeseen_error(tmp_path, monkeypatch):
+    federation = Federation(tmp_path, PLAN)
+    clinic = federation.member("clinic")
+
+    async def fail(*_: object) -> None:
+        raise ValueError("cannot convert 'diagnosis of person 17'")
+
+    monkeypatch.setattr(clinic, "run_part", fail)
+
+    async def attempt():
+        nodes = [federation.conductor(), clinic, federation.member("shop")]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, own, shop = asyncio.run(attempt())
+    assert "person 17" in str(own)
+    assert "ValueError" in str(bank) and "clinic" in str(bank)
+    assert "person 17" not in str(bank) + str(shop)
 
 
 def test_private_alignment_keeps_the_common_records(tmp_path):
