@@ -16,7 +16,7 @@ from federation import Federation
 
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import NetworkError
-from securevfl.network.frames import Frame
+from securevfl.network.frames import Frame, Kind
 from securevfl.plan import Plan
 
 Arm = Callable[[Process], None]
@@ -179,6 +179,33 @@ def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
     assert results["bank"]["epochs"] == 3
     for name, value in undisturbed("plain", False).items():
         np.testing.assert_allclose(models(tmp_path)[name], value, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("liar", ["clinic", "shop"])
+def test_a_party_that_breaks_the_rules_towards_another_ends_the_run_at_once(tmp_path, liar):
+    """The coordinator hears of it from the one that notices, long before anybody's patience ends."""
+    federation = Federation(tmp_path, plan(protocol="two-tree"), direct=True, patience=600.0)
+    peer = {"clinic": "shop", "shop": "clinic"}[liar]
+
+    async def play() -> dict[str, BaseException]:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        async with asyncio.timeout(60):
+            while found[liar].node.part != "epoch":
+                await asyncio.sleep(0.005)
+            found[liar].node.mesh.sessions[peer].post(Kind.DATA, bytes(64))
+            tasks = [each.task for each in found.values()]
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(zip(found, errors, strict=True))
+
+    errors = asyncio.run(play())
+    assert "not a securevfl message" in str(errors["clinic"])
+    assert re.match("clinic stops: clinic: shop (refuses|breaks the rules)", str(errors["bank"]))
+    assert "the coordinator stops" in str(errors["shop"])
+    assert all("\n" not in str(error) for error in errors.values())
+    results = asyncio.run(Federation(tmp_path, plan(protocol="two-tree"), direct=True).run())
+    assert results["bank"]["epochs"] == 3
 
 
 @pytest.mark.parametrize("victim", ["clinic", "bank"])
