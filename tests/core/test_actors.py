@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from pathlib import Path
@@ -23,6 +24,7 @@ from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
 from securevfl.folder import RunFolder
 from securevfl.messages import Message
+from securevfl.resolve import resolve
 from securevfl.runtime import SteppedNetwork
 
 TINY = "synthetic:rows=120,features=9,informative=6"
@@ -283,6 +285,19 @@ def test_a_deadlock_is_explained(data: VerticalData, tmp_path: Path, monkeypatch
     monkeypatch.setattr(VAFLParty, "epoch", deaf)
     with pytest.raises(DeadlockError, match=r"p1 waits for a message"):
         train(data, plan_of("vafl"), tmp_path / "run", ray="auto")
+
+
+def test_a_seat_that_cannot_be_built_closes_its_ledger(
+    data: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: VAFLParty, *arguments: Any, **options: Any) -> None:
+        raise PlanError("not here")
+
+    monkeypatch.setattr(VAFLParty, "__init__", fail)
+    plan, data = resolve(Plan(algorithm="vafl", epochs=1), data)
+    with pytest.raises(PlanError, match="not here"):
+        Seat("p1", plan, pack_share(data, "p1"), tmp_path)
+    gc.collect()  # an open file would warn now, and warnings are errors
 
 
 def test_a_message_for_somebody_else_is_refused() -> None:
