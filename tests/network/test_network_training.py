@@ -40,6 +40,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
         ("vafl-sync", "two-tree"),
         ("vafl-sync", "ckks"),
         ("fdml", "pairwise"),
+        ("fdml", "bfv"),
         ("fsgd", "plain-tree"),
         ("fsvrg", "two-tree"),
         ("fsaga", "pairwise"),
