@@ -169,15 +169,15 @@ class Channel:
 
         Args:
             party: Whose values.
-            also: Addresses that are handed the total, or something computed from it, by the receiver.
+            also: Addresses or organisations that the receiver hands the total, or what it computes from it.
         """
-        places = [self.name, *also]
-        unknown = set(places) - set(self.hosts)
+        unknown = {self.name, *also} - {*self.hosts, *self.hosts.values()}
         if unknown:
             raise ProtocolError(f"a total is asked for by {min(unknown)!r}, who takes no part")
+        places = [self.name, *also]
         if isinstance(self.protocol, PlainTreeSum):
             places += [self.places[address] for address in self._ancestors(party)]
-        return tuple(sorted({self.hosts[place] for place in places} - {self.hosts[party]}))
+        return tuple(sorted({self.hosts.get(place, place) for place in places} - {self.hosts[party]}))
 
     def handlers(self, party: str) -> tuple[str, ...]:
         """The organisations that pass on this party's contributions without being able to read them."""

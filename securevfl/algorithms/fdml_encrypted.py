@@ -23,7 +23,7 @@ from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
 from securevfl.algorithms.sums import SumParticipant, SumRequest
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError, ProtocolError
+from securevfl.errors import PlanError, ProtocolError, RunError
 from securevfl.gate import Contribution, Released
 from securevfl.messages import Message
 from securevfl.models import metrics, task_loss
@@ -207,6 +207,8 @@ class KeyHolder(FDMLWorker):
         return super().state() | {"test_labels": self.test_labels}
 
     def load(self, state: dict[str, Any]) -> None:
+        if "test_labels" not in state:
+            raise RunError(f"{self.address} had no key when this run was begun; start the run anew")
         super().load(state)
         labels = state["test_labels"]
         self.test_labels = None if labels is None else labels.to(self.setup.device)

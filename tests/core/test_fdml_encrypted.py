@@ -18,7 +18,7 @@ from securevfl.algorithms.fdml_encrypted import LOSS, METRICS, AddingServer, Key
 from securevfl.algorithms.sums import SumParticipant, SumRequest
 from securevfl.attacks.protocol_keys import scan_files
 from securevfl.engine import Engine
-from securevfl.errors import PlanError, ProtocolError
+from securevfl.errors import PlanError, ProtocolError, RunError
 from securevfl.gate import Contribution
 from securevfl.ledger import read_records
 from securevfl.messages import Message
@@ -509,6 +509,11 @@ def test_the_key_holder_measures_the_test_part_in_its_order_and_nothing_else(
     request = SumRequest(channel="p1", number=0, rows=np.array(rows), purpose="evaluation", requester="p1")
     with pytest.raises(ProtocolError, match="other records than the test part's next"):
         run_virtual(key_holder._join_evaluation(key_holder.sums, request))
+
+
+def test_states_of_workers_without_the_key_are_refused(roles: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="start the run anew"):
+        roles["p1"].load(roles["p2"].state())
 
 
 def test_labels_come_from_the_server_alone(roles: dict[str, Any]) -> None:
