@@ -395,6 +395,14 @@ def test_every_workers_noise_is_in_the_sum_the_key_holders_too(
     assert released == {"embedding": data.n_train, "evaluation": data.n_test}
 
 
+@both_holders
+def test_a_budget_ends_training_and_leaves_enough_to_measure(holder: str, key_holder: str) -> None:
+    run = train(tiny(), plan(label_holder=holder, sigma=20.0, budget_epsilon=8.0, epochs=40))
+    assert run.stopped is not None and run.stopped.startswith("budget")
+    assert run.test["loss"] is not None
+    assert run.privacy["p2"]["epsilon"] <= 8.0
+
+
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
