@@ -184,8 +184,11 @@ def test_sealed_training_has_its_dealer_elsewhere(
     assert away.result["messages"] == here.result["messages"] and away.result["loss"] == here.result["loss"]
 
 
-def test_a_server_without_features(data: VerticalData, tmp_path: Path, made: list[Seats]) -> None:
-    assert_same_models(*both(data, plan_of("fdml", label_holder="server"), tmp_path))
+@pytest.mark.parametrize("protocol", ["plain", "bfv"])
+def test_a_server_without_features(
+    data: VerticalData, tmp_path: Path, made: list[Seats], protocol: str
+) -> None:
+    assert_same_models(*both(data, plan_of("fdml", label_holder="server", protocol=protocol), tmp_path))
     assert set(made[0].seats) == {"p0", "p1", "p2"} and made[0].closed
 
 

@@ -245,10 +245,20 @@ def test_no_crash_overruns_a_budget(tmp_path, victim):
         ("vafl", "clinic", {"sigma": 50.0, "clip": 1.0}),
         ("vafl", "bank", {}),
         ("fdml", "shop", {"protocol": "pairwise"}),
+        ("fdml", "clinic", {"protocol": "bfv"}),  # has the key
+        ("fdml", "bank", {"protocol": "bfv"}),  # adds
         ("sealed", "dealer", {"sigma": 4.0}),
         ("sealed", "clinic", {"sigma": 4.0}),
     ],
-    ids=["vafl-clinic", "vafl-bank", "pairwise-shop", "sealed-dealer", "sealed-clinic"],
+    ids=[
+        "vafl-clinic",
+        "vafl-bank",
+        "pairwise-shop",
+        "encrypted-clinic",
+        "encrypted-bank",
+        "sealed-dealer",
+        "sealed-clinic",
+    ],
 )
 def test_every_kind_of_protocol_goes_on_after_a_crash(tmp_path, algorithm, victim, changes, step):
     settings = plan(algorithm, **changes)
