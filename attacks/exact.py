@@ -20,6 +20,7 @@ from securevfl.attacks.feature import prior_of
 from securevfl.attacks.moments import Moment, moments
 from securevfl.attacks.reading import Floats, Rows
 from securevfl.attacks.scoring import score_recovered
+from securevfl.errors import AttackError
 from securevfl.views import OPENED
 
 OPEN = ("plain", "plain-tree")  # protocols that show products of single parties to somebody
@@ -78,6 +79,8 @@ def answer(evidence: Evidence, rows: Rows, features: Floats, equations: int) -> 
         rows = np.arange(evidence.info.n_train)
         features = np.tile(middle, (len(rows), 1))
     rest = ~np.isin(rows, anchors(evidence)[0])
+    if not rest.any():
+        raise AttackError("the attacker knows every record that it could recover")
     return {
         "rows": rows[rest],
         "features": features[rest],

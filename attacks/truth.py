@@ -46,8 +46,9 @@ def _known_labels(source: Source, info: Info, count: int, rng: np.random.Generat
 
 
 def _known_records(source: Source, info: Info, count: int, rng: np.random.Generator) -> Arrays:
-    """``rows``, ``values``: the owner's features of a few training records."""
-    rows = rng.permutation(source.known.n_train)[: count or 40].astype(np.int64)
+    """``rows``, ``values``: the owner's features of a few training records, at most three quarters."""
+    most = max(1, 3 * source.known.n_train // 4)  # somebody must be left to recover
+    rows = rng.permutation(source.known.n_train)[: min(count or 40, most)].astype(np.int64)
     return {"rows": rows, "values": source.features(info.owner)[rows]}
 
 

@@ -270,3 +270,14 @@ def test_noise_brings_approximate_inference_down(runs: Runs) -> None:
 
 def test_several_columns_are_out_of_reach(linear_run: Source) -> None:
     assert "single column" in outcome(linear_run, ApproximateInference, "p1", "p0").reason
+
+
+def test_few_records_leave_some_to_recover(runs: Runs) -> None:
+    """The attacker is given three quarters of them at most, so that every attack on known records has a score."""
+    rng = np.random.default_rng(3)
+    blocks = [rng.uniform(-1, 1, (40, 3)).astype(np.float32) for _ in range(3)]
+    data = VerticalData.from_arrays(blocks, (blocks[0][:, 0] > 0).astype(int), bounds=(-1.0, 1.0))
+    for settings in ({"protocol": "plain"}, {"protocol": "two-tree"}):
+        source = runs(data, algorithm="fdml", **settings)
+        attack = ExactInference if settings["protocol"] == "plain" else TotalsInference
+        assert outcome(source, attack, "p1", "p0").score is not None
