@@ -30,27 +30,27 @@ from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
 from securevfl.protocols.trees import ParentMap, TreePair
 from securevfl.rows import Rows
 
-Build = Callable[[int, int | None, int], SecureSum]
+Build = Callable[[int, int | None, int, int], SecureSum]
 
 
-def _plain(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+def _plain(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
     return PlainSum(workers=workers, receiver=COORDINATOR if receiver is None else receiver)
 
 
-def _plain_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+def _plain_tree(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
     pair = TreePair.pairwise(range(workers), range(workers))
     if receiver is not None:
         return PlainTreeSum(workers=workers, tree=pair.rooted_at(receiver).t1)
     return PlainTreeSum(workers=workers, tree={**pair.t1, pair.roots[0]: COORDINATOR})
 
 
-def _two_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+def _two_tree(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
     return TwoTreeSum(workers=workers, collusion=collusion, coordinator=receiver is None, root=receiver)
 
 
-def _pairwise(workers: int, receiver: int | None, collusion: int) -> SecureSum:
-    # A model needs every party's block, so nobody may drop out, and one message per party is enough.
-    return PairwiseMaskSum(workers=workers, collusion=collusion, threshold=workers)
+def _pairwise(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
+    # Where nobody may drop out, one message per party is enough.
+    return PairwiseMaskSum(workers=workers, collusion=collusion, threshold=threshold or workers)
 
 
 def _key_roles(workers: int, receiver: int | None) -> tuple[Address, Address]:
@@ -58,13 +58,13 @@ def _key_roles(workers: int, receiver: int | None) -> tuple[Address, Address]:
     return (KEY_HOLDER, 0) if receiver is None else (receiver, (receiver + 1) % workers)
 
 
-def _ckks(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+def _ckks(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
     key_holder, aggregator = _key_roles(workers, receiver)
     # Others get what is computed from totals, so these must not carry CKKS's error, which tells the key.
     return CKKSSum(workers=workers, key_holder=key_holder, aggregator=aggregator, grid_bits=20)
 
 
-def _bfv(workers: int, receiver: int | None, collusion: int) -> SecureSum:
+def _bfv(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
     key_holder, aggregator = _key_roles(workers, receiver)
     return BFVSum(workers=workers, key_holder=key_holder, aggregator=aggregator, announce=False)
 
@@ -78,7 +78,7 @@ PROTOCOLS: dict[str, Build] = {
     "bfv": _bfv,
 }
 """Protocol -> how to build the sum over `workers` for the receiving worker (None: no worker) against
-`collusion` parties that pool what they see."""
+`collusion` parties that pool what they see; `threshold` workers must stay, 0 for all."""
 
 SUMS = tuple(PROTOCOLS)
 
@@ -91,7 +91,9 @@ HIDING = {
 """Protocols that hide contributions: how, and under which assumption."""
 
 
-def build_sum(name: str, *, workers: int, receiver: int | None, collusion: int) -> SecureSum:
+def build_sum(
+    name: str, *, workers: int, receiver: int | None, collusion: int, threshold: int = 0
+) -> SecureSum:
     """The sum of a protocol.
 
     Args:
@@ -99,6 +101,7 @@ def build_sum(name: str, *, workers: int, receiver: int | None, collusion: int) 
         workers: Number of parties.
         receiver: The party that obtains the totals; None for an organisation without features.
         collusion: How many parties may pool what they see.
+        threshold: How many parties must stay in a sum, where it can go on without others; 0 for all.
 
     Raises:
         PlanError: The protocol would hide nothing, or cannot be built for so few parties; says why.
@@ -111,7 +114,7 @@ def build_sum(name: str, *, workers: int, receiver: int | None, collusion: int) 
     if name == "plain-tree" and workers < 2:
         raise PlanError(f"protocol {name!r} needs at least 2 parties, not {workers}; use protocol 'plain'")
     try:
-        return PROTOCOLS[name](workers, receiver, collusion)
+        return PROTOCOLS[name](workers, receiver, collusion, threshold)
     except InputError as error:
         raise PlanError(f"protocol {name!r} with {workers} parties: {error}") from error
 
@@ -146,6 +149,11 @@ class Channel:
     def receiver(self) -> str:
         """The organisation that obtains the totals."""
         return self.hosts[self.name]
+
+    @property
+    def recovers(self) -> bool:
+        """True where sums go on without parties that are gone."""
+        return isinstance(self.protocol, PairwiseMaskSum) and self.protocol.recovers
 
     @property
     def opens(self) -> bool:
@@ -243,7 +251,13 @@ def build_channel(setup: Setup, receiver: str, *, hands_on: bool = False) -> Cha
     plan, parties = setup.plan, setup.data.parties
     host = setup.hosts[receiver]
     index = parties.index(host) if host in parties else None
-    protocol = build_sum(plan.protocol, workers=len(parties), receiver=index, collusion=plan.collusion)
+    protocol = build_sum(
+        plan.protocol,
+        workers=len(parties),
+        receiver=index,
+        collusion=plan.collusion,
+        threshold=plan.threshold,
+    )
     places = {**dict(enumerate(parties)), COORDINATOR: receiver, AGGREGATOR: receiver, KEY_HOLDER: receiver}
     distributed = bool(plan.sigma) and protocol.max_total is not None and plan.protocol in HIDING
     return Channel(
@@ -254,18 +268,37 @@ def build_channel(setup: Setup, receiver: str, *, hands_on: bool = False) -> Cha
         hosts=setup.hosts,
         noise=_noisy(protocol, plan) if distributed else None,
         sigma=0.0 if distributed else plan.sigma,
-        assumption=HIDING[plan.protocol][1].format(plan.collusion) if plan.protocol in HIDING else "",
+        assumption=_assumption(plan, len(parties)),
         hands_on=hands_on,
     )
 
 
+def _assumption(plan: Plan, parties: int) -> str:
+    """What must hold for those who pass values on to learn nothing; and how few parties a sum may be of."""
+    if plan.protocol not in HIDING:
+        return ""
+    text = HIDING[plan.protocol][1].format(plan.collusion)
+    return f"{text}; sums are of {plan.threshold} to {parties} parties" if plan.threshold else text
+
+
+def unknown_shares(plan: Plan, parties: int) -> int:
+    """How many shares of distributed noise do not protect: those of colluders and of parties that are gone.
+
+    Every party checks that at least ``threshold`` are in a sum before it helps to open it.
+    """
+    return plan.collusion + (parties - plan.threshold if plan.threshold else 0)
+
+
 def _noisy(protocol: SecureSum, plan: Plan) -> NoisySum:
-    """Distributed noise that promises what ``sigma`` and ``clip`` of the plan promise without a sum."""
+    """Distributed noise that promises what ``sigma`` and ``clip`` of the plan promise without a sum.
+
+    The promise holds for the smallest sum that can be opened, less what the colluders know of it.
+    """
     # Rounding to the ring adds up to sqrt(width) steps to the sensitivity; the noise grows along with it.
     rounding = np.sqrt(max(1, plan.embedding)) * protocol.fixed_point.resolution
     sigma = plan.sigma * (1 + rounding / (2 * plan.clip)) * (1 + 2.0**-19)
     try:
-        noisy = NoisySum(protocol, sigma=sigma, colluders=plan.collusion)
+        noisy = NoisySum(protocol, sigma=sigma, colluders=unknown_shares(plan, protocol.workers))
         noisy.encode(np.array([plan.clip]))
     except InputError as error:
         raise PlanError(
@@ -282,4 +315,10 @@ def _noisy(protocol: SecureSum, plan: Plan) -> NoisySum:
 def check_channels(plan: Plan, parties: int, receivers: tuple[int | None, ...]) -> None:
     """Raises `PlanError` before anything starts, if the plan's protocol cannot serve these receivers."""
     for receiver in receivers:
-        build_sum(plan.protocol, workers=parties, receiver=receiver, collusion=plan.collusion)
+        build_sum(
+            plan.protocol,
+            workers=parties,
+            receiver=receiver,
+            collusion=plan.collusion,
+            threshold=plan.threshold,
+        )

@@ -17,7 +17,7 @@ workers. A sum is complete only when everybody has contributed, so there is no s
 
 from __future__ import annotations
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS
 from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
@@ -62,6 +62,10 @@ class FDML(Algorithm):
                 "set staleness to 0"
             )
         check_sums(plan, data)
+
+    def needs_everybody(self, plan: Plan) -> str:
+        """Workers go through the records together."""
+        return ONE_ORDER
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Sum fusion of one prediction per output."""
