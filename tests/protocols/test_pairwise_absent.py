@@ -335,3 +335,48 @@ def test_the_smallest_sum_less_the_colluders_shares_has_the_wanted_noise(workers
     assert left.std() < 0.5 * (1 + 6 / np.sqrt(2 * size))
     enough = NoisySum(inner, sigma=0.5, colluders=collusion)
     assert (threshold - collusion) * enough.noise.share_std**2 < units**2  # dropouts not counted: too little
+
+
+# -- the published limit
+
+
+def equivocate(protocol, told):
+    """Tells each honest worker a list of its own; returns whose self seeds and whose pair seeds open."""
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    run_setup(nodes)
+    driver, _ = begin(nodes, [np.ones(1)] * protocol.workers)
+    while not isinstance(driver.pending[0].message, Survivors):
+        driver.step()
+    colluder = driver.machines[0]._shares
+    shares = ({}, {})
+    for owner in range(protocol.workers):
+        for kind in (0, 1):
+            shares[kind].setdefault(owner, {})[0] = colluder[owner][kind]
+    for envelope in [e for e in driver.pending if e.receiver != 0]:
+        lied = dataclasses.replace(envelope.message, survivors=told[envelope.receiver])
+        (reply,) = driver.machines[envelope.receiver].receive(Envelope(AGGREGATOR, envelope.receiver, lied))
+        for owner, row in enumerate(reply.message.shares):
+            kind = int(owner not in told[envelope.receiver])
+            shares[kind][owner][reply.sender] = row.tobytes()
+    return [{owner for owner, held in each.items() if len(held) >= protocol.threshold} for each in shares]
+
+
+def test_an_aggregator_that_breaks_the_protocol_can_open_a_sum_below_the_threshold():
+    """A limit, as documented: six workers, threshold 4, and a sum of 3. Both seeds of nobody open even so."""
+    told = {1: [0, 1, 2, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 4], 5: [0, 1, 2, 5]}
+    selves, pairs = equivocate(PairwiseMaskSum(workers=6, threshold=4), told)
+    assert selves == {0, 1, 2}
+    assert pairs == {3, 4, 5}
+
+
+@pytest.mark.parametrize(("workers", "threshold"), [(4, 3), (5, 4), (6, 5)])
+def test_where_one_may_drop_out_different_lists_gain_nothing(workers, threshold):
+    """Every way to leave one worker out of each honest worker's list."""
+    honest = range(1, workers)
+    seen = set()
+    choices = [[None, *(other for other in range(1, workers) if other != own)] for own in honest]
+    share_of = threshold - 1  # how many honest workers must leave somebody out, beside the colluder
+    for left_out in itertools.product(*choices):
+        pairs = {other for other in range(1, workers) if left_out.count(other) >= share_of}
+        seen.add(len(pairs))
+    assert max(seen) == 1
