@@ -228,7 +228,7 @@ def show_absences(console: Console, result: dict[str, Any]) -> None:
     """Says which parties are missing from how many sums."""
     for party, count in result.get("absent_rounds", {}).items():
         console.print(
-            f"{count:,} sums of training are without {party}: the model took those steps without its part",
+            f"sums of training without {party}: {count:,}; the model took those steps without its part",
             markup=False,
             soft_wrap=True,
         )

@@ -489,7 +489,7 @@ class Conductor(Node):
         line = seat.line(epoch)
         for party, count in line.get("absent_rounds", {}).items():
             log.warning("sums without", extra={"peer": party, "epoch": epoch, "count": count})
-            self.say(f"{count:,} sums of training are without {party} so far")
+            self.say(f"sums of training without {party} so far: {count:,}")
         self.folder.append_metrics(line)
         self.on_epoch(line)
 

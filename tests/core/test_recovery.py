@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy import stats
 
 from securevfl import Plan, VerticalData, train
@@ -19,6 +21,8 @@ from securevfl.algorithms import ABSENT, ALGORITHMS, SERVER, find_algorithm
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.vafl_sums import SummingServer
 from securevfl.attacks.canary import _noisy_sum
+from securevfl.cli import main
+from securevfl.cli.train import show_absences
 from securevfl.engine import Engine, first_cause
 from securevfl.errors import DropoutError, PlanError, ProtocolError
 from securevfl.folder import RunFolder
@@ -406,3 +410,44 @@ def test_three_parties_cannot_lose_one() -> None:
     with pytest.raises(PlanError, match="use 3 to 3"):
         train(data, plan_of(threshold=2))
     assert not PairwiseMaskSum(workers=3, threshold=3).recovers
+
+
+# -- what people read ---------------------------------------------------------------------------------------
+
+
+def test_the_summary_says_which_sums_are_without_whom(capsys) -> None:
+    show_absences(Console(width=200), {"absent_rounds": {"p2": 1400, "p3": 1}})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "sums of training without p2: 1,400; the model took those steps without its part"
+    assert len(said) == 2
+    show_absences(Console(), {})
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_takes_a_threshold(tmp_path: Path, capsys, monkeypatch) -> None:
+    command = [
+        "securevfl",
+        "train",
+        "--data",
+        TINY,
+        "--parties",
+        "4",
+        "--protocol",
+        "pairwise",
+        "--epochs",
+        "1",
+    ]
+
+    def run(threshold: int, folder: str) -> int:
+        line = [*command, "--threshold", str(threshold), "--out", str(tmp_path / folder), "--json"]
+        monkeypatch.setattr("sys.argv", line)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    assert run(3, "good") == 0
+    assert json.loads(capsys.readouterr().out)["absent_rounds"] == {}
+    assert RunFolder(tmp_path / "good").read_plan().threshold == 3
+    assert run(2, "bad") == 2
+    assert "use 3 to 4" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()

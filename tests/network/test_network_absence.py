@@ -129,7 +129,7 @@ def test_training_goes_on_without_a_party_that_died(tmp_path, sealed, kind, coun
     missed = check(given, found, results, sealed, "shop")
     assert missed > 3
     assert any("shop is away; training goes on without it" in text for text in found["bank"].said)
-    assert any("sums of training are without shop" in text for text in found["bank"].said)
+    assert any("sums of training without shop so far: " in text for text in found["bank"].said)
     assert not any("goes back" in text for text in found["bank"].said)
 
 
