@@ -146,8 +146,8 @@ class Conductor(Node):
             if got in ("away", "restarted") and self._can_do_without(peer):
                 self._leave_out(peer)
                 continue
-            if got == "away" and peer not in self._away:
-                self._wait_for(peer)
+            if got in ("away", "restarted") and peer not in self._away:
+                self._say_why_waiting(peer)
             self._check_event(peer, got, fields)
             fits = all(fields.get(key) == value for key, value in match.items())
             if got == kind and peer in who and peer not in found and fits:
@@ -185,15 +185,13 @@ class Conductor(Node):
         plan, parties = self.seat.plan, self.seat.data.parties
         return self.seat.algorithm.fewest(plan) - sum(party not in away for party in parties)
 
-    def _wait_for(self, peer: str) -> None:
+    def _say_why_waiting(self, peer: str) -> None:
         """Says that training waits, where it goes on without some but not without so many."""
         away = self._away | {peer}
-        if peer in self.config.parties and self._missed(away) > 0:
-            fewest = self.seat.algorithm.fewest(self.seat.plan) if self.seat is not None else 0
+        if self.seat is not None and self.part == "epoch" and self._missed(away) > 0:
+            fewest = self.seat.algorithm.fewest(self.seat.plan)
             log.warning("too few parties", extra={"peer": peer})
-            self.say(
-                f"{', '.join(sorted(away))} away: sums need {fewest} parties (threshold); waiting for {peer}"
-            )
+            self.say(f"{', '.join(sorted(away))} away: sums need {fewest} parties (threshold); waiting")
 
     def _leave_out(self, peer: str) -> None:
         """Goes on without an organisation, until a phase begins and it is back."""

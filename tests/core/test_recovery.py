@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from securevfl.algorithms import ABSENT, ALGORITHMS, SERVER, find_algorithm
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.vafl_sums import SummingServer
 from securevfl.attacks.canary import _noisy_sum
+from securevfl.attacks.moments import moments
 from securevfl.cli import main
 from securevfl.cli.train import show_absences
 from securevfl.engine import Engine, first_cause
@@ -204,15 +206,21 @@ def test_the_sum_is_over_those_present(holder: str, tiny: VerticalData, monkeypa
             parts[role.address] = encoder(inputs).numpy()
     engine.run()
     steps = [(rows, values) for rows, purpose, values in found if purpose == "embedding"]
-    missing = 0
+    missing, full, partial = 0, {}, {}
     for rows, values in steps:
         everybody = sum(part[rows] for part in parts.values())
         without = everybody - parts[VICTIM][rows]
         near = [np.abs(values - one).max() < 1e-5 for one in (everybody, without)]
         assert near in ([True, False], [False, True])
         missing += near[1]
+        (partial if near[1] else full).update(zip(rows.tolist(), values, strict=True))
     assert missing == engine.server.absences()[VICTIM] > 0
     assert missing < len(steps)
+    # The documented leak: a record's full sum less its sum without the party is the party's very embedding.
+    both = sorted(full.keys() & partial.keys())
+    assert len(both) > 10
+    differences = np.stack([full[row] - partial[row] for row in both])
+    np.testing.assert_allclose(differences, parts[VICTIM][both], atol=1e-5)
 
 
 def test_keys_are_new_in_every_phase_and_nothing_is_sealed_twice(tiny: VerticalData, monkeypatch) -> None:
@@ -258,6 +266,31 @@ def test_views_say_who_is_missing_and_the_late_input_shows_nothing(
         if seen.sender == VICTIM
     )  # fmt: skip
     assert without[0].fields["round"] in rounds
+
+
+def test_attacks_count_a_sum_for_those_in_it(tiny: VerticalData, tmp_path: Path) -> None:
+    plan, data = resolve(plan_of(record_views=True, epochs=1), tiny)
+    folder = RunFolder(tmp_path / "run")
+    folder.create(plan)
+    engine = Disturbed(plan, data, folder=folder)
+    engine.disturb("pairwise.masked-input", 3)
+    engine.run()
+    engine.close()
+    info = SimpleNamespace(parties=data.parties, plan=plan, seen={}, hosts=engine.hosts)
+    found = moments(SimpleNamespace(info=info, views={"p0": View(tmp_path / "run" / "views" / "p0")}))
+    counts = Counter(moment.parties for moment in found)
+    assert set(counts) == {frozenset({"p1", "p2", "p3"}), frozenset({"p1", "p3"})}
+    assert counts[frozenset({"p1", "p3"})] == engine.server.absences()[VICTIM]
+
+
+@pytest.mark.parametrize("mode", ["raw", "dp"])
+def test_every_mode_that_trains_encoders_goes_on(mode: str, tiny: VerticalData) -> None:
+    noise = {"sigma": 5.0, "gradient_sigma": 1.0} if mode == "dp" else {"sigma": 5.0}
+    engine = disturbed(plan_of(encoder_training=mode, **noise), tiny, "pairwise.masked-input", 3)
+    engine.run()
+    privacy = _result(engine, engine.records())["privacy"]
+    assert engine.server.absences()[VICTIM] > 0
+    assert all(privacy[name]["mu"] is not None for name in ("p1", "p2", "p3"))
 
 
 def test_below_the_threshold_nothing_is_summed(tiny: VerticalData) -> None:
