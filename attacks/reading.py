@@ -93,7 +93,7 @@ def replies(view: View, address: str, kind: str) -> Iterator[tuple[Rows, Floats]
     announced: NDArray[np.int64] | None = None
     for seen in view.messages("embedding", "sum-request", kind):
         if seen.kind == "sum-request":
-            announced = announced if seen.sent else seen.fields["rows"]
+            announced = seen.fields["rows"]
         elif seen.kind == "embedding":
             if seen.sender == address and "rows" in seen.fields:
                 uploads[seen.number] = seen.fields["rows"]

@@ -241,8 +241,9 @@ READING = """What to read from it:
 
 - **Features.** Without noise no protocol keeps a party's columns from whoever obtains totals. Evaluation
   after every epoch sums the same test records twelve times, one linear equation each for nine unknown
-  columns: p0 solves them everywhere. The SVRG variants tell all workers the scores of all training
-  records, so that every party solves them. Elsewhere the batches are shuffled and the other parties'
+  columns: p0 solves them everywhere but in FDML on `ckks` and `bfv`, where p1 has the key and solves
+  them. The SVRG variants tell all workers the scores of all training records, so that every party does.
+  Elsewhere the batches are shuffled and the other parties'
   totals do not repeat. Masks and encryption take away the single products (`exact-inference` is `n/a`)
   and nothing else. Homomorphic sums round to 20 binary digits: fewer values come out within 0.001, which
   is rounding and no protection.

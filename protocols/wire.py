@@ -26,12 +26,15 @@ MAX_NAME = 64
 MAX_DIMENSIONS = 4
 DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "|u1", "|b1")
 _DTYPES = tuple(np.dtype(name) for name in DTYPES)
+# numpy has several numbers for the same form, such as long and long long; by the number it is found fastest.
+_CODES = {np.dtype(each).num: DTYPES.index(np.dtype(each).newbyteorder("<").str) for each in "dflqiLQIB?"}
 
 Array = npt.NDArray[np.generic]
 Value = None | bool | int | float | str | bytes | Array | list[int] | list[str]
 
 _HEADER = struct.Struct("<4sBxHQ")  # magic, version, number of fields, length of the whole message
 _INTEGER, _FLOAT, _SIZE, _SHORT = (struct.Struct(form) for form in ("<q", "<d", "<Q", "<I"))
+_ARRAYS = tuple(struct.Struct(f"<BB{n}Q") for n in range(MAX_DIMENSIONS + 1))  # type, dimensions, shape
 
 
 def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
@@ -46,13 +49,15 @@ def pack(kind: str, fields: Mapping[str, Value]) -> bytes:
     """
     if len(fields) > MAX_FIELDS:
         raise WireError(f"message {kind!r} has {len(fields)} fields; at most {MAX_FIELDS} are allowed")
-    parts: list[bytes | memoryview] = [_pack_name(kind)]
+    parts = [b"", _pack_name(kind)]
     for name, value in fields.items():
-        parts += [_pack_name(name), *_pack_value(name, value)]
-    size = _HEADER.size + sum(len(part) for part in parts)
+        parts.append(_pack_name(name))
+        _PACKERS.get(type(value), _pack_other)(parts, name, value)
+    size = _HEADER.size + sum(map(len, parts))
     if size > MAX_BYTES:
         raise WireError(f"message {kind!r} has {size} bytes; at most {MAX_BYTES} are allowed")
-    return b"".join([_HEADER.pack(MAGIC, VERSION, len(fields), size), *parts])
+    parts[0] = _HEADER.pack(MAGIC, VERSION, len(fields), size)
+    return b"".join(parts)
 
 
 def packed_size(kind: str, fields: Mapping[str, Value]) -> int:
@@ -95,7 +100,7 @@ def unpack(
         raise WireError(f"message of {length} bytes exceeds the limit of {max_bytes}")
     if length < _HEADER.size:
         raise WireError(f"message of {length} bytes is shorter than its header")
-    data = bytes(data)  # costs nothing where it is bytes already
+    data = bytes(data)  # costs little where it is bytes already
     magic, version, count, size = _HEADER.unpack_from(data, start)
     if magic != MAGIC:
         raise WireError("not a securevfl message")
@@ -105,16 +110,28 @@ def unpack(
         raise WireError(f"message announces {size} bytes but has {length}")
     if count > MAX_FIELDS:
         raise WireError(f"message has {count} fields; at most {MAX_FIELDS} are allowed")
-    kind, position = _read_name(data, start + _HEADER.size)
+    try:
+        kind, fields, end = _read_content(data, start + _HEADER.size, count)
+    except (IndexError, struct.error) as error:
+        raise WireError("message ends inside a field") from error
+    if end != len(data):
+        raise WireError(f"{len(data) - end} bytes are left after the last field")
+    return kind, fields
+
+
+def _read_content(data: bytes, position: int, count: int) -> tuple[str, dict[str, Value], int]:
+    """Kind, fields and where they end; IndexError or struct.error where the data end before."""
+    kind, position = _read_name(data, position)
     fields: dict[str, Value] = {}
     for _ in range(count):
         name, position = _read_name(data, position)
         if name in fields:
             raise WireError(f"field {name!r} occurs twice")
-        fields[name], position = _read_value(data, position)
-    if position != len(data):
-        raise WireError(f"{len(data) - position} bytes are left after the last field")
-    return kind, fields
+        read = _READERS.get(data[position])
+        if read is None:
+            raise WireError(f"unknown field type {data[position : position + 1]!r}")
+        fields[name], position = read(data, position + 1)
+    return kind, fields, position
 
 
 @lru_cache(maxsize=1024)
@@ -125,50 +142,74 @@ def _pack_name(name: str) -> bytes:
     return bytes([len(raw)]) + raw
 
 
-def _pack_value(name: str, value: Value) -> list[bytes | memoryview]:
-    match value:
-        case None:
-            return [b"n"]
-        case bool():
-            return [b"t" if value else b"f"]
-        case int():
-            if not -(1 << 63) <= value < 1 << 63:
-                raise WireError(f"field {name!r}: integer {value} does not fit 64 bits")
-            return [b"i", _INTEGER.pack(value)]
-        case float():
-            return [b"d", _FLOAT.pack(value)]
-        case str():
-            return _sized(b"s", value.encode())
-        case bytes():
-            return _sized(b"y", value)
-        case np.ndarray():
-            return _pack_array(name, value)
-        case list() if all(isinstance(item, str) for item in value):
-            return _sized(b"l", pack_strings(value))  # type: ignore[arg-type]
-        case list() if all(type(item) is int for item in value):
-            return _sized(b"q", np.asarray(value, dtype="<i8").tobytes())
+def _pack_flag(parts: list[bytes], name: str, value: bool) -> None:
+    parts.append(b"t" if value else b"f")
+
+
+def _pack_integer(parts: list[bytes], name: str, value: int) -> None:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise WireError(f"field {name!r}: integer {value} does not fit 64 bits")
+    parts += b"i", _INTEGER.pack(value)
+
+
+def _pack_float(parts: list[bytes], name: str, value: float) -> None:
+    parts += b"d", _FLOAT.pack(value)
+
+
+def _pack_text(parts: list[bytes], name: str, value: str) -> None:
+    raw = value.encode()
+    parts += b"s", _SIZE.pack(len(raw)), raw
+
+
+def _pack_bytes(parts: list[bytes], name: str, value: bytes) -> None:
+    parts += b"y", _SIZE.pack(len(value)), value
+
+
+def _pack_array(parts: list[bytes], name: str, array: Array) -> None:
+    dtype = array.dtype
+    code = _CODES.get(dtype.num)
+    if code is None:
+        raise WireError(f"field {name!r}: arrays of {array.dtype} are not carried; use {', '.join(DTYPES)}")
+    if array.ndim > MAX_DIMENSIONS:
+        raise WireError(f"field {name!r} has {array.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
+    raw = (array if dtype.isnative else array.astype(_DTYPES[code])).tobytes()
+    parts += b"a", _ARRAYS[array.ndim].pack(code, array.ndim, *array.shape), raw
+
+
+def _pack_list(parts: list[bytes], name: str, values: list[Any]) -> None:
+    if all(isinstance(item, str) for item in values):
+        tag, raw = b"l", pack_strings(values)
+    elif all(type(item) is int for item in values):
+        tag, raw = b"q", np.asarray(values, dtype="<i8").tobytes()
+    else:
+        raise WireError(f"field {name!r} is a list of more than integers, or of more than strings")
+    parts += tag, _SIZE.pack(len(raw)), raw
+
+
+def _pack_other(parts: list[bytes], name: str, value: Any) -> None:
+    """Values whose class derives from one that the wire carries, such as numpy's float64."""
+    for carried, packer in _PACKERS.items():
+        if isinstance(value, carried):
+            return packer(parts, name, value)
     raise WireError(f"field {name!r} has type {type(value).__name__}, which the wire does not carry")
-
-
-def _sized(tag: bytes, raw: bytes) -> list[bytes | memoryview]:
-    return [tag, _SIZE.pack(len(raw)), raw]
 
 
 def pack_strings(values: list[str]) -> bytes:
     """Encodes strings one after the other, each with its length."""
     raws = [value.encode() for value in values]
-    return b"".join(part for raw in raws for part in (struct.pack("<I", len(raw)), raw))
+    return b"".join(part for raw in raws for part in (_SHORT.pack(len(raw)), raw))
 
 
-def _pack_array(name: str, array: Array) -> list[bytes | memoryview]:
-    dtype = array.dtype.newbyteorder("<").str
-    if dtype not in DTYPES:
-        raise WireError(f"field {name!r}: arrays of {array.dtype} are not carried; use {', '.join(DTYPES)}")
-    if array.ndim > MAX_DIMENSIONS:
-        raise WireError(f"field {name!r} has {array.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
-    raw = np.ascontiguousarray(array, dtype=dtype)
-    head = struct.pack(f"<BB{array.ndim}Q", DTYPES.index(dtype), array.ndim, *array.shape)
-    return [b"a", head, raw.tobytes()]
+_PACKERS: dict[type, Callable[[list[bytes], str, Any], None]] = {
+    type(None): lambda parts, name, value: parts.append(b"n"),
+    bool: _pack_flag,
+    int: _pack_integer,
+    float: _pack_float,
+    str: _pack_text,
+    bytes: _pack_bytes,
+    np.ndarray: _pack_array,
+    list: _pack_list,
+}
 
 
 def _end(data: bytes, position: int, size: int) -> int:
@@ -180,11 +221,12 @@ def _end(data: bytes, position: int, size: int) -> int:
 
 
 def _read_name(data: bytes, position: int) -> tuple[str, int]:
-    begin = _end(data, position, 1)
-    size = data[position]
+    size, begin = data[position], position + 1
     if not 0 < size <= MAX_NAME:
         raise WireError(f"name of {size} bytes; 1 to {MAX_NAME} are allowed")
-    end = _end(data, begin, size)
+    end = begin + size
+    if end > len(data):
+        raise WireError("message ends inside a name")
     return _name(data[begin:end]), end
 
 
@@ -200,17 +242,8 @@ def _text(raw: bytes) -> str:
         raise WireError("text is not UTF-8") from error
 
 
-def _read_value(data: bytes, position: int) -> tuple[Value, int]:
-    begin = _end(data, position, 1)
-    read = _READERS.get(data[position])
-    if read is None:
-        raise WireError(f"unknown field type {data[position:begin]!r}")
-    return read(data, begin)
-
-
 def _read_number(form: struct.Struct, data: bytes, position: int) -> tuple[Any, int]:
-    end = _end(data, position, form.size)
-    return form.unpack_from(data, position)[0], end
+    return form.unpack_from(data, position)[0], position + form.size
 
 
 def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
@@ -225,20 +258,17 @@ def _read_text(data: bytes, position: int) -> tuple[str, int]:
 
 
 def _read_array(data: bytes, position: int) -> tuple[Array, int]:
-    begin = _end(data, position, 2)
     code, dimensions = data[position], data[position + 1]
     if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS:
         raise WireError("array has an unknown type or too many dimensions")
-    shape = []
-    for _ in range(dimensions):
-        side, begin = _read_number(_SIZE, data, begin)
-        shape.append(side)
-    dtype, count = _DTYPES[code], math.prod(shape)
-    end = _end(data, begin, count * dtype.itemsize)
-    if dtype.kind == "b" and np.any(np.frombuffer(data, np.uint8, count, begin) > 1):
+    form, dtype = _ARRAYS[dimensions], _DTYPES[code]
+    _, _, *shape = form.unpack_from(data, position)
+    begin = position + form.size
+    end = _end(data, begin, math.prod(shape) * dtype.itemsize)
+    if dtype.kind == "b" and data[begin:end].strip(b"\0\1"):
         raise WireError("boolean array holds values other than 0 and 1")
     try:
-        return np.frombuffer(data, dtype, count, begin).reshape(shape), end
+        return np.ndarray(shape, dtype, data, begin), end
     except (ValueError, OverflowError) as error:
         raise WireError(f"array shape {tuple(shape)} cannot be built") from error
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from securevfl.errors import WireError
 from securevfl.protocols.wire import Value, pack, packed_size, unpack
+
+_MAGIC, _VERSION = b"SVFM", 1
+_ENVELOPE = struct.Struct("<4sBBHqq")  # magic, version, what it has, length of the route, number, reply to
+_REPLY, _HEAD = 1, 2  # what it has: an answered call, a ledger head
+MAX_ADDRESS = 255
+_LENGTH = 64  # of the hexadecimal hash in a ledger head
+_POSITION = struct.Struct(f"<q{_LENGTH}sB")  # of a ledger head: position, hash, length of the owner's name
 
 
 class Head(NamedTuple):
@@ -19,7 +28,7 @@ class Head(NamedTuple):
     digest: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Message:
     """One message between two roles.
 
@@ -45,31 +54,31 @@ class Message:
         return self.fields[name]
 
     def size(self) -> int:
-        """Bytes of the wire form, without building it or its envelope."""
-        size = packed_size(self.kind, self.fields) + _ENVELOPE
-        size += len(self.sender.encode()) + len(self.receiver.encode())
-        if self.reply_to is not None:
-            size += _REPLY
-        if self.head is not None:
-            size += _HEAD + len(self.head.owner.encode()) + len(self.head.digest)
-        return size
+        """Bytes of the wire form, without building it."""
+        size = _ENVELOPE.size + len(_route(self.sender, self.receiver)) + packed_size(self.kind, self.fields)
+        return size if self.head is None else size + _POSITION.size + len(self.head.owner.encode())
 
     def to_bytes(self) -> bytes:
-        """The wire form."""
-        return pack(self.kind, self._envelope())
+        """The wire form: an envelope, the ledger head if there is one, and the content.
 
-    def _envelope(self) -> dict[str, Value]:
-        head: dict[str, Value] = {}
+        Raises:
+            WireError: Something in it does not fit the wire.
+        """
+        route, reply, has, head = _route(self.sender, self.receiver), self.reply_to, 0, b""
         if self.head is not None:
-            head = {"~owner": self.head.owner, "~position": self.head.position, "~digest": self.head.digest}
-        return {
-            "~sender": self.sender,
-            "~receiver": self.receiver,
-            "~number": self.number,
-            "~reply": self.reply_to,
-            **head,
-            **self.fields,
-        }
+            has, head = _HEAD, _pack_head(self.head)
+        try:
+            envelope = _ENVELOPE.pack(
+                _MAGIC,
+                _VERSION,
+                has if reply is None else has | _REPLY,
+                len(route),
+                self.number,
+                0 if reply is None else reply,
+            )
+        except struct.error as error:
+            raise WireError(f"message {self.kind!r} has a number that does not fit 64 bits") from error
+        return b"".join((envelope, route, head, pack(self.kind, self.fields)))
 
     @classmethod
     def from_bytes(cls, data: bytes, start: int = 0) -> Message:
@@ -78,40 +87,77 @@ class Message:
         Raises:
             WireError: The bytes are not a message of this form.
         """
-        kind, fields = unpack(data, start=start)
-        sender, receiver = fields.pop("~sender", None), fields.pop("~receiver", None)
-        number, reply_to = fields.pop("~number", None), fields.pop("~reply", None)
-        if not (isinstance(sender, str) and isinstance(receiver, str)):
-            raise WireError(f"message {kind!r} does not say who sent it to whom")
-        if not isinstance(number, int) or not isinstance(reply_to, int | None):
-            raise WireError(f"message {kind!r} has no number")
+        if len(data) - start < _ENVELOPE.size:
+            raise WireError(f"message of {len(data) - start} bytes is shorter than its envelope")
+        magic, version, has, length, number, reply = _ENVELOPE.unpack_from(data, start)
+        if magic != _MAGIC:
+            raise WireError("not a securevfl message")
+        if version != _VERSION:
+            raise WireError(f"message has version {version}, this side has {_VERSION}: upgrade the older")
+        if has & ~(_REPLY | _HEAD) or (reply and not has & _REPLY):
+            raise WireError("message has an unknown form of envelope")
+        begin = start + _ENVELOPE.size
+        content, head = begin + length, None
+        sender, receiver = _read_route(data[begin:content], length)
+        if has & _HEAD:
+            head, content = _read_head(data, content)
+        kind, fields = unpack(data, start=content)
         return cls(
             kind=kind,
             sender=sender,
             receiver=receiver,
-            number=number,
-            reply_to=reply_to,
-            head=_take_head(kind, fields),
             fields=fields,
+            number=number,
+            reply_to=reply if has & _REPLY else None,
+            head=head,
         )
 
 
-def _added_size(fields: Mapping[str, Value]) -> int:
-    return packed_size("", fields) - packed_size("", {})
+@lru_cache(maxsize=4096)
+def _route(sender: str, receiver: str) -> bytes:
+    """Who sends to whom: the length of the first address, and both."""
+    first, second = sender.encode(), receiver.encode()
+    if max(len(first), len(second)) > MAX_ADDRESS:
+        raise WireError(f"an address of more than {MAX_ADDRESS} bytes")
+    return bytes([len(first)]) + first + second
 
 
-_ENVELOPE = _added_size({"~sender": "", "~receiver": "", "~number": 0, "~reply": None})
-_REPLY = _added_size({"~reply": 0}) - _added_size({"~reply": None})
-_HEAD = _added_size({"~owner": "", "~position": 0, "~digest": ""})
+@lru_cache(maxsize=4096)
+def _read_route(raw: bytes, length: int) -> tuple[str, str]:
+    """Sender and receiver."""
+    middle = 1 + raw[0] if raw else 1
+    if len(raw) < length or not middle <= length <= middle + MAX_ADDRESS:
+        raise WireError("message does not say who sent it to whom")
+    try:
+        return raw[1:middle].decode(), raw[middle:].decode()
+    except UnicodeDecodeError as error:
+        raise WireError("an address is not UTF-8") from error
 
 
-def _take_head(kind: str, fields: dict[str, Value]) -> Head | None:
-    owner, position, digest = (fields.pop(name, None) for name in ("~owner", "~position", "~digest"))
-    if owner is None and position is None and digest is None:
-        return None
-    if not (isinstance(owner, str) and isinstance(position, int) and isinstance(digest, str)):
-        raise WireError(f"message {kind!r} carries a broken ledger head")
-    return Head(owner, position, digest)
+def _pack_head(head: Head) -> bytes:
+    owner = head.owner.encode()
+    try:
+        digest = head.digest.encode("ascii")
+        if len(digest) != _LENGTH:
+            raise WireError(f"a ledger hash has {_LENGTH} characters, not {len(digest)}")
+        return _POSITION.pack(head.position, digest, len(owner)) + owner
+    except (UnicodeEncodeError, struct.error) as error:
+        raise WireError(f"the ledger head of {head.owner!r} does not fit the wire") from error
+
+
+def _read_head(data: bytes, begin: int) -> tuple[Head, int]:
+    """A ledger head, and where it ends."""
+    middle = begin + _POSITION.size
+    if middle > len(data):
+        raise WireError("message ends inside its ledger head")
+    position, digest, length = _POSITION.unpack_from(data, begin)
+    owner = data[middle : middle + length]
+    if len(owner) < length:
+        raise WireError("message ends inside its ledger head")
+    try:
+        return Head(owner.decode(), position, digest.decode("ascii")), middle + length
+    except UnicodeDecodeError as error:
+        raise WireError("message carries a broken ledger head") from error
 
 
 class Link(Protocol):

@@ -373,17 +373,21 @@ def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
     flipped = [record for record in mine if record.kind == "randomised labels"]
     sent = [record for record in mine if record.kind != "randomised labels"]
     given = sorted({name for record in sent if record.kind == "labels" for name in record.observers})
-    derived = sorted({name for record in sent for name in record.observers} - set(given))
+    tested = sorted({name for record in sent if record.kind == "test labels" for name in record.observers})
+    derived = sorted({name for record in sent for name in record.observers} - {*given, *tested})
     noisy = all(record.mechanism == "gaussian" for record in sent)
     ways = []
     if given:
         ways.append(f"shared: all training labels were sent to {', '.join(given)}")
+    if tested:
+        ways.append(f"all test labels, as they are, to {', '.join(tested)}")
     if derived:
         ways.append(f"exposed: {_gradients_in_words(sent)} go to {', '.join(derived)}")
     if not ways:
         return f"not exposed: {label_holder} sends nothing that depends on labels"
+    rest = "all else" if tested else "all"
     guarantees = [
-        f"randomised response: all is computed from flipped labels, epsilon {record.epsilon:g} for each"
+        f"randomised response: {rest} is computed from flipped labels, epsilon {record.epsilon:g} for each"
         for record in flipped
         if record.epsilon is not None and record.mechanism == "randomised-response"
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from securevfl.actors.share import Share, unpack_share
 from securevfl.algorithms import SERVER, Setup, find_algorithm
+from securevfl.data import VerticalData
 from securevfl.engine import first_cause, run_roles
 from securevfl.folder import RunFolder
 from securevfl.models import pick_device, save_module
@@ -45,23 +46,30 @@ class Seat:
         self.network = SteppedNetwork(
             name, hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
         )
-        device, gate = pick_device(plan.device), self.organisation.gate
-        mine = [party for party in data.parties if hosts[party] == name]
-        self.setup = Setup(
+        self._phase: SteppedPhase | None = None
+        try:
+            self.setup = self._build(data, hosts)
+            self.roles = [self.algorithm.role(self.setup, address) for address in self.network.links]
+        except BaseException:
+            self.observatory.close()
+            raise
+
+    def _build(self, data: VerticalData, hosts: dict[str, str]) -> Setup:
+        plan, device, gate = self.plan, pick_device(self.plan.device), self.organisation.gate
+        mine = [party for party in data.parties if hosts[party] == self.name]
+        return Setup(
             plan=plan,
             data=data,
             label_holder=label_holder_of(plan, data),
             hosts=hosts,
             encoders={party: seat_encoder(plan, data, party, gate=gate).to(device) for party in mine},
             head=seat_head(plan, data).to(device),
-            gates={name: gate},
+            gates={self.name: gate},
             links=self.network.links,
             clock=VirtualClock(),
             device=device,
             report=lambda processed, loss: None,
         )
-        self.roles = [self.algorithm.role(self.setup, address) for address in self.network.links]
-        self._phase: SteppedPhase | None = None
 
     # -- phases ---------------------------------------------------------------------------------------------
 

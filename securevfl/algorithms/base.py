@@ -76,9 +76,12 @@ class Setup:
     views: Mapping[str, ViewWriter] = field(default_factory=dict)
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
-        """Who sees what `party` sends to `address`: nobody else if both are one organisation."""
+        """Who sees what `party` sends to `address`: nobody else if both are one organisation.
+
+        `party` may be an organisation that has no address of its own name: a label holder without features.
+        """
         host = self.hosts[address]
-        return () if host == self.hosts[party] else (host,)
+        return () if host == self.hosts.get(party, party) else (host,)
 
     def everyone_but(self, party: str) -> tuple[str, ...]:
         """All organisations but the party's own: who sees what is handed on to everybody."""

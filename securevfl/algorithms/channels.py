@@ -1,7 +1,8 @@
 """Which secure sum a run uses, who takes part in it as what, and what each organisation gets to see.
 
 A channel is one sum with one receiver. Workers are the parties, in their order. The receiver is the role that
-needs the totals: root of the trees, aggregator of the masked values, or holder of the decryption key. Where
+needs the totals: root of the trees, aggregator of the masked values, or holder of the decryption key. Whoever
+adds ciphertexts never has the key: a party, or a role without values that is named for it. Where
 the receiver's organisation is itself a party and hands nothing on, its own values stay at home: it puts zeros
 into the sum (with its share of the noise, where there is noise) and adds its own part to the total.
 """
@@ -24,49 +25,51 @@ from securevfl.plan import Plan
 from securevfl.protocols.bfv import BFVSum
 from securevfl.protocols.ckks import CKKSSum
 from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, SecureSum
+from securevfl.protocols.homomorphic_sum import HomomorphicSum
 from securevfl.protocols.noise import NoisySum
 from securevfl.protocols.pairwise import PairwiseMaskSum
 from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
 from securevfl.protocols.trees import ParentMap, TreePair
 from securevfl.rows import Rows
 
-Build = Callable[[int, int | None, int, int], SecureSum]
+Build = Callable[..., SecureSum]
 
 
-def _plain(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
+def _plain(workers: int, receiver: int | None, collusion: int) -> SecureSum:
     return PlainSum(workers=workers, receiver=COORDINATOR if receiver is None else receiver)
 
 
-def _plain_tree(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
+def _plain_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
     pair = TreePair.pairwise(range(workers), range(workers))
     if receiver is not None:
         return PlainTreeSum(workers=workers, tree=pair.rooted_at(receiver).t1)
     return PlainTreeSum(workers=workers, tree={**pair.t1, pair.roots[0]: COORDINATOR})
 
 
-def _two_tree(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
+def _two_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
     return TwoTreeSum(workers=workers, collusion=collusion, coordinator=receiver is None, root=receiver)
 
 
-def _pairwise(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
+def _pairwise(workers: int, receiver: int | None, collusion: int, threshold: int = 0) -> SecureSum:
     # Where nobody may drop out, one message per party is enough.
     return PairwiseMaskSum(workers=workers, collusion=collusion, threshold=threshold or workers)
 
 
-def _key_roles(workers: int, receiver: int | None) -> tuple[Address, Address]:
-    """Key holder and aggregator: the one who needs the total, and a party that never has the key."""
-    return (KEY_HOLDER, 0) if receiver is None else (receiver, (receiver + 1) % workers)
+def _key_roles(workers: int, receiver: int | None, aggregator: Address | None) -> tuple[Address, Address]:
+    """Key holder and aggregator: the one who needs the total, and one who never has the key."""
+    key_holder, adder = (KEY_HOLDER, 0) if receiver is None else (receiver, (receiver + 1) % workers)
+    return key_holder, adder if aggregator is None else aggregator
 
 
-def _ckks(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
-    key_holder, aggregator = _key_roles(workers, receiver)
+def _ckks(workers: int, receiver: int | None, collusion: int, aggregator: Address | None = None) -> SecureSum:
+    key_holder, adder = _key_roles(workers, receiver, aggregator)
     # Others get what is computed from totals, so these must not carry CKKS's error, which tells the key.
-    return CKKSSum(workers=workers, key_holder=key_holder, aggregator=aggregator, grid_bits=20)
+    return CKKSSum(workers=workers, key_holder=key_holder, aggregator=adder, grid_bits=20)
 
 
-def _bfv(workers: int, receiver: int | None, collusion: int, threshold: int) -> SecureSum:
-    key_holder, aggregator = _key_roles(workers, receiver)
-    return BFVSum(workers=workers, key_holder=key_holder, aggregator=aggregator, announce=False)
+def _bfv(workers: int, receiver: int | None, collusion: int, aggregator: Address | None = None) -> SecureSum:
+    key_holder, adder = _key_roles(workers, receiver, aggregator)
+    return BFVSum(workers=workers, key_holder=key_holder, aggregator=adder, announce=False)
 
 
 PROTOCOLS: dict[str, Build] = {
@@ -78,9 +81,13 @@ PROTOCOLS: dict[str, Build] = {
     "bfv": _bfv,
 }
 """Protocol -> how to build the sum over `workers` for the receiving worker (None: no worker) against
-`collusion` parties that pool what they see; `threshold` workers must stay, 0 for all."""
+`collusion` parties that pool what they see. Encrypted sums can be told who adds (`aggregator`), pairwise
+masks how many workers must stay (`threshold`)."""
 
 SUMS = tuple(PROTOCOLS)
+
+ENCRYPTED = ("ckks", "bfv")
+"""Protocols with an aggregator that adds what it cannot read."""
 
 HIDING = {
     "two-tree": ("masked", "masks come from AES-128-CTR; at most {} parties pool what they see"),
@@ -92,7 +99,13 @@ HIDING = {
 
 
 def build_sum(
-    name: str, *, workers: int, receiver: int | None, collusion: int, threshold: int = 0
+    name: str,
+    *,
+    workers: int,
+    receiver: int | None,
+    collusion: int,
+    aggregator: Address | None = None,
+    threshold: int = 0,
 ) -> SecureSum:
     """The sum of a protocol.
 
@@ -101,11 +114,19 @@ def build_sum(
         workers: Number of parties.
         receiver: The party that obtains the totals; None for an organisation without features.
         collusion: How many parties may pool what they see.
+        aggregator: Of encrypted sums, who adds; None for a party other than the receiver.
         threshold: How many parties must stay in a sum, where it can go on without others; 0 for all.
 
     Raises:
         PlanError: The protocol would hide nothing, or cannot be built for so few parties; says why.
     """
+    special = {} if aggregator is None else {"aggregator": aggregator}
+    if special and name not in ENCRYPTED:
+        raise PlanError(f"protocol {name!r} has nobody who adds ciphertexts; use {' or '.join(ENCRYPTED)}")
+    if threshold and name != "pairwise":
+        raise PlanError(f"protocol {name!r} needs everybody; a threshold belongs to 'pairwise'")
+    if threshold:
+        special["threshold"] = threshold
     if name in HIDING and receiver is not None and workers < 3:
         raise PlanError(
             f"protocol {name!r} needs at least 3 parties: with {workers}, whoever obtains the sum subtracts"
@@ -114,7 +135,7 @@ def build_sum(
     if name == "plain-tree" and workers < 2:
         raise PlanError(f"protocol {name!r} needs at least 2 parties, not {workers}; use protocol 'plain'")
     try:
-        return PROTOCOLS[name](workers, receiver, collusion, threshold)
+        return PROTOCOLS[name](workers, receiver, collusion, **special)
     except InputError as error:
         raise PlanError(f"protocol {name!r} with {workers} parties: {error}") from error
 
@@ -165,21 +186,24 @@ class Channel:
 
         Args:
             party: Whose values.
-            also: Addresses that are handed the total, or something computed from it, by the receiver.
+            also: Addresses or organisations that the receiver hands the total, or what it computes from it.
         """
-        places = [self.name, *also]
-        unknown = set(places) - set(self.hosts)
+        unknown = {self.name, *also} - {*self.hosts, *self.hosts.values()}
         if unknown:
             raise ProtocolError(f"a total is asked for by {min(unknown)!r}, who takes no part")
+        places = [self.name, *also]
         if isinstance(self.protocol, PlainTreeSum):
             places += [self.places[address] for address in self._ancestors(party)]
-        return tuple(sorted({self.hosts[place] for place in places} - {self.hosts[party]}))
+        return tuple(sorted({self.hosts.get(place, place) for place in places} - {self.hosts[party]}))
 
     def handlers(self, party: str) -> tuple[str, ...]:
         """The organisations that pass on this party's contributions without being able to read them."""
         if self.kind not in HIDING or (self.hosts[party] == self.receiver and not self.hands_on):
             return ()
-        others = {self.hosts[place] for place in self.places.values()}
+        handling = tuple(self.places)
+        if isinstance(self.protocol, HomomorphicSum):
+            handling = (self.protocol.aggregator,)
+        others = {self.hosts[self.places[address]] for address in handling}
         return tuple(sorted(others - {self.hosts[party], self.receiver}))
 
     def _ancestors(self, party: str) -> list[Address]:
@@ -237,13 +261,16 @@ class Channel:
         return encoded
 
 
-def build_channel(setup: Setup, receiver: str, *, hands_on: bool = False) -> Channel:
+def build_channel(
+    setup: Setup, receiver: str, *, hands_on: bool = False, aggregator: str | None = None
+) -> Channel:
     """The channel whose totals go to the role at `receiver`.
 
     Args:
         setup: What the run is built from.
         receiver: Address of the role.
         hands_on: True where it hands totals, or what it computes from them, to other organisations.
+        aggregator: Address of a role without values that adds ciphertexts; by default a party does.
 
     Raises:
         PlanError: The protocol cannot run with these parties, or cannot carry the plan's noise.
@@ -257,8 +284,14 @@ def build_channel(setup: Setup, receiver: str, *, hands_on: bool = False) -> Cha
         receiver=index,
         collusion=plan.collusion,
         threshold=plan.threshold,
+        aggregator=None if aggregator is None else AGGREGATOR,
     )
-    places = {**dict(enumerate(parties)), COORDINATOR: receiver, AGGREGATOR: receiver, KEY_HOLDER: receiver}
+    places = {
+        **dict(enumerate(parties)),
+        COORDINATOR: receiver,
+        AGGREGATOR: aggregator or receiver,
+        KEY_HOLDER: receiver,
+    }
     distributed = bool(plan.sigma) and protocol.max_total is not None and plan.protocol in HIDING
     return Channel(
         name=receiver,
@@ -312,7 +345,9 @@ def _noisy(protocol: SecureSum, plan: Plan) -> NoisySum:
     return noisy
 
 
-def check_channels(plan: Plan, parties: int, receivers: tuple[int | None, ...]) -> None:
+def check_channels(
+    plan: Plan, parties: int, receivers: tuple[int | None, ...], *, aggregator: Address | None = None
+) -> None:
     """Raises `PlanError` before anything starts, if the plan's protocol cannot serve these receivers."""
     for receiver in receivers:
         build_sum(
@@ -320,5 +355,6 @@ def check_channels(plan: Plan, parties: int, receivers: tuple[int | None, ...]) 
             workers=parties,
             receiver=receiver,
             collusion=plan.collusion,
+            aggregator=aggregator,
             threshold=plan.threshold,
         )

@@ -12,13 +12,15 @@ prediction of a worker without opinion; later, a worker that runs ahead uses pre
 of the same record, one pass ago. And the bias of the sum belongs to the first worker's local model.
 
 On a secure sum the label holder obtains each iteration's sum, nobody's prediction, and hands it to the
-workers. A sum is complete only when everybody has contributed, so there is no staleness then.
+workers. A sum is complete only when everybody has contributed, so there is no staleness then. On encrypted
+sums the server obtains no sum either: it adds ciphertexts for a worker that has the key (`fdml_encrypted`).
 """
 
 from __future__ import annotations
 
 from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.channels import SUMS
+from securevfl.algorithms.channels import ENCRYPTED, SUMS
+from securevfl.algorithms.fdml_encrypted import check_encrypted, encrypted_role
 from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
 from securevfl.algorithms.sharing import check_sums
@@ -61,7 +63,10 @@ class FDML(Algorithm):
                 f"protocol {plan.protocol!r} has a sum only when every worker has contributed; "
                 "set staleness to 0"
             )
-        check_sums(plan, data)
+        if plan.protocol in ENCRYPTED:
+            check_encrypted(plan, data)
+        else:
+            check_sums(plan, data)
 
     def needs_everybody(self, plan: Plan) -> str:
         """Workers go through the records together."""
@@ -75,4 +80,6 @@ class FDML(Algorithm):
         """The server, or a party's worker."""
         if not isinstance(setup.head, SumHead):
             raise PlanError("fdml has no model on top of the sum; do not give a head")
+        if setup.plan.protocol in ENCRYPTED:
+            return encrypted_role(setup, address)
         return FDMLServer(setup) if address == SERVER else FDMLWorker(setup, address)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import Setup
+from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
@@ -31,11 +32,16 @@ class FDMLServer(SharingServer):
 
     The sums that it hands out depend on all workers' predictions. Those have passed their owners' gates, with
     everybody else as observers; the sums are computed from the released values alone.
+
+    Args:
+        setup: What the run is built from.
+        channel: The secure sum; by default one whose totals the server obtains.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, share_labels=True)
-        shape = (setup.data.n_train, len(self.parties), setup.plan.embedding)
+    def __init__(self, setup: Setup, *, channel: Channel | None = None) -> None:
+        super().__init__(setup, share_labels=True, channel=channel)
+        kept = setup.data.n_train if self.sums is None else 0  # on a sum nobody's predictions arrive
+        shape = (kept, len(self.parties), setup.plan.embedding)
         self.local_predictions = torch.zeros(shape, device=setup.device)
         self.pushed: dict[str, int] = dict.fromkeys(self.parties, 0)
         self.largest_lead = 0
@@ -56,12 +62,19 @@ class FDMLServer(SharingServer):
         """The same where a sum exists only once everybody has contributed: without staleness."""
         for _ in range(self.batches.per_pass):
             rows = self.batches.next()
-            pulls = await self._gather(rows)
+            pulls = await self._gather_pulls(rows)
             total = await self._total(rows, "embedding")
-            for party, message in pulls.items():
-                self.pushed[party] += 1
-                self._check_iteration(message, self.pushed[party])
-                await self._send_sum(Pull(message=message, iteration=self.pushed[party], rows=rows), total)
+            for pull in pulls:
+                await self._send_sum(pull, total)
+
+    async def _gather_pulls(self, rows: Rows) -> list[Pull]:
+        """Every worker's pull, once all of them are ready."""
+        pulls = []
+        for party, message in (await self._gather(rows)).items():
+            self.pushed[party] += 1
+            self._check_iteration(message, self.pushed[party])
+            pulls.append(Pull(message=message, iteration=self.pushed[party], rows=rows))
+        return pulls
 
     def _push(self, message: Message) -> Pull:
         """Stores a worker's predictions; the pull that comes with them waits its turn."""

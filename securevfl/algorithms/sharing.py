@@ -20,7 +20,7 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.channels import build_channel, check_channels
+from securevfl.algorithms.channels import Channel, build_channel, check_channels
 from securevfl.algorithms.local import LocalModel
 from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
@@ -56,9 +56,10 @@ class SharingServer(ServerRole):
     Args:
         setup: What the run is built from.
         share_labels: False where the labels stay with the server.
+        channel: The secure sum; by default one whose totals the server obtains.
     """
 
-    def __init__(self, setup: Setup, *, share_labels: bool) -> None:
+    def __init__(self, setup: Setup, *, share_labels: bool, channel: Channel | None = None) -> None:
         self.setup = setup
         self.link = setup.links[SERVER]
         self.parties = setup.data.parties
@@ -69,7 +70,7 @@ class SharingServer(ServerRole):
         self.batches = shared_batches(setup)
         self.sums: SumParticipant | None = None
         if setup.plan.protocol != "plain":
-            self.sums = SumParticipant(setup, SERVER, [build_channel(setup, SERVER)])
+            self.sums = SumParticipant(setup, SERVER, [channel or build_channel(setup, SERVER)])
         self.processed = 0
         self.epochs_done = 0
         self.loss: float | None = None
@@ -110,12 +111,17 @@ class SharingServer(ServerRole):
             await self.sums.begin()
         data = self.setup.data
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
-        pieces = [await self._collect(rows[start : start + CHUNK]) for start in range(0, len(rows), CHUNK)]
-        with torch.no_grad():
-            self.predictions = self._outputs(torch.cat(pieces))
-        self.test = metrics(data.task, self.predictions, self.labels[data.n_train :])
+        self.test = await self._measure([rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)])
         for party in self.parties:
             await self.link.send(party, "end", {})
+
+    async def _measure(self, pieces: list[Rows]) -> dict[str, float | None]:
+        """The metrics of the test part, whose records come in pieces."""
+        vectors = torch.cat([await self._collect(rows) for rows in pieces])
+        with torch.no_grad():
+            self.predictions = self._outputs(vectors)
+        data = self.setup.data
+        return metrics(data.task, self.predictions, self.labels[data.n_train :])
 
     async def _collect(self, rows: Rows) -> Tensor:
         if self.sums is not None:
@@ -135,7 +141,7 @@ class SharingServer(ServerRole):
         """One message of each party, in their order: its upload, or on a secure sum that it is ready."""
         found: dict[str, Message] = {}
         while len(found) < len(self.parties):
-            message = await (self.link.receive() if self.sums is None else self.sums.receive())
+            message = await self._receive()
             self._check_turn(message)
             if self.sums is None:
                 self._check_rows(message, rows)
@@ -143,6 +149,9 @@ class SharingServer(ServerRole):
                 raise ProtocolError(f"{message.sender} comes twice where everybody comes once")
             found[message.sender] = message
         return {party: found[party] for party in self.parties}
+
+    async def _receive(self) -> Message:
+        return await (self.link.receive() if self.sums is None else self.sums.receive())
 
     async def _reply(
         self, message: Message, kind: str, fields: dict[str, Value], head: Head | None = None
@@ -200,6 +209,8 @@ class SharingParty(Role):
         model: Its local model.
         observers: Who sees what it uploads in training.
         share_labels: False where it never gets the labels.
+        channel: The secure sum; by default one whose totals the server obtains.
+        told: Addresses that the receiver tells what it computes from the totals of the test part.
     """
 
     def __init__(
@@ -210,6 +221,8 @@ class SharingParty(Role):
         model: LocalModel,
         observers: tuple[str, ...],
         share_labels: bool,
+        channel: Channel | None = None,
+        told: tuple[str, ...] = (),
     ) -> None:
         self.address = party
         self.setup = setup
@@ -217,22 +230,26 @@ class SharingParty(Role):
         self.model = model
         self.observers = observers
         self.share_labels = share_labels
+        self.told = told
         self.labels: Tensor | None = None
         self.batches = shared_batches(setup)
         self.delay = build_delay(setup, party)
         self.sums: SumParticipant | None = None
         if setup.plan.protocol != "plain":
-            self.channel = build_channel(setup, SERVER)
+            self.channel = channel or build_channel(setup, SERVER)
             self.sums = SumParticipant(setup, party, [self.channel])
 
     async def prepare(self) -> None:
-        if not self.share_labels:
-            return
+        if self.share_labels:
+            self.labels = await self._receive_labels("labels", self.setup.data.n_train)
+
+    async def _receive_labels(self, kind: str, count: int) -> Tensor:
         message = await self.link.receive()
-        labels = message["values"] if message.kind == "labels" else None
-        if not isinstance(labels, np.ndarray) or labels.shape != (self.setup.data.n_train,):
+        due = message.kind == kind and message.sender == SERVER
+        labels = message["values"] if due else None
+        if not isinstance(labels, np.ndarray) or labels.shape != (count,):
             raise ProtocolError(f"{self.address} received {message.kind!r}, not one label per record")
-        self.labels = torch.from_numpy(np.array(labels)).to(self.setup.device)
+        return torch.from_numpy(np.array(labels)).to(self.setup.device)
 
     def _labels_of(self, rows: Rows) -> Tensor:
         if self.labels is None:
@@ -258,15 +275,23 @@ class SharingParty(Role):
             released = self.model.release(rows, kind="embedding", observers=self.observers, learning=learning)
             fields |= {"rows": rows.astype(np.int32), "values": released.values}
             return await self.link.call(SERVER, "embedding", fields, released.head), released
+        _, contribution = await self._join(self.sums, rows, fields, learning=learning)
+        return await self.sums.receive(), contribution
+
+    async def _join(
+        self, sums: SumParticipant, rows: Rows, fields: dict[str, Value], *, learning: bool
+    ) -> tuple[SumRequest, Contribution]:
+        """Says that the batch is ready and, once its sum is announced, lets the vectors into it."""
         await self.link.send(SERVER, "ready", fields)
-        request = await self.sums.receive()
+        request = await sums.receive()
         if request.kind != REQUEST or not np.array_equal(request["rows"], rows):
             raise ProtocolError(f"{self.address} is asked for other records than the schedule says")
+        announced = SumRequest.read(request)
         contribution = self.model.contribute(
             rows, kind="embedding", channel=self.channel, learning=learning, also=self.observers
         )
-        await self.sums.join(SumRequest.read(request), contribution)
-        return await self.sums.receive(), contribution
+        await sums.join(announced, contribution)
+        return announced, contribution
 
     async def evaluate(self) -> None:
         if self.sums is not None:
@@ -285,12 +310,14 @@ class SharingParty(Role):
         while (message := await sums.receive()).kind != "end":
             if message.kind != REQUEST:
                 raise ProtocolError(f"{self.address} received {message.kind!r}, not a request")
-            request = SumRequest.read(message)
-            rows = self.model.check_rows(request.rows)
-            contribution = self.model.contribute(
-                rows, kind="evaluation", channel=self.channel, learning=False
-            )
-            await sums.join(request, contribution)
+            await self._join_evaluation(sums, SumRequest.read(message))
+
+    async def _join_evaluation(self, sums: SumParticipant, request: SumRequest) -> None:
+        rows = self.model.check_rows(request.rows)
+        contribution = self.model.contribute(
+            rows, kind="evaluation", channel=self.channel, learning=False, also=self.told
+        )
+        await sums.join(request, contribution)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -255,6 +255,13 @@ class SumParticipant:
         """
         request = await self.announce(rows, purpose, channel=self.address)
         await self.open(request)
+        return await self.obtain(request)
+
+    async def obtain(self, request: SumRequest) -> Total:
+        """Waits for the total of a round that this role receives and takes part in already.
+
+        Like `total`, for a role that has no listener beside it; other messages are kept for `receive`.
+        """
         future = self._future(request)
         while not future.done():
             await self._pump()

@@ -8,8 +8,8 @@ its size and its form have been checked.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from securevfl.errors import WireError
 
@@ -35,11 +35,10 @@ class Kind(IntEnum):
 
 
 NUMBERED = frozenset({Kind.DATA, Kind.CONTROL, Kind.RELAY})
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): (kind, kind in NUMBERED) for kind in Kind}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame.
 
     Attributes:
@@ -80,9 +79,9 @@ class Frame:
                 f"the other side speaks version {version} of the network protocol, this side {VERSION}: "
                 "upgrade the older"
             )
-        kind = _KINDS.get(code)
-        if kind is None or nothing:
+        if code not in _KINDS or nothing:
             raise WireError(f"unknown kind {code} of frame")
-        if (kind in NUMBERED) != (number > 0):
+        kind, numbered = _KINDS[code]
+        if numbered != (number > 0):
             raise WireError(f"a {kind.name} frame with number {number}")
-        return cls(kind=kind, payload=data[_HEADER.size :], number=number, acknowledged=acknowledged)
+        return cls(kind, data[_HEADER.size :], number, acknowledged)

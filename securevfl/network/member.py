@@ -19,7 +19,7 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, Node, Unforeseen, told_of, understanding
+from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
@@ -97,9 +97,11 @@ class Member(Node):
                     result = await self._handle(kind, fields)
                 if result is not None:
                     return result
-        except NetworkError:
+        except NetworkError as error:
             if self._result is not None:  # all that is missing is the coordinator's goodbye
                 return self._result
+            if self.mesh.sessions[self.config.coordinator].connected and not isinstance(error, Stopped):
+                await self._tell_failure(told_of(error))  # another peer refuses or breaks the rules
             raise
         except SecureVFLError as error:
             await self._tell_failure(told_of(error))
@@ -162,7 +164,7 @@ class Member(Node):
                 await self._abort(fields)
             case "stop":
                 again = " " if fields.get("again") else " for good; "
-                raise NetworkError(
+                raise Stopped(
                     f"the coordinator stops{again}({fields.get('reason')}); what was done is kept, start "
                     "again to go on"
                 )

@@ -238,13 +238,12 @@ class Mesh:
     # -- receiving ------------------------------------------------------------------------------------------
 
     def _frame(self, peer: str, frame: Frame) -> None:
-        match frame.kind:
-            case Kind.DATA:
-                self._data(peer, frame.payload)
-            case Kind.RELAY:
-                self._relay(peer, frame.payload)
-            case _:
-                self._control(peer, frame.payload)
+        if frame.kind is Kind.DATA:
+            self._data(peer, frame.payload)
+        elif frame.kind is Kind.RELAY:
+            self._relay(peer, frame.payload)
+        else:
+            self._control(peer, frame.payload)
 
     def _control(self, peer: str, payload: bytes) -> None:
         if self.coordinator not in (peer, self.name):
@@ -260,11 +259,12 @@ class Mesh:
             raise WireError(f"{peer} sends a message without a phase")
         phase, message = content[:PHASE_BYTES], Message.from_bytes(content, PHASE_BYTES)
         size = len(content) + FRAME_COST
-        if self.hosts:
-            self._check_addresses(peer, message)
         if phase == self._phase:
             self._deliver(peer, message, size)
-        elif phase not in self._past:
+            return
+        if self.hosts:
+            self._check_addresses(peer, message)
+        if phase not in self._past:
             if self._early_bytes + size > MAX_UNREAD:
                 raise ProtocolError(f"{peer} floods: {self._early_bytes:,} bytes wait for a phase to begin")
             self._early.append((phase, peer, message, size))

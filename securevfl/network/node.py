@@ -36,6 +36,10 @@ class Restarted(Exception):
     """Another organisation's process has started anew; everybody goes back to a common checkpoint."""
 
 
+class Stopped(NetworkError):
+    """The coordinator has stopped the run; there is nobody left to tell anything."""
+
+
 class Unforeseen(ProtocolError):
     """An error that nobody foresaw. Its text may quote data, so others are told only what kind it was.
 

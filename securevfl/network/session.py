@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from securevfl.errors import ProtocolError, WireError
-from securevfl.network.frames import MAX_PAYLOAD, NUMBERED, Frame, Kind
+from securevfl.network.frames import MAX_PAYLOAD, Frame, Kind
 
 ACK_EVERY = 64
 ACK_BYTES = 8 << 20
@@ -45,14 +45,14 @@ class Session:
         self.connected = False
         self._former: set[bytes] = set()
         self._sent = 0
-        self._waiting: deque[Frame] = deque()
+        self._unsent: deque[Frame] = deque()
+        self._unacknowledged: deque[Frame] = deque()
         self._bytes = 0
-        self._cursor = 0
         self._acknowledged = 0
         self._owed_bytes = 0
         self._overdue = False
         self._timer: asyncio.TimerHandle | None = None
-        self._wake = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -69,9 +69,9 @@ class Session:
         if self._bytes + len(payload) + FRAME_COST > MAX_WAITING:
             raise ProtocolError(f"{self.peer} does not take its messages: {self._bytes:,} bytes wait for it")
         self._sent += 1
-        self._waiting.append(Frame(kind=kind, payload=payload, number=self._sent))
+        self._unsent.append(Frame(kind, payload, self._sent))
         self._bytes += len(payload) + FRAME_COST
-        self._wake.set()
+        self._flush()
 
     # -- streams --------------------------------------------------------------------------------------------
 
@@ -106,14 +106,15 @@ class Session:
         if restarted:
             self._former.add(self.incarnation)
             self._sent = self._bytes = 0
-            self._waiting.clear()
+            self._unsent.clear()
+            self._unacknowledged.clear()
         if incarnation != self.incarnation:
             self.incarnation = incarnation
             self.received = self._acknowledged = 0
         self._take_acknowledgement(received)
-        self._cursor = 0
+        self._unsent.extendleft(reversed(self._unacknowledged))
+        self._unacknowledged.clear()
         self.connected = True
-        self._wake.set()
         return restarted
 
     def detach(self) -> None:
@@ -129,18 +130,16 @@ class Session:
             WireError: A frame is missing in between, or it acknowledges what was never sent.
         """
         self._take_acknowledgement(frame.acknowledged)
-        if frame.kind not in NUMBERED or frame.number <= self.received:
-            return False
-        if frame.number != self.received + 1:
+        if frame.number > self.received + 1:
             raise WireError(f"{self.peer} sends frame {frame.number} after frame {self.received}")
-        return True
+        return frame.number > self.received
 
     def take(self, frame: Frame) -> None:
         """The expected frame's content was accepted; only now it counts as received."""
         self.received = frame.number
         self._owed_bytes += len(frame.payload)
         if self.received - self._acknowledged >= ACK_EVERY or self._owed_bytes >= ACK_BYTES:
-            self._wake.set()
+            self._flush()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ACK_AFTER, self._remind)
 
@@ -149,28 +148,43 @@ class Session:
         self._timer = None
         if self.received > self._acknowledged:
             self._overdue = True
-            self._wake.set()
+            self._flush()
 
     def _take_acknowledgement(self, number: int) -> None:
         if number > self._sent:
             raise WireError(f"{self.peer} acknowledges frame {number}; {self._sent} were sent")
-        while self._waiting and self._waiting[0].number <= number:
-            self._bytes -= len(self._waiting.popleft().payload) + FRAME_COST
-            self._cursor = max(0, self._cursor - 1)
+        for frames in (self._unacknowledged, self._unsent):  # an earlier stream may have carried the latter
+            while frames and frames[0].number <= number:
+                self._bytes -= len(frames.popleft().payload) + FRAME_COST
 
     # -- writing --------------------------------------------------------------------------------------------
 
     async def pump(self, write: Write) -> None:
         """Writes frames to a stream until it is cancelled or breaks."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._cursor < len(self._waiting):
-                frame = self._waiting[self._cursor]
-                self._cursor += 1
-                await write(frame.to_bytes(self._acknowledge()))
-            if self._owes_acknowledgement():
-                await write(Frame(kind=Kind.ACK, acknowledged=self._acknowledge()).to_bytes())
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                while (data := self._next()) is not None:
+                    await write(data)
+                self._idle = loop.create_future()
+                await self._idle
+        finally:
+            self._idle = None
+
+    def _flush(self) -> None:
+        """Wakes the pump, where it waits for something to write."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _next(self) -> bytes | None:
+        """The next frame to write, if one is due."""
+        if self._unsent:
+            frame = self._unsent.popleft()
+            self._unacknowledged.append(frame)
+            return frame.to_bytes(self._acknowledge())
+        if self._owes_acknowledgement():
+            return Frame(Kind.ACK, acknowledged=self._acknowledge()).to_bytes()
+        return None
 
     def _owes_acknowledgement(self) -> bool:
         unacknowledged = self.received - self._acknowledged
@@ -186,4 +200,4 @@ class Session:
     @property
     def waiting(self) -> int:
         """How many frames the other side has not acknowledged."""
-        return len(self._waiting)
+        return len(self._unsent) + len(self._unacknowledged)

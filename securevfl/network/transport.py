@@ -191,13 +191,18 @@ class Transport:
             if data is None or data is grpc.aio.EOF:
                 return
             frame = Frame.from_bytes(data)
-            if frame.kind is Kind.REFUSE:
-                raise NetworkError(f"{session.peer} refuses {self.identity.name}: {reason_of(frame)}")
-            if frame.kind in (Kind.HELLO, Kind.WELCOME):
-                raise WireError(f"{session.peer} greets in the middle of a stream")
+            if not frame.number:
+                self._check_unnumbered(session.peer, frame)
             if session.expects(frame):
                 self._hand_over(session.peer, frame)
                 session.take(frame)
+
+    def _check_unnumbered(self, peer: str, frame: Frame) -> None:
+        """Of frames without a number, only acknowledgements belong in the middle of a stream."""
+        if frame.kind is Kind.REFUSE:
+            raise NetworkError(f"{peer} refuses {self.identity.name}: {reason_of(frame)}")
+        if frame.kind is not Kind.ACK:
+            raise WireError(f"{peer} greets in the middle of a stream")
 
     def _hand_over(self, peer: str, frame: Frame) -> None:
         """A frame that cannot be processed is refused as a whole; it must not end this process."""

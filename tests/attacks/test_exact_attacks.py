@@ -158,6 +158,26 @@ def test_sums_that_are_handed_on_give_features_away(runs: Runs, protocol: str) -
     assert score(source, TotalsInference, "p1", "p2") == 1.0
 
 
+@pytest.mark.parametrize("observer", ["p0", "p1", "p2"])
+def test_sums_of_an_encrypted_fdml_give_features_away_to_every_worker(runs: Runs, observer: str) -> None:
+    """p1 opens them and hands them on; p0, whose organisation adds ciphertexts, is a worker like p2."""
+    source = runs(small((2, 3, 2)), algorithm="fdml", protocol="bfv", epochs=12, batch=200, learning_rate=2.0)
+    owner = "p2" if observer == "p1" else "p1"
+    assert score(source, TotalsInference, owner, observer) > 0.5
+
+
+def test_an_encrypted_fdml_shows_its_server_no_total(runs: Runs) -> None:
+    source = runs(small((2, 3, 2)), algorithm="fdml", protocol="bfv", epochs=2, label_holder="server")
+    evidence = Evidence(
+        info=source.info("p1", ("server",)),
+        views={"server": View(source.view_folder("server"))},
+        auxiliary={},
+        rng=np.random.default_rng(0),
+    )
+    assert moments(evidence) == []
+    assert not any(source.info("p1", ("server",)).seen.get(kind) for kind in ("sum", "opened-total"))
+
+
 def test_honest_snapshots_give_features_away(runs: Runs) -> None:
     """AFSVRG tells everybody the scores of all records once per epoch: seven columns, nine epochs."""
     source = runs(small((2, 3, 2)), algorithm="afsvrg", protocol="two-tree", epochs=9, batch=64)

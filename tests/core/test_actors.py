@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from pathlib import Path
@@ -23,6 +24,7 @@ from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
 from securevfl.folder import RunFolder
 from securevfl.messages import Message
+from securevfl.resolve import resolve
 from securevfl.runtime import SteppedNetwork
 
 TINY = "synthetic:rows=120,features=9,informative=6"
@@ -192,8 +194,11 @@ def test_sealed_training_has_its_dealer_elsewhere(
     assert away.result["messages"] == here.result["messages"] and away.result["loss"] == here.result["loss"]
 
 
-def test_a_server_without_features(data: VerticalData, tmp_path: Path, made: list[Seats]) -> None:
-    assert_same_models(*both(data, plan_of("fdml", label_holder="server"), tmp_path))
+@pytest.mark.parametrize("protocol", ["plain", "bfv"])
+def test_a_server_without_features(
+    data: VerticalData, tmp_path: Path, made: list[Seats], protocol: str
+) -> None:
+    assert_same_models(*both(data, plan_of("fdml", label_holder="server", protocol=protocol), tmp_path))
     assert set(made[0].seats) == {"p0", "p1", "p2"} and made[0].closed
 
 
@@ -293,6 +298,19 @@ def test_a_deadlock_is_explained(data: VerticalData, tmp_path: Path, monkeypatch
     monkeypatch.setattr(VAFLParty, "epoch", deaf)
     with pytest.raises(DeadlockError, match=r"p1 waits for a message"):
         train(data, plan_of("vafl"), tmp_path / "run", ray="auto")
+
+
+def test_a_seat_that_cannot_be_built_closes_its_ledger(
+    data: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: VAFLParty, *arguments: Any, **options: Any) -> None:
+        raise PlanError("not here")
+
+    monkeypatch.setattr(VAFLParty, "__init__", fail)
+    plan, data = resolve(Plan(algorithm="vafl", epochs=1), data)
+    with pytest.raises(PlanError, match="not here"):
+        Seat("p1", plan, pack_share(data, "p1"), tmp_path)
+    gc.collect()  # an open file would warn now, and warnings are errors
 
 
 def test_a_message_for_somebody_else_is_refused() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from securevfl import Plan, VerticalData, train
+from securevfl.accountants.records import HIDDEN
 from securevfl.algorithms import ALGORITHMS
 from securevfl.ledger import read_records
 from securevfl.views import View
@@ -20,6 +21,8 @@ CASES = [
         {"algorithm": name, "protocol": "pairwise"}
         for name in ("vafl", "vafl-sync", "fdml", "afsvrg", "flex")
     ),
+    *({"algorithm": name, "protocol": "bfv"} for name in ("vafl", "fdml", "afsgd", "flex")),
+    {"algorithm": "fdml", "protocol": "ckks", "label_holder": "server"},
     {"algorithm": "flex", "private_labels": True},
     {"algorithm": "flex", "private_labels": True, "protocol": "two-tree"},
     {"algorithm": "flex", "private_labels": True, "encoder_training": "none"},
@@ -42,13 +45,13 @@ def with_other_features(data: VerticalData, party: str | None) -> VerticalData:
 
 
 def values_seen(folder: Path) -> dict[str, list[np.ndarray]]:
-    """All floats that each organisation received or worked out; masked words are fresh in every run."""
+    """All floats that each organisation received or worked out; masked words and ciphertexts are fresh."""
     return {
         view.name: [
-            value
+            np.asarray(value)
             for seen in View(view).messages(sent=False)
             for value in seen.fields.values()
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+            if isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f"
         ]
         for view in sorted((folder / "views").glob("*"))
     }
@@ -72,7 +75,7 @@ def test_whoever_sees_something_of_a_party_stands_in_its_ledger(changes: dict, t
         folder = tmp_path / str(party)
         train(with_other_features(data, party), plan, folder)
         seen[party] = values_seen(folder)
-        ledger = [r for r in read_records(folder) if r.owner == party and r.mechanism != "masked"]
+        ledger = [r for r in read_records(folder) if r.owner == party and r.mechanism not in HIDDEN]
         listed[party] = {name for record in ledger for name in record.observers}
     for owner in PARTIES:
         reached = {

@@ -58,6 +58,8 @@ PLANS = [
     {"algorithm": "afsgd"},
     {"algorithm": "afsgd", "protocol": "two-tree"},
     {"algorithm": "fdml"},
+    {"algorithm": "fdml", "protocol": "bfv"},
+    {"algorithm": "fdml", "protocol": "ckks", "label_holder": "server"},
     {"algorithm": "flex"},
     {"algorithm": "central"},
     {"algorithm": "vafl", "encoder_training": "none"},

@@ -9,9 +9,7 @@ import torch
 from round_data import tiny
 
 from securevfl import Plan, train
-from securevfl.algorithms.sums import SumParticipant, SumRequest
 from securevfl.errors import PlanError
-from securevfl.gate import Contribution
 from securevfl.ledger import read_records
 from securevfl.protocols.homomorphic_sum import HomomorphicNode, HomomorphicSum
 from securevfl.run import Run
@@ -84,56 +82,7 @@ def test_too_few_parties_for_a_secret_sum(algorithm: str) -> None:
         train(tiny(parties=2), plan(algorithm, protocol="two-tree"))
 
 
-# -- homomorphic sums: who adds has no key, who has the key gets no single prediction ------------------------
-
-
-@pytest.fixture
-def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, np.ndarray]]:
-    """Every worker's own predictions, by round of the sum."""
-    found: dict[int, dict[str, np.ndarray]] = {}
-    join = SumParticipant.join
-
-    async def spy(self: SumParticipant, request: SumRequest, contribution: Contribution) -> None:
-        found.setdefault(request.number, {})[self.address] = contribution.values
-        await join(self, request, contribution)
-
-    monkeypatch.setattr(SumParticipant, "join", spy)
-    return found
-
-
-def plaintexts(view: View) -> dict[str, list[np.ndarray]]:
-    """Numbers that an observer received or worked out, by kind of message; ciphertexts are bytes."""
-    found: dict[str, list[np.ndarray]] = {}
-    for seen in view.messages(sent=False):
-        arrays = [v for v in seen.fields.values() if isinstance(v, np.ndarray) and v.dtype != np.uint8]
-        found.setdefault(seen.kind, []).extend(arrays)
-    return found
-
-
-@pytest.mark.parametrize("protocol", ["ckks", "bfv"])
-@pytest.mark.parametrize(
-    ("holder", "key_holder", "aggregator"), [("party", "p0", "p1"), ("server", "server", "p0")]
-)
-def test_the_aggregator_holds_only_ciphertexts(
-    holder: str, key_holder: str, aggregator: str, protocol: str, tmp_path: Path, predictions: dict
-) -> None:
-    chosen = plan("fdml", protocol=protocol, label_holder=holder, record_views=True)
-    train(tiny(), chosen, tmp_path / "run")
-    views = {name: View(tmp_path / "run" / "views" / name) for name in (key_holder, aggregator)}
-    adds, opens = plaintexts(views[aggregator]), plaintexts(views[key_holder])
-    # What is summed reaches the aggregator in ciphertexts alone. The labels and the sums are FDML's own.
-    assert {kind for kind, arrays in adds.items() if arrays} == {"labels", "sum", "sum-request"}
-    senders = {seen.sender for seen in views[aggregator].messages("he-value", sent=False)}
-    assert senders == {"p0", "p1", "p2"} - {aggregator}
-    # The key holder gets totals, never what could be decrypted to a single prediction.
-    assert {kind for kind, arrays in opens.items() if arrays} <= {"opened-total", "labels", "sum"}
-    assert not list(views[key_holder].messages("he-value", sent=False))
-    for numbers in (*adds["sum"], *opens["opened-total"]):
-        for parts in predictions.values():
-            same = [
-                v for v in parts.values() if v.shape == numbers.shape and np.allclose(v, numbers, atol=1e-3)
-            ]
-            assert not same
+# -- homomorphic sums of Flex: the label holder has the key, the next party adds (FDML has its own tests) ----
 
 
 @pytest.mark.parametrize("protocol", ["ckks", "bfv"])
@@ -146,7 +95,7 @@ def test_only_the_key_holder_can_decrypt(protocol: str, monkeypatch: pytest.Monk
         return nodes[address]
 
     monkeypatch.setattr(HomomorphicSum, "node", noted)
-    train(tiny(), plan("fdml", protocol=protocol))
+    train(tiny(), plan("flex", protocol=protocol))
     assert {address: node.encryption.is_private for address, node in nodes.items()} == {
         0: True,
         1: False,

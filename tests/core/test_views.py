@@ -33,17 +33,17 @@ def message(number: int, head: Head | None = None) -> Message:
 def test_messages_come_back_in_order(tmp_path: Path) -> None:
     writer = ViewWriter(tmp_path / "p0", "p0")
     for number in range(4):
-        writer.record(message(number, Head("p1", number, "ab")), time=number / 2, sent=number == 3)
+        writer.record(message(number, Head("p1", number, "ab" * 32)), time=number / 2, sent=number == 3)
     writer.close()
     view = View(tmp_path / "p0")
     assert [seen.number for seen in view] == [0, 1, 2, 3]
     assert [seen.number for seen in view.messages("embedding", sent=False)] == [1]
     seen = list(view)[2]
-    assert (seen.time, seen.sender, seen.head) == (1.0, "p1", Head("p1", 2, "ab"))
+    assert (seen.time, seen.sender, seen.head) == (1.0, "p1", Head("p1", 2, "ab" * 32))
     assert seen.fields["rows"].tolist() == [0, 1] and seen.fields["x"] == 1
     assert seen.fields["ciphertext"] == b"\x02\x00\xff"
     assert (seen.fields["values"] == 2).all() and seen.fields["values"].dtype == np.float32
-    assert seen.size == len(message(2, Head("p1", 2, "ab")).to_bytes())
+    assert seen.size == len(message(2, Head("p1", 2, "ab" * 32)).to_bytes())
 
 
 def test_files_are_private(tmp_path: Path) -> None:

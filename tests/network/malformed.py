@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -62,14 +62,18 @@ def bad_control(random: Random, forms: Mapping[str, Mapping[str, Any]]) -> bytes
     return pack(kind, fields)
 
 
-def broken(random: Random, raw: bytes) -> bytes:
+PACKED = (0, 1, 2, 3, 4, 6, 7, *range(8, 16))  # 5 is padding
+ENVELOPE = range(8)  # then numbers follow, of which all are allowed
+
+
+def broken(random: Random, raw: bytes, header: Sequence[int] = PACKED) -> bytes:
     """A message cut, lengthened, or with another header."""
     change = random.randrange(3)
     if change == 0:
         return raw[: random.randrange(len(raw))]
     if change == 1:
         return raw + random.randbytes(random.randrange(1, 20))
-    offset = random.choice([0, 1, 2, 3, 4, 6, 7, *range(8, 16)])  # 5 is padding
+    offset = random.choice(header)
     return raw[:offset] + bytes([raw[offset] ^ random.randrange(1, 256)]) + raw[offset + 1 :]
 
 
@@ -95,7 +99,7 @@ def bad_data(random: Random, mesh: Mesh, peer: str) -> bytes:
         message = Message(kind="x", sender=sender, receiver=receiver, head=head, fields=fields)
     raw = message.to_bytes()
     if change == 4:
-        raw = broken(random, raw)
+        raw = broken(random, raw, ENVELOPE)
     return mesh._phase + raw if random.random() < 0.9 else random.randbytes(random.randrange(16))
 
 

@@ -16,7 +16,7 @@ from federation import Federation
 
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import NetworkError
-from securevfl.network.frames import Frame
+from securevfl.network.frames import Frame, Kind
 from securevfl.plan import Plan
 
 Arm = Callable[[Process], None]
@@ -181,6 +181,33 @@ def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
         np.testing.assert_allclose(models(tmp_path)[name], value, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("liar", ["clinic", "shop"])
+def test_a_party_that_breaks_the_rules_towards_another_ends_the_run_at_once(tmp_path, liar):
+    """The coordinator hears of it from the one that notices, long before anybody's patience ends."""
+    federation = Federation(tmp_path, plan(protocol="two-tree"), direct=True, patience=600.0)
+    peer = {"clinic": "shop", "shop": "clinic"}[liar]
+
+    async def play() -> dict[str, BaseException]:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        async with asyncio.timeout(60):
+            while found[liar].node.part != "epoch":
+                await asyncio.sleep(0.005)
+            found[liar].node.mesh.sessions[peer].post(Kind.DATA, bytes(64))
+            tasks = [each.task for each in found.values()]
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(zip(found, errors, strict=True))
+
+    errors = asyncio.run(play())
+    assert "not a securevfl message" in str(errors["clinic"])
+    assert re.match("clinic stops: clinic: shop (refuses|breaks the rules)", str(errors["bank"]))
+    assert "the coordinator stops" in str(errors["shop"])
+    assert all("\n" not in str(error) for error in errors.values())
+    results = asyncio.run(Federation(tmp_path, plan(protocol="two-tree"), direct=True).run())
+    assert results["bank"]["epochs"] == 3
+
+
 @pytest.mark.parametrize("victim", ["clinic", "bank"])
 def test_no_crash_overruns_a_budget(tmp_path, victim):
     # The plan's three epochs spend about half of it; each crash repeats a part of one.
@@ -218,10 +245,20 @@ def test_no_crash_overruns_a_budget(tmp_path, victim):
         ("vafl", "clinic", {"sigma": 50.0, "clip": 1.0}),
         ("vafl", "bank", {}),
         ("fdml", "shop", {"protocol": "pairwise"}),
+        ("fdml", "clinic", {"protocol": "bfv"}),  # has the key
+        ("fdml", "bank", {"protocol": "bfv"}),  # adds
         ("sealed", "dealer", {"sigma": 4.0}),
         ("sealed", "clinic", {"sigma": 4.0}),
     ],
-    ids=["vafl-clinic", "vafl-bank", "pairwise-shop", "sealed-dealer", "sealed-clinic"],
+    ids=[
+        "vafl-clinic",
+        "vafl-bank",
+        "pairwise-shop",
+        "encrypted-clinic",
+        "encrypted-bank",
+        "sealed-dealer",
+        "sealed-clinic",
+    ],
 )
 def test_every_kind_of_protocol_goes_on_after_a_crash(tmp_path, algorithm, victim, changes, step):
     settings = plan(algorithm, **changes)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,40 +44,103 @@ def start(code: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def test_the_page_works_and_survives_a_kill(tmp_path: Path) -> None:
+class Page:
+    """The page's commands in a folder, with the coordinator at an address."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", address)
+        text = text.replace("epochs = 6\n", 'epochs = 6\ndelays = "constant"\n')
+        page = text[: text.index("## What happens")]
+        blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
+        tables, (server, party) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]
+        certificates, self.serve, self.join, self.audit = [code for kind, code in blocks if kind == "sh"]
+        self.folder = folder
+        (folder / "tables.py").write_text(tables)
+        subprocess.run([sys.executable, "tables.py"], cwd=folder, check=True, env=environment())
+        shell(certificates, folder)
+        # Slow enough that something can happen in the middle.
+        (folder / "bank" / "server.toml").write_text("time_unit = 0.02\n" + server)
+        (folder / "clinic" / "party.toml").write_text(party)
+
+    def begun(self, epoch: int) -> bool:
+        return (self.folder / "clinic" / "run" / "checkpoints" / f"{epoch:06d}").is_dir()
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.out").read_text()
+
+    def finish(self, bank: subprocess.Popen[bytes], clinic: subprocess.Popen[bytes]) -> None:
+        assert clinic.wait(timeout=240) == 0, self.said("clinic")
+        assert bank.wait(timeout=60) == 0, self.said("bank")
+
+
+@pytest.fixture(autouse=True)
+def _alignment() -> None:
     pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
-    text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", f"127.0.0.1:{free_port()}")
-    text = text.replace("epochs = 6\n", 'epochs = 6\ndelays = "constant"\n')
-    page = text[: text.index("## What happens")]
-    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    tables, (server, party) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]
-    certificates, serve, join, audit = [code for kind, code in blocks if kind == "sh"]
-    (tmp_path / "tables.py").write_text(tables)
-    subprocess.run([sys.executable, "tables.py"], cwd=tmp_path, check=True, env=environment())
-    shell(certificates, tmp_path)
-    # Slow enough that the clinic can be killed in the middle.
-    (tmp_path / "bank" / "server.toml").write_text("time_unit = 0.02\n" + server)
-    (tmp_path / "clinic" / "party.toml").write_text(party)
-    bank = start(serve, tmp_path, tmp_path / "bank.out")
-    clinic = start(join, tmp_path, tmp_path / "clinic.out")
+
+
+def test_the_page_works_and_survives_a_kill(tmp_path: Path) -> None:
+    page = Page(tmp_path, f"127.0.0.1:{free_port()}")
+    bank = start(page.serve, tmp_path, tmp_path / "bank.out")
+    clinic = start(page.join, tmp_path, tmp_path / "clinic.out")
     try:
-        until(lambda: (tmp_path / "clinic" / "run" / "checkpoints" / "000001").is_dir(), bank, clinic)
+        until(lambda: page.begun(1), bank, clinic)
         clinic.send_signal(signal.SIGKILL)
         clinic.wait()
-        clinic = start(join, tmp_path, tmp_path / "clinic.out")
-        assert clinic.wait(timeout=240) == 0, (tmp_path / "clinic.out").read_text()
-        assert bank.wait(timeout=60) == 0, (tmp_path / "bank.out").read_text()
+        clinic = start(page.join, tmp_path, tmp_path / "clinic.out")
+        page.finish(bank, clinic)
     finally:
         bank.kill()
         clinic.kill()
-    assert "has joined" in (tmp_path / "bank.out").read_text()
-    shown = shell(audit.replace("audit joint", "audit joint --attacks gradient-norm"), tmp_path)
+    assert "has joined" in page.said("bank")
+    shown = shell(page.audit.replace("audit joint", "audit joint --attacks gradient-norm"), tmp_path)
     assert "bank, clinic -> joint" in shown
     report = json.loads((tmp_path / "joint" / "report.json").read_text())
     assert set(report["owners"]) == {"bank", "clinic"}
     assert report["verdict"] == "no guarantee"  # exact gradients left the bank
     assert json.loads((tmp_path / "clinic" / "run" / "report.json").read_text())["verdict"] == "holds"
     assert [each["score"] for each in report["attacks"] if each["score"] is not None]
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them; skips where the system does not allow them."""
+    names = tuple(f"svfl-{os.getpid()}-{letter}" for letter in "ab")
+    commands = [
+        *(f"ip netns add {name}" for name in names),
+        f"ip -n {names[0]} link add cable type veth peer name cable netns {names[1]}",
+        *(f"ip -n {name} addr add 10.77.0.{i}/24 dev cable" for i, name in enumerate(names, start=1)),
+        *(f"ip -n {name} link set {device} up" for name in names for device in ("lo", "cable")),
+    ]
+    try:
+        for command in commands:
+            if shutil.which("ip") is None or subprocess.run(command.split(), capture_output=True).returncode:
+                pytest.skip("no network namespaces here")
+        yield names
+    finally:
+        for name in names if shutil.which("ip") else ():
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_two_hosts_bridge_a_cable_that_is_pulled(tmp_path: Path) -> None:
+    """Nothing in common but a network, and that is away for a while: the run goes on where it was."""
+    with two_hosts() as (one, other):
+        page = Page(tmp_path, "10.77.0.1:8750")
+        bank = start(f"ip netns exec {one} bash -e -c '{page.serve}'", tmp_path, tmp_path / "bank.out")
+        clinic = start(f"ip netns exec {other} bash -e -c '{page.join}'", tmp_path, tmp_path / "clinic.out")
+        try:
+            until(lambda: page.begun(1), bank, clinic)
+            for state, seconds in (("down", 3), ("up", 0)):
+                subprocess.run(["ip", "-n", other, "link", "set", "cable", state], check=True)
+                time.sleep(seconds)
+            page.finish(bank, clinic)
+        finally:
+            bank.kill()
+            clinic.kill()
+    assert "goes back" not in page.said("bank")
+    results = [
+        json.loads((tmp_path / name / "run" / "result.json").read_text()) for name in ("bank", "clinic")
+    ]
+    assert [(each["epochs"], each["stopped"]) for each in results] == [(6, None)] * 2
 
 
 def until(condition, *processes: subprocess.Popen[bytes]) -> None:

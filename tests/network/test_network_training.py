@@ -40,6 +40,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
         ("vafl-sync", "two-tree"),
         ("vafl-sync", "ckks"),
         ("fdml", "pairwise"),
+        ("fdml", "bfv"),
         ("fsgd", "plain-tree"),
         ("fsvrg", "two-tree"),
         ("fsaga", "pairwise"),
@@ -123,6 +124,25 @@ def test_totals_stand_in_the_view_of_whoever_opened_them(tmp_path):
     assert len(local) == len(opened["bank"]) > 3
     for here, there in zip(local, opened["bank"], strict=True):
         np.testing.assert_allclose(here, there, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protocol"),
+    [("fdml", "plain"), ("fdml", "bfv"), ("flex", "pairwise"), ("vafl-sync", "pairwise")],
+)
+def test_a_coordinator_with_labels_alone(tmp_path, algorithm, protocol):
+    plan = PLAN.with_changes(algorithm=algorithm, protocol=protocol, record_views=True)
+    federation = Federation(tmp_path, plan, parties=("bank", "clinic", "shop", "stranger"))
+    own = federation.tables["bank"]
+    federation.tables["bank"] = replace(own, columns=(), block=own.block[:, :0], bounds=None)
+    results = run(federation)
+    assert np.isfinite(results["bank"]["test"]["loss"])
+    seen = {record.kind: record.observers for record in read_records(tmp_path / "shop")}
+    assert seen["embedding"] == ("bank", "clinic", "stranger")
+    if protocol == "bfv":  # no number per record reaches it: ciphertexts, losses and metrics do
+        received = list(View(tmp_path / "bank" / "views" / "bank").messages(sent=False))
+        assert {each.kind for each in received} == {"ready", "he-value", "loss", "metrics"}
+        assert seen["evaluation"] == ("bank", "clinic") and seen["contributions"] == ("bank",)
 
 
 def test_budget_ends_training_everywhere(tmp_path):

@@ -1,0 +1,214 @@
+"""FDML on homomorphic sums: the server adds ciphertexts, a worker of another organisation holds the key.
+
+The server announces the batches, adds the workers' encrypted predictions and passes on what it cannot read.
+The key holder decrypts each iteration's sum and hands it to all workers, which FDML gives it to anyway. The
+server gets figures alone: the mean loss of each batch, and the metrics of the test part, for which the label
+holder gives the test labels to the key holder.
+
+The mean loss of a single record tells its prediction to whoever has the label, so it is kept back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import SERVER, Role, Setup
+from securevfl.algorithms.channels import Channel, build_channel, check_channels
+from securevfl.algorithms.fdml_server import FDMLServer
+from securevfl.algorithms.fdml_worker import FDMLWorker
+from securevfl.algorithms.sums import SumParticipant, SumRequest
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError, ProtocolError, RunError
+from securevfl.gate import Contribution, Released
+from securevfl.messages import Message
+from securevfl.models import metrics, task_loss
+from securevfl.plan import Plan
+from securevfl.protocols.contract import AGGREGATOR
+from securevfl.rows import Rows
+
+LOSS, METRICS, TEST_LABELS = "loss", "metrics", "test-labels"
+LEAST = 2
+"""Records that a mean loss must be taken over for the server to be told."""
+
+
+def key_holder_among(parties: tuple[str, ...], host: str) -> str:
+    """The first worker that is not of the server's organisation; the first of all where there is no other."""
+    return next((party for party in parties if party != host), parties[0])
+
+
+def check_encrypted(plan: Plan, data: VerticalData) -> None:
+    """Raises `PlanError` if the server would learn a sum, or the key holder another worker's predictions."""
+    host = SERVER if plan.label_holder == "server" else data.label_holder
+    receiver = data.parties.index(key_holder_among(data.parties, host))
+    check_channels(plan, len(data.parties), (receiver,), aggregator=AGGREGATOR)
+    for what, count in (("batch", min(plan.batch, data.n_train)), ("test part", data.n_test)):
+        if count < LEAST:
+            raise PlanError(
+                f"fdml on {plan.protocol!r} tells the server mean losses instead of predictions; that of a"
+                f" {what} of {count} would tell the prediction itself, so use at least {LEAST} records"
+            )
+
+
+def encrypted_role(setup: Setup, address: str) -> Role:
+    """The server, the worker with the key, or another worker."""
+    key_holder = key_holder_among(setup.data.parties, setup.hosts[SERVER])
+    channel = build_channel(setup, key_holder, hands_on=True, aggregator=SERVER)
+    if address == SERVER:
+        return AddingServer(setup, channel=channel)
+    if address == key_holder:
+        return KeyHolder(setup, address, channel=channel)
+    return FDMLWorker(setup, address, source=key_holder, channel=channel, told=(SERVER,))
+
+
+class AddingServer(FDMLServer):
+    """Announces batches and adds ciphertexts; it has no key, and is told losses and metrics, never a sum.
+
+    Args:
+        setup: What the run is built from.
+        channel: The sum, whose totals go to the key holder.
+    """
+
+    def __init__(self, setup: Setup, *, channel: Channel) -> None:
+        super().__init__(setup, channel=channel)
+        self.key_holder = channel.name
+        self._kept: deque[Message] = deque()
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        data = self.setup.data
+        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+        observers = self.setup.observers(self.key_holder, self.setup.label_holder)
+        head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="test labels", observers=observers)
+        await self.link.send(self.key_holder, TEST_LABELS, {"values": np.array(data.y_test)}, head)
+
+    async def _train_on_sums(self) -> None:
+        self._kept.clear()
+        for _ in range(self.batches.per_pass):
+            rows = self.batches.next()
+            await self._gather_pulls(rows)
+            request = await self._announce(rows, "embedding")
+            loss = self._read_loss(await self._hear(LOSS), request)
+            if loss is not None:
+                self._losses.append(loss)
+            self.processed += len(rows) * len(self.parties)
+            self.setup.report(self.processed, loss)
+
+    async def _measure(self, pieces: list[Rows]) -> dict[str, float | None]:
+        self._kept.clear()
+        for rows in pieces:
+            await self._announce(rows, "evaluation")
+        message = await self._hear(METRICS)
+        return {name: _figure(message, name) for name in message.fields}
+
+    async def _announce(self, rows: Rows, purpose: str) -> SumRequest:
+        """Announces a round and takes part in it as the one who adds."""
+        if self.sums is None:
+            raise ProtocolError("protocol 'plain' has no sums")
+        request = await self.sums.announce(rows, purpose, channel=self.key_holder)
+        await self.sums.open(request)
+        return request
+
+    async def _hear(self, kind: str) -> Message:
+        """The key holder's next figures; workers that are ready for the next batch meanwhile are kept."""
+        while (message := await super()._receive()).kind != kind or message.sender != self.key_holder:
+            self._check_turn(message)
+            self._kept.append(message)
+        return message
+
+    async def _receive(self) -> Message:
+        return self._kept.popleft() if self._kept else await super()._receive()
+
+    def _read_loss(self, message: Message, request: SumRequest) -> float | None:
+        if message.fields.get("round") != request.number:
+            raise ProtocolError(f"{message.sender} sends no loss of round {request.number}")
+        return _figure(message, "value")
+
+
+def _figure(message: Message, name: str) -> float | None:
+    """A number that the key holder sends; None where there is none to tell."""
+    value = message.fields.get(name)
+    if value is not None and not isinstance(value, float):
+        raise ProtocolError(f"{message.sender} sends {message.kind!r} whose {name!r} is not a number")
+    return value
+
+
+class KeyHolder(FDMLWorker):
+    """The worker that decrypts the sums: hands them to all workers, and figures to the server.
+
+    Args:
+        setup: What the run is built from.
+        party: Its name.
+        channel: The sum, whose totals it obtains.
+    """
+
+    def __init__(self, setup: Setup, party: str, *, channel: Channel) -> None:
+        super().__init__(setup, party, source=party, channel=channel, told=(SERVER,))
+        self.gate = setup.gates[setup.hosts[party]]
+        self.test_labels: Tensor | None = None
+        self._outputs: list[Tensor] = []
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.test_labels = await self._receive_labels(TEST_LABELS, self.setup.data.n_test)
+
+    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution]:
+        """Decrypts the sum and hands it on."""
+        if self.sums is None:
+            raise ProtocolError("protocol 'plain' has no sums")
+        request, contribution = await self._join(
+            self.sums, rows, {"iteration": self.iteration}, learning=True
+        )
+        total = await self._obtain(self.sums, request)
+        await self._tell_loss(request, total)
+        for party in self.setup.data.parties:
+            if party != self.address:
+                fields = {"values": total.numpy()}
+                await self.link.send(party, "sum", fields, self.gate.ledger.head)
+        return total, contribution
+
+    async def _obtain(self, sums: SumParticipant, request: SumRequest) -> Tensor:
+        total = (await sums.obtain(request)).values
+        return torch.from_numpy(total.astype(np.float32))
+
+    async def _tell_loss(self, request: SumRequest, total: Tensor) -> None:
+        loss = None
+        if len(total) >= LEAST:
+            loss = float(task_loss(self.setup.data.task, total, self._labels_of(request.rows).cpu()))
+        fields = {"round": request.number, "value": loss}
+        await self.link.send(SERVER, LOSS, fields, self.gate.ledger.head)
+
+    async def evaluate(self) -> None:
+        self._outputs = []
+        await super().evaluate()
+
+    async def _join_evaluation(self, sums: SumParticipant, request: SumRequest) -> None:
+        """Takes the test part's records in their order; the server gets metrics of all of them at once."""
+        data = self.setup.data
+        done = data.n_train + sum(map(len, self._outputs))
+        due = np.arange(done, done + len(request.rows))
+        if not np.array_equal(request.rows, due) or done + len(due) > data.n_train + data.n_test:
+            raise ProtocolError(f"{self.address} is asked for other records than the test part's next")
+        await super()._join_evaluation(sums, request)
+        self._outputs.append(await self._obtain(sums, request))
+        if done + len(due) == data.n_train + data.n_test:
+            await self.link.send(SERVER, METRICS, {**self._metrics()}, self.gate.ledger.head)
+
+    def _metrics(self) -> dict[str, float | None]:
+        if self.test_labels is None:
+            raise ProtocolError(f"{self.address} measures before it has the test labels")
+        return metrics(self.setup.data.task, torch.cat(self._outputs), self.test_labels.cpu())
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"test_labels": self.test_labels}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if "test_labels" not in state:
+            raise RunError(f"{self.address} had no key when this run was begun; start the run anew")
+        super().load(state)
+        labels = state["test_labels"]
+        self.test_labels = None if labels is None else labels.to(self.setup.device)
