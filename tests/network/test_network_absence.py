@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,21 @@ def test_below_the_threshold_a_new_process_takes_everybody_back(tmp_path, sealed
     assert any("goes back" in text for text in found["bank"].said)
     assert results["bank"]["absent_rounds"] == {}  # what was done without shop was undone
     assert max(sealed.values()) == 1
+
+
+def test_a_coordinator_with_labels_alone_goes_on_too(tmp_path, sealed):
+    given = federation(tmp_path, parties=(*PARTIES, "mill"), epochs=2)
+    own = given.tables["bank"]
+    given.tables["bank"] = replace(own, columns=(), block=own.block[:, :0], bounds=None)
+
+    async def play():
+        found = start(given)
+        await lose(found, "shop", "pairwise.masked-input", 3)
+        found["shop"].start()
+        return found, await finish(found)
+
+    found, results = asyncio.run(play())
+    assert check(given, found, results, sealed, "shop") > 0
 
 
 def test_two_of_six_may_be_away(tmp_path, sealed):
