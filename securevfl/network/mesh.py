@@ -74,6 +74,7 @@ class Mesh:
                 failed=self._failed,
             ),
         )
+        self.transport.introduced = identity.name == coordinator
         self._phase = self.last_phase = b""
         self._past: set[bytes] = set()
         self._early: list[tuple[bytes, str, Message, int]] = []
@@ -132,6 +133,7 @@ class Mesh:
             self.introductions[each.name] = each
             if known is None:
                 self._connect_to(each)
+        self.transport.introduced = True
 
     @property
     def _via(self) -> bytes:

@@ -92,6 +92,9 @@ class Transport:
         incarnation: This process.
         sessions: Organisation -> session; whoever is not named here is refused.
         handlers: Whom to tell.
+
+    `introduced` is False while this process has not been told yet who takes part; a stranger's stream then
+    ends without an answer, so that it tries again instead of taking the refusal for final.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Transport:
     ) -> None:
         self.identity, self.run, self.incarnation = identity, run, incarnation
         self.sessions, self.handlers = sessions, handlers
+        self.introduced = True
         self.refused = 0
         self.trouble: dict[str, str] = {}
         self._greeting: Counter[str] = Counter()
@@ -241,6 +245,8 @@ class Transport:
         peer = "somebody"
         try:
             peer = self._peer_of(context)
+            if peer not in self.sessions:
+                return
             frame = await self._greeting_of(peer, context)
             if frame is not None:
                 await context.write(self._hello(Kind.WELCOME, peer))
@@ -256,7 +262,7 @@ class Transport:
         """The organisation at the other end, from its certificate."""
         (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
         peer = organisation_of(pem)
-        if peer not in self.sessions:
+        if peer not in self.sessions and self.introduced:
             raise CertificateError(f"{peer} has a certificate, but no part in this run")
         return peer
 
