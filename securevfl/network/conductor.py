@@ -254,7 +254,7 @@ class Conductor(Node):
         for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
             self.mesh.tell_all("introduction", **each.fields())
         self._round = secrets.token_bytes(ROUND_BYTES)
-        self.mesh.tell_all("meet", round=self._round)
+        self.mesh.tell_all("meet", round=self._round, away=",".join(sorted(self._away)))
         await self._collect("met", self._members, round=self._round)
 
     async def _align(self) -> None:

@@ -275,6 +275,32 @@ def test_two_of_six_may_be_away(tmp_path, sealed):
     assert max(sealed.values()) == 1
 
 
+def test_one_comes_back_while_another_is_still_away(tmp_path, sealed):
+    """With connections between parties: those present meet without the one that nobody can reach."""
+    given = federation(
+        tmp_path, parties=("bank", "clinic", "shop", "lab", "mill", "dealer"), threshold=4, direct=True
+    )
+
+    async def play():
+        found = start(given)
+        crash_with(found["mill"], "pairwise.masked-input", 10)
+        await lose(found, "shop", "pairwise.sealed-shares", 3)
+        async with asyncio.timeout(30):
+            await found["mill"].crashed.wait()
+        await found["mill"].crash()
+        await until(lambda: found["bank"].node._away == {"shop", "mill"})
+        found["shop"].start()
+        await until(lambda: found["bank"].node._away == {"mill"})
+        await until(lambda: found["shop"].node.part == "epoch")
+        found["mill"].start()
+        return found, await finish(found)
+
+    found, results = asyncio.run(play())
+    check_ledgers(given, found)
+    assert set(results["bank"]["absent_rounds"]) == {"shop", "mill"}
+    assert max(sealed.values()) == 1
+
+
 def test_with_everybody_there_the_network_trains_the_same_model(tmp_path):
     """As in one process and without a threshold; one epoch, in which all steps are of all four parties."""
     given = federation(tmp_path, algorithm="vafl-tsync", wait_for=4, epochs=1)
