@@ -244,9 +244,8 @@ class Transport:
     async def _serve(self, _: Any, context: Any) -> None:
         peer = "somebody"
         try:
-            peer = self._peer_of(context)
-            if peer not in self.sessions:
-                return
+            (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
+            peer = organisation_of(pem)
             frame = await self._greeting_of(peer, context)
             if frame is not None:
                 await context.write(self._hello(Kind.WELCOME, peer))
@@ -258,16 +257,11 @@ class Transport:
         except SecureVFLError as error:
             self.handlers.failed(error)
 
-    def _peer_of(self, context: Any) -> str:
-        """The organisation at the other end, from its certificate."""
-        (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
-        peer = organisation_of(pem)
-        if peer not in self.sessions and self.introduced:
-            raise CertificateError(f"{peer} has a certificate, but no part in this run")
-        return peer
-
     async def _greeting_of(self, peer: str, context: Any) -> Frame | None:
-        """The greeting that begins a stream; None if the stream ends before."""
+        """The greeting that begins a stream; None if the stream ends before, or must end without an answer.
+
+        It is read before anything is refused: a refusal that comes while it is being written would be lost.
+        """
         if self._greeting[peer] >= MAX_GREETING:
             raise ProtocolError(f"{peer} opens streams faster than it greets")
         self._greeting[peer] += 1
@@ -277,6 +271,10 @@ class Transport:
         finally:
             self._greeting[peer] -= 1
         if data is None or data is grpc.aio.EOF:
+            return None
+        if peer not in self.sessions:
+            if self.introduced:
+                raise CertificateError(f"{peer} has a certificate, but no part in this run")
             return None
         frame = Frame.from_bytes(data)
         if frame.kind is not Kind.HELLO:
