@@ -40,6 +40,8 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
     **{protocol: ("vafl-sync", {"protocol": protocol}) for protocol in SUMS},
     "sealed": ("sealed", {"sigma": 4.0}),
 }
+NO_MESSAGE = ("contributions", "scale")
+"""Entries that are not of a message: who passes values on, and the second half of a sealed preparation."""
 PHASES = (("joining", 0), ("prepare", 0), ("epoch", 1), ("evaluate", 1), ("epoch", 2), ("final", 3))
 
 
@@ -165,7 +167,7 @@ def unseen_releases(company: Company, owner: str) -> list[int]:
     for entry in read_ledger(run / "ledger" / f"{owner}.jsonl"):
         if entry.is_session:
             counts.append(0)
-        elif entry.content["kind"] != "contributions":  # a note on who passes values on, not a release
+        elif entry.content["kind"] not in NO_MESSAGE:
             counts[-1] = 0 if entry.index in seen else counts[-1] + 1
     return counts
 
