@@ -52,8 +52,7 @@ class Problem:
 def load(name: str, folder: Path, *, quick: bool) -> VerticalData:
     """A set by the name of its row in the paper's table."""
     if name == "sparse":
-        rows, columns = (500, 60_000) if quick else (1000, 1_355_191)
-        return wide_sparse(rows=rows, columns=columns, parties=8)
+        return wide_sparse(rows=500, columns=60_000 if quick else 1_355_191, parties=8)
     known = {"uci-credit": "uci-credit-one-hot"}.get(name, name)
     data = VerticalData.load(known, parties=1, folder=folder / name.replace("-", "_"))
     if name == "give-me-some-credit":
