@@ -70,7 +70,8 @@ def plot(path: Path, panels: Mapping[str, Curves], *, x: str, y: str, scale: str
     )
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for label, (xs, ys) in curves.items():
-            axis.plot(xs, ys, "--" if "private" in label else "-", marker=".", label=label)
+            dots = "." if len(xs) <= 60 else None  # more would hide the curves
+            axis.plot(xs, ys, "--" if "private" in label else "-", marker=dots, linewidth=1.2, label=label)
         axis.set(title=title, xlabel=x, ylabel=y, yscale=scale)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
