@@ -25,7 +25,7 @@ from securevfl.errors import (
     WireError,
 )
 from securevfl.network.frames import MAX_FRAME, Frame, Kind
-from securevfl.network.greeting import MAX_REASON, Greeting, read_greeting, reason_of, refusal
+from securevfl.network.greeting import MAX_REASON, Greeting, other_run, read_greeting, reason_of, refusal
 from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 
@@ -134,7 +134,7 @@ class Transport:
         if greeting.receiver != self.identity.name:
             raise WireError(f"a greeting for {greeting.receiver!r}; this is {self.identity.name!r}")
         if greeting.run != self.run:
-            raise WireError(f"the run here is {self.run!r}, {peer} takes part in {greeting.run!r}")
+            raise WireError(other_run(self.run, peer, greeting.run))
         received = greeting.received if greeting.known == self.incarnation else 0
         self.sessions[peer].check(greeting.incarnation, received)
         return greeting.incarnation, received
