@@ -86,7 +86,8 @@ def join(
         return yes or _ask(agreement)
 
     if predict is not None:
-        from securevfl.network.predicting import PredictingMember, read_new_records
+        from securevfl.network.predicting import read_new_records
+        from securevfl.network.predicting_member import PredictingMember
 
         new = read_new_records(settings, predict)
         node = PredictingMember(settings, new=new, confirm=confirm, say=say)
@@ -98,7 +99,8 @@ def join(
 def _predict_as_coordinator(
     settings: ServerConfig, predict: Path, out: Path, command: str, json: bool
 ) -> None:
-    from securevfl.network.predicting import PredictingConductor, read_new_records
+    from securevfl.network.predicting import read_new_records
+    from securevfl.network.predicting_conductor import PredictingConductor
 
     if out.exists():
         raise InputError(f"{out} exists already; choose another file for the scores")

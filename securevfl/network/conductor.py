@@ -70,6 +70,8 @@ class Conductor(Node):
         self.on_epoch, self.say = on_epoch, say
         self.joined: dict[str, Joined] = {}
         self.mesh.on_restart = self._restart
+        self.mesh.on_refused = self._tell_refused
+        self._refused: set[str] = set()
         self._rows: list[int] = []
         self._coding: Coding | None = None
         self._members = tuple(config.others)
@@ -85,6 +87,12 @@ class Conductor(Node):
         self.joined.pop(peer, None)
         self._fresh.add(peer)
         self.mesh.control.put_nowait((peer, "restarted", {}))
+
+    def _tell_refused(self, peer: str, reason: str) -> None:
+        """Whoever waits for a peer should know why it does not come in; once for each, the log has all."""
+        if peer in self.mesh.sessions and peer not in self._refused:
+            self._refused.add(peer)
+            self.say(f"{peer} was refused: {reason}")
 
     # -- the whole run --------------------------------------------------------------------------------------
 

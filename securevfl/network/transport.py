@@ -74,6 +74,7 @@ class Handlers:
         trouble: A peer cannot be reached, and why; once for each new reason.
         failed: A peer refuses this organisation, or a peer that was dialled breaks the rules, or something
             is wrong here; this process cannot go on.
+        refused: A peer that dialled was refused, and why.
     """
 
     frame: Callable[[str, Frame], None]
@@ -81,6 +82,7 @@ class Handlers:
     lost: Callable[[str, bool], None]
     trouble: Callable[[str, str], None]
     failed: Callable[[SecureVFLError], None]
+    refused: Callable[[str, str], None] = lambda peer, reason: None
 
 
 class Transport:
@@ -281,6 +283,7 @@ class Transport:
     async def _refuse(self, peer: str, context: Any, reason: str) -> None:
         self.refused += 1
         log.warning("refused", extra={"peer": peer, "reason": reason})
+        self.handlers.refused(peer, reason)
         with contextlib.suppress(*_BROKEN):
             await context.write(refusal(reason))
 

@@ -29,7 +29,9 @@ from securevfl.ledger import read_ledger, read_records
 from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather
-from securevfl.network.predicting import PredictingConductor, PredictingMember, read_new_records
+from securevfl.network.predicting import read_new_records
+from securevfl.network.predicting_conductor import PredictingConductor
+from securevfl.network.predicting_member import PredictingMember
 from securevfl.plan import Plan
 from securevfl.trained import Trained
 from securevfl.views import read_heads
@@ -265,6 +267,8 @@ def test_the_same_people_pay_again_and_strangers_start_at_nothing(tmp_path):
         assert two.rows.tolist() == [60, 61, 63]
         assert one.sigma == two.sigma == 4.0 and one.mechanism == "gaussian"
         assert results[owner]["known"] == 2
+        rows = np.concatenate([each.rows for each in read_records(tmp_path / owner) if each.rows is not None])
+        assert [np.sum(rows == number) for number in (10, 11, 60, 61, 62, 63)] == [1, 2, 2, 2, 1, 1]
         # Trained on once and predicted once, or predicted twice: two releases of mu 2 C / sigma.
         assert results[owner]["privacy"][owner]["mu"] == pytest.approx(math.sqrt(2) * 2 / 4.0)
         saved = json.loads((tmp_path / owner / "result.json").read_text())
@@ -444,8 +448,9 @@ def test_training_and_predicting_do_not_mix(tmp_path):
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    shop = prediction.member("shop")
-    (found,) = asyncio.run(meet(federation.conductor(), shop))
+    shop, heard = prediction.member("shop"), []
+    (found,) = asyncio.run(meet(federation.conductor(say=heard.append), shop))
+    assert any("shop was refused: 'test' is trained here" in line for line in heard)
     assert isinstance(found, NetworkError)
     assert "'test' is trained here, shop wants to predict" in str(found)
     federation.server = replace(federation.server, folder=tmp_path / "bank")
@@ -520,6 +525,81 @@ def test_a_party_that_starts_anew_does_not_pay_again_by_itself(tmp_path):
     assert "clinic has started anew while predicting" in str(bank)
     assert isinstance(shop, NetworkError) and isinstance(clinic, NetworkError)
     assert len(predictions_of(tmp_path / "shop")) == 1 and predictions_of(tmp_path / "clinic") == []
+
+
+def test_a_party_that_dies_before_anything_left_may_come_back(tmp_path):
+    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0))
+    prediction = Prediction(federation, new_rows(federation.names), strangers())
+
+    async def attempt() -> list[Any]:
+        clinic, dead = prediction.member("clinic"), asyncio.Event()
+        clinic.mesh.tell = silence_after("confirmed", clinic.mesh.tell, dead)
+        nodes = prediction.conductor(), prediction.member("shop")
+        others = [asyncio.create_task(node.run()) for node in nodes]
+        first = asyncio.create_task(clinic.run())
+        async with asyncio.timeout(30):
+            await dead.wait()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            return await asyncio.gather(*others, prediction.member("clinic").run())
+
+    assert [each["records"] for each in asyncio.run(attempt())] == [COUNT] * 3
+    assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
+    assert sum("predict  " in line for line in prediction.said["shop"]) == 1  # it had confirmed the same
+
+
+def silence_after(kind: str, tell: Any, silent: asyncio.Event) -> Any:
+    """Tells nothing any more, from the first message of a kind on."""
+
+    def telling(peer: str, said: str, **fields: Any) -> None:
+        if said == kind:
+            silent.set()
+        if not silent.is_set():
+            tell(peer, said, **fields)
+
+    return telling
+
+
+def test_the_coordinator_dies_while_predicting(tmp_path):
+    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0))
+    prediction = Prediction(federation, new_rows(federation.names), strangers())
+
+    async def attempt() -> list[Any]:
+        bank, dead = prediction.conductor(), asyncio.Event()
+        sit, quiet = bank.sit, asyncio.Event()
+
+        def never_ending(*given: Any) -> Any:
+            seat = sit(*given)
+
+            async def fused(rows: Any) -> None:
+                await asyncio.gather(*(seat.server._ask(party, rows) for party in seat.server.parties))
+                dead.set()
+                await asyncio.Event().wait()
+
+            seat.server._fused = fused
+            return seat
+
+        async def nothing(*_: Any, **__: Any) -> None:
+            quiet.set()
+
+        bank.sit, bank._stop = never_ending, nothing
+        members = [asyncio.create_task(prediction.member(name).run()) for name in ("clinic", "shop")]
+        first = asyncio.create_task(bank.run())
+        async with asyncio.timeout(30):
+            await dead.wait()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            second = asyncio.create_task(prediction.conductor().run())
+            found = await asyncio.gather(*members, return_exceptions=True)
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+            return found
+
+    for found in asyncio.run(attempt()):
+        assert isinstance(found, NetworkError) and "bank has started anew while predicting" in str(found)
+    assert len(predictions_of(tmp_path / "clinic")) == 1
+    fine(prediction.run())
+    assert len(predictions_of(tmp_path / "clinic")) == 2
 
 
 def test_a_coordinator_cannot_give_a_known_person_a_fresh_number(tmp_path):
