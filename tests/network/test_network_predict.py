@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from federation import Federation, free_port
 from test_network_page import PAGE, Page, start
 
@@ -26,18 +27,25 @@ from securevfl.cli import main
 from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_ledger, read_records
+from securevfl.models import load_module
 from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather
 from securevfl.network.predicting import read_new_records
 from securevfl.network.predicting_conductor import PredictingConductor
 from securevfl.network.predicting_member import PredictingMember
+from securevfl.network.prediction import Request
 from securevfl.plan import Plan
+from securevfl.protocols import FixedPoint
+from securevfl.seating import seat_encoder
 from securevfl.trained import Trained
-from securevfl.views import read_heads
+from securevfl.views import View, read_heads
 
 PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5)
 COUNT = 7
+REQUEST = Request(
+    run="test", trained="a" * 32, organisations=("bank", "clinic"), records=3, ids="b" * 64, numbers="c" * 64
+)
 
 
 def new_rows(names: Sequence[str], count: int = COUNT, seed: int = 5) -> dict[str, np.ndarray]:
@@ -566,7 +574,7 @@ def test_the_coordinator_dies_while_predicting(tmp_path):
 
     async def attempt() -> list[Any]:
         bank, dead = prediction.conductor(), asyncio.Event()
-        sit, quiet = bank.sit, asyncio.Event()
+        sit = bank.sit
 
         def never_ending(*given: Any) -> Any:
             seat = sit(*given)
@@ -580,7 +588,7 @@ def test_the_coordinator_dies_while_predicting(tmp_path):
             return seat
 
         async def nothing(*_: Any, **__: Any) -> None:
-            quiet.set()
+            pass  # a process that is killed says no goodbye
 
         bank.sit, bank._stop = never_ending, nothing
         members = [asyncio.create_task(prediction.member(name).run()) for name in ("clinic", "shop")]
@@ -667,6 +675,127 @@ def test_other_numbers_than_were_confirmed_do_not_pass(tmp_path):
     assert isinstance(results["clinic"], ProtocolError)
     assert "other records than were found to be common" in str(results["bank"])
     assert predictions_of(tmp_path / "shop") == []
+
+
+@pytest.mark.parametrize("numbers", [[60, 60], [60, 1 << 30], [-1, 60], [0, 60]])
+def test_numbers_that_make_no_sense_change_nothing(tmp_path, numbers):
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1))
+    kept = Trained.load_share(RunFolder(tmp_path / "clinic"), "clinic")
+    before = dict(kept.numbers)
+    with pytest.raises(ProtocolError, match="record number"):
+        kept.adopt(["new000", "new001"], numbers)
+    assert kept.numbers == before and kept.records == 60
+    assert kept.adopt(["new000", federation.tables["clinic"].ids[0].item()], [65, before["id0000"]]) == 1
+    assert kept.records == 66
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"organisations": ["bank"], "run": "test"}',
+        json.dumps({**vars(REQUEST), "records": 0}),
+        json.dumps({**vars(REQUEST), "records": True}),
+        json.dumps({**vars(REQUEST), "ids": 5}),
+        json.dumps({**vars(REQUEST), "organisations": None}),
+        json.dumps({**vars(REQUEST), "more": 1}),
+        "[" * 10_000,
+    ],
+)
+def test_requests_of_another_form_are_refused(text):
+    assert Request.from_json(REQUEST.to_json()) == REQUEST
+    with pytest.raises(InputError, match="cannot be read"):
+        Request.from_json(text)
+
+
+def test_whatever_is_agreed_on_is_in_the_digest():
+    def digest(request: Request, plan: Plan = PLAN, label_holder: str = "bank") -> str:
+        return request.understood(plan, label_holder=label_holder, known=3, cost="much").digest
+
+    others = [
+        *(replace(REQUEST, **{name: "other"}) for name in ("run", "trained", "ids", "numbers")),
+        replace(REQUEST, records=4),
+        replace(REQUEST, organisations=("bank", "shop")),
+    ]
+    plans = [
+        PLAN.with_changes(**change)
+        for change in (
+            {"sigma": 1.0},
+            {"clip": 2.0},
+            {"protocol": "two-tree"},
+            {"encoder_training": "none"},
+            {"collusion": 2},
+            {"insecure_reproducible_noise": True},
+        )
+    ]
+    found = [
+        digest(REQUEST),
+        digest(REQUEST, label_holder="clinic"),
+        *map(digest, others),
+        *(digest(REQUEST, plan) for plan in plans),
+    ]
+    assert len(set(found)) == len(found)
+    assert digest(REQUEST) == REQUEST.understood(PLAN, label_holder="bank").digest  # cost is each one's own
+
+
+@pytest.mark.parametrize("protocol", ["plain", "plain-tree", "two-tree", "pairwise", "bfv"])
+def test_nobody_finds_an_embedding_that_the_protocol_hides(tmp_path, protocol):
+    """Every observer looks for the clinic's embeddings in all that it saw of the prediction."""
+    plan = PLAN.with_changes(protocol=protocol, epochs=1, record_views=True)
+    federation = trained(tmp_path, plan)
+    before = {name: len(View(tmp_path / name / "views" / name)) for name in federation.names}
+    blocks = new_rows(federation.names)
+    fine(Prediction(federation, blocks, strangers()).run())
+    secret = embeddings(tmp_path / "clinic", "clinic", blocks["clinic"])
+    total = secret + embeddings(tmp_path / "shop", "shop", blocks["shop"])
+    finders, knowing = set(), set()
+    for name in ("bank", "shop"):
+        seen = list(View(tmp_path / name / "views" / name))[before[name] :]
+        assert seen
+        arrays = [form for each in seen for value in each.fields.values() for form in readings(value)]
+        pairs = [one - other for one in arrays for other in arrays if one.shape == other.shape]
+        finders |= {name for each in (*arrays, *pairs) if is_close(each, secret)}
+        knowing |= {name for each in arrays if is_close(each, total)}
+    (record,) = predictions_of(tmp_path / "clinic")
+    assert finders <= set(record.observers)
+    assert bool(finders) == protocol.startswith("plain")  # the search does find what is there
+    if protocol in ("pairwise", "bfv"):
+        assert knowing == {"bank"}  # what it is promised: the sum of the others
+
+
+def embeddings(folder: Path, name: str, block: np.ndarray) -> np.ndarray:
+    plan = RunFolder(folder).read_plan()
+    rows = Trained.load_share(RunFolder(folder), name).take_share(block, len(block))
+    encoder = seat_encoder(plan, rows, name, gate=None)
+    load_module(RunFolder(folder).model(name), encoder)
+    with torch.no_grad():
+        return encoder.eval()(torch.from_numpy(np.array(rows.train[rows.parties.index(name)]))).numpy()
+
+
+def readings(value: Any) -> list[np.ndarray]:
+    """A field as numbers: as it is, as ring elements, or as bytes of floats."""
+    if isinstance(value, bytes):
+        value = np.frombuffer(value[: len(value) // 8 * 8], np.uint64)
+    if not isinstance(value, np.ndarray):
+        return []
+    forms = [value.astype(np.float64)]
+    if value.dtype == np.uint64:
+        forms += [FixedPoint().decode(value), value.view(np.float64)]
+    return [np.nan_to_num(form, nan=1e9, posinf=1e9, neginf=-1e9) for form in forms if form.size < 10_000]
+
+
+def is_close(found: np.ndarray, secret: np.ndarray) -> bool:
+    return found.size == secret.size and bool(np.abs(found.ravel() - secret.ravel()).max() < 1e-3)
+
+
+def test_a_run_that_kept_nothing_to_predict_with(tmp_path):
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1))
+    (tmp_path / "clinic" / "models" / "clinic.json").unlink()
+    with pytest.raises(RunError, match="keeps no way to predict"):
+        read_new_records(federation.members["clinic"], tmp_path / "none.csv")
 
 
 # -- the commands -------------------------------------------------------------------------------------------
