@@ -117,8 +117,8 @@ class OwnTable:
             DataError: The file or a column is missing or unusable; the message names it.
         """
         table, coded = read_table(path, delimiter), dict(one_hot or {})
-        made = {f"{column}={value}" for column, values in coded.items() for value in values}
-        needed = [*(each for each in columns if each not in made), *(coded if made & set(columns) else ())]
+        made = {f"{column}={value}": column for column, values in coded.items() for value in values}
+        needed = list(dict.fromkeys(made.get(each, each) for each in columns))
         missing = [column for column in (id_column, *needed) if column not in table.header]
         if missing:
             raise DataError(
@@ -135,11 +135,9 @@ class OwnTable:
             leave_out=set(table.header) - {*needed, id_column},
             one_hot=coded,
         )
-        unknown = set(columns) - set(found)
-        if unknown:
-            raise DataError(
-                f"{table.path}: cannot give the column {min(unknown)!r}, which training had; check one_hot"
-            )
+        if set(columns) != set(found):
+            other = min(set(columns) ^ set(found))
+            raise DataError(f"{table.path}: one_hot gives or lacks {other!r}, unlike in training")
         order = [found.index(column) for column in columns]
         return cls(ids=ids, columns=tuple(columns), block=block[:, order])
 

@@ -103,6 +103,7 @@ class PredictingConductor(Predicting, Conductor):
             records=self.count,
             ids=commitment(self.session, self._ids),
             numbers=numbers_commitment(self.session, self._ids, self._numbers),
+            token=self.mesh.incarnation.hex(),
         )
         prediction = request.understood(self.plan, label_holder=self.label_holder, known=self._known)
         for line in prediction.summary():

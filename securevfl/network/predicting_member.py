@@ -114,6 +114,8 @@ class PredictingMember(Predicting, Member):
             )
         if request.organisations != self.organisations or self.label_holder != self.config.coordinator:
             raise ProtocolError(f"the prediction is not of {', '.join(self.organisations)}")
+        if request.token != self.mesh.sessions[self.config.coordinator].incarnation.hex():
+            raise ProtocolError("the coordinator asks what another process of it asked")
         if self.own is not None:
             self._check_records(request)
         self.count = request.records

@@ -43,6 +43,7 @@ class Request:
         records: How many new records.
         ids: Commitment to their common IDs.
         numbers: Commitment to their record numbers.
+        token: The coordinator's process, so that nobody's confirmation serves another one.
     """
 
     run: str
@@ -51,6 +52,7 @@ class Request:
     records: int
     ids: str
     numbers: str
+    token: str
 
     def to_json(self) -> str:
         """As text."""
@@ -67,7 +69,7 @@ class Request:
             content = json.loads(text)
             organisations = tuple(str(name) for name in content.pop("organisations"))
             request = cls(organisations=organisations, **content)
-            texts = (request.run, request.trained, request.ids, request.numbers)
+            texts = (request.run, request.trained, request.ids, request.numbers, request.token)
             if not all(isinstance(each, str) for each in texts) or type(request.records) is not int:
                 raise ValueError("a field has another type")
             if not 0 < request.records < 1 << 31:
@@ -94,6 +96,7 @@ class Request:
                 "records": self.records,
                 "ids": self.ids,
                 "numbers": self.numbers,
+                "token": self.token,
                 "scores": label_holder,
                 "mode": plan.mode,
                 "protocol": plan.protocol,

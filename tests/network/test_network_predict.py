@@ -24,6 +24,7 @@ from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.algorithms import recommended
 from securevfl.cli import main
+from securevfl.data.share import OwnTable
 from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_ledger, read_records
@@ -44,7 +45,13 @@ from securevfl.views import View, read_heads
 PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5)
 COUNT = 7
 REQUEST = Request(
-    run="test", trained="a" * 32, organisations=("bank", "clinic"), records=3, ids="b" * 64, numbers="c" * 64
+    run="test",
+    trained="a" * 32,
+    organisations=("bank", "clinic"),
+    records=3,
+    ids="b" * 64,
+    numbers="c" * 64,
+    token="d" * 32,
 )
 
 
@@ -418,6 +425,24 @@ def test_a_table_that_does_not_fit(tmp_path):
             read_new_records(config, file)
 
 
+def test_coded_columns_are_those_of_training(tmp_path):
+    file, codes = tmp_path / "new.csv", {"job": ["a", "b"], "left": ["x"]}
+    file.write_text("job,age,id\nb,7,one\na,8,two\n")
+    options: dict[str, Any] = {"id_column": "id", "columns": ("age", "job=a", "job=b")}
+    table = OwnTable.of_new_records(file, one_hot=codes, **options)
+    assert table.block.tolist() == [[7, 0, 1], [8, 1, 0]] and table.ids.tolist() == ["one", "two"]
+    for codes, reason in (
+        ({"job": ["a", "b", "c"]}, "gives or lacks 'job=c'"),
+        ({"job": ["a"]}, "no column 'job=b'"),
+        ({}, "no column 'job=a'"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            OwnTable.of_new_records(file, one_hot=codes, **options)
+    file.write_text("job,age,id\nc,7,one\n")
+    with pytest.raises(DataError, match="value 'c'"):
+        OwnTable.of_new_records(file, one_hot={"job": ["a", "b"]}, **options)
+
+
 def test_scores_that_would_overwrite_something(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
@@ -659,6 +684,22 @@ def test_a_coordinator_cannot_begin_twice(tmp_path):
     assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
 
 
+def test_a_request_of_another_process_does_not_pass(tmp_path):
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1))
+    prediction = Prediction(federation, new_rows(federation.names), strangers())
+    bank = prediction.conductor()
+    propose = bank._propose
+
+    async def replaying(who: Any, proposal: str, digest: str) -> None:
+        old = replace(Request.from_json(proposal), token="0" * 32)
+        await propose(who, old.to_json(), old.understood(bank.plan, label_holder="bank").digest)
+
+    bank._propose = replaying
+    results = prediction.run(bank=bank)
+    assert "another process" in str(results["bank"])
+    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+
+
 def test_other_numbers_than_were_confirmed_do_not_pass(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
@@ -716,7 +757,7 @@ def test_whatever_is_agreed_on_is_in_the_digest():
         return request.understood(plan, label_holder=label_holder, known=3, cost="much").digest
 
     others = [
-        *(replace(REQUEST, **{name: "other"}) for name in ("run", "trained", "ids", "numbers")),
+        *(replace(REQUEST, **{name: "other"}) for name in ("run", "trained", "ids", "numbers", "token")),
         replace(REQUEST, records=4),
         replace(REQUEST, organisations=("bank", "shop")),
     ]
