@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from securevfl.algorithms.channels import HIDING, build_sum
+from securevfl.algorithms.channels import HIDING, build_sum, unknown_shares
 from securevfl.attacks.canary_doors import Door, release_door, sum_door, update_door
 from securevfl.attacks.canary_release import ROWS, gate_canaries
 from securevfl.attacks.canary_results import CanaryResult, gate_of
@@ -144,9 +144,11 @@ def _noisy_sum(plan: Plan, parties: int) -> NoisySum | None:
     """The plan's secure sum with distributed noise; None where each party adds noise of its own."""
     if plan.protocol not in HIDING or not plan.sigma:
         return None
-    workers = parties or plan.parties or plan.collusion + 2
-    inner = build_sum(plan.protocol, workers=workers, receiver=0, collusion=plan.collusion)
+    workers = parties or plan.parties or max(plan.collusion + 2, plan.threshold)
+    inner = build_sum(
+        plan.protocol, workers=workers, receiver=0, collusion=plan.collusion, threshold=plan.threshold
+    )
     try:
-        return NoisySum(inner, sigma=plan.sigma, colluders=plan.collusion)
+        return NoisySum(inner, sigma=plan.sigma, colluders=unknown_shares(plan, workers))
     except InputError:
         return None

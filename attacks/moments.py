@@ -70,7 +70,8 @@ def _told(view: View, observer: str, info: Info) -> Iterator[Moment]:
             if info.seen.get("labels"):  # passive workers get derivatives instead
                 yield Moment(everyone, seen.fields["rows"].astype(np.int64), values)
         elif _announcement(seen) in requests:
-            parties = everyone - {observer} if seen.kind == OPENED else frozenset({seen.sender})
+            missing = {observer, *seen.fields.get("missing", ())}
+            parties = everyone - missing if seen.kind == OPENED else frozenset({seen.sender})
             yield Moment(parties, requests[_announcement(seen)], values)
 
 

@@ -204,6 +204,11 @@ class Node(ABC):
         """The key agreement, to be run once before the first round; None where there is none."""
         return None
 
+    @property
+    def present(self) -> frozenset[Address]:
+        """Who takes part in this node's rounds: everybody, unless the key agreement went on without some."""
+        return frozenset(self.protocol.addresses)
+
     def round(
         self,
         value: npt.ArrayLike | None = None,

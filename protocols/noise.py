@@ -229,6 +229,11 @@ class NoisyNode(Node):
         """The inner sum's setup."""
         return self._inner.setup()
 
+    @property
+    def present(self) -> frozenset[Address]:
+        """Those of the inner sum."""
+        return self._inner.present
+
     def retire(self, before: int) -> None:
         """Forgets rounds below `before`, their shares included."""
         super().retire(before)

@@ -23,17 +23,25 @@ class PublicKeys(Message):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class KeyDirectory(Message):
-    """The public keys of a worker's neighbours, one row each, in ascending order of address."""
+    """Who takes part, and the public keys of the receiver's neighbours among them.
+
+    One row per neighbour, in ascending order of address.
+    """
 
     kind = "pairwise.key-directory"
+    participants: list[int]
     public: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Encapsulations(Message):
-    """ML-KEM ciphertexts: to the aggregator, for the higher neighbours; from it, of the lower ones."""
+    """ML-KEM ciphertexts: to the aggregator, for the higher neighbours; from it, of the lower ones.
+
+    On the way from the aggregator, `participants` are those who still take part; to it, the list is empty.
+    """
 
     kind = "pairwise.encapsulations"
+    participants: list[int]
     ciphertexts: np.ndarray
 
 
@@ -105,8 +113,10 @@ class PairwiseMaskSum(SecureSum):
     promised: a correct sum if somebody lies. A retry over another set of workers reveals the difference.
 
     Dropout: recovered as long as `threshold` of each worker's holders remain and the survivors stay
-    connected; otherwise `DropoutError`. With `threshold` equal to the number of holders nobody may drop out,
-    and one message per worker and round is enough.
+    connected; otherwise `DropoutError`. The key agreement goes on under the same conditions; a worker that
+    missed it has no keys and takes no part in the rounds of these nodes: to let it in again, everybody makes
+    new nodes and agrees anew. With `threshold` equal to the number of holders nobody may drop out, and one
+    message per worker and round is enough.
 
     Args:
         workers: Number of workers, at least `collusion` + 2.
@@ -181,6 +191,37 @@ class PairwiseMaskSum(SecureSum):
         """Who holds shares of a worker's seeds: its neighbours and itself, in ascending order."""
         return tuple(sorted((*self.graph.neighbours(worker), worker)))
 
+    def peers(self, worker: Address, present: frozenset[Address]) -> tuple[Address, ...]:
+        """The neighbours of a worker that are present, in ascending order."""
+        return tuple(peer for peer in self.graph.neighbours(worker) if peer in present)
+
+    def read_list(self, listed: object, *, allowed: frozenset[Address], own: Address) -> frozenset[Address]:
+        """The workers that the aggregator lists, if the one who reads it is safe among them.
+
+        Args:
+            listed: The list, in ascending order.
+            allowed: Who can be on it.
+            own: The reader's address.
+
+        Raises:
+            ProtocolError: The list is malformed, names strangers or leaves the reader out.
+            DropoutError: Those who are left do not hide each other, or hold too few shares.
+        """
+        if type(listed) is not list or not all(type(worker) is int for worker in listed):
+            raise ProtocolError("the aggregator's list of workers is malformed")
+        workers = frozenset(listed)
+        if sorted(workers) != listed or not workers <= allowed:
+            raise ProtocolError(f"list of workers {listed} is not ascending or names strangers")
+        if own not in workers:
+            raise ProtocolError(f"the aggregator counts {name_of(own)} as dropped, but it is here")
+        self.check_present(workers)
+        return workers
+
+    def check_present(self, workers: frozenset[Address]) -> None:
+        """Raises `DropoutError` unless these workers can begin: they hide each other and can open seeds."""
+        self.check_survivors(workers)
+        self.check_openers(workers, workers)
+
     def check_survivors(self, alive: frozenset[Address]) -> None:
         """Raises `DropoutError` unless these workers are still enough to hide each other."""
         if len(alive) < self.collusion + 2 or self.graph.connectivity(alive) <= self.collusion:
@@ -199,13 +240,18 @@ class PairwiseMaskSum(SecureSum):
 
 
 class PairwiseNode(Node):
-    """One participant's keys with each neighbour; the aggregator has none."""
+    """One participant's keys with each neighbour; the aggregator has none.
+
+    `participants` are the workers that agreed on keys. A worker that was gone by then has none, and no round
+    of this node has room for it.
+    """
 
     protocol: PairwiseMaskSum
 
     def __init__(self, protocol: PairwiseMaskSum, address: Address) -> None:
         super().__init__(protocol, address)
         self.pairs: dict[Address, PairKeys] | None = None
+        self.participants = frozenset(range(protocol.workers))
         self._setup_begun = False
 
     def setup(self) -> Machine:
@@ -216,6 +262,11 @@ class PairwiseNode(Node):
             raise ProtocolError(f"{name_of(self.address)} has begun its key agreement; make a new node")
         self._setup_begun = True
         return AggregatorSetup(self) if self.address == AGGREGATOR else WorkerSetup(self)
+
+    @property
+    def present(self) -> frozenset[Address]:
+        """The workers that agreed on keys, and the aggregator."""
+        return self.participants | {AGGREGATOR}
 
     def fingerprints(self) -> dict[Address, str]:
         """What to compare with each neighbour over another channel: equal unless somebody swapped keys."""
@@ -239,6 +290,9 @@ class PairwiseNode(Node):
         pairs = self._agreed()
         if encoded is None:
             aggregator = RecoveringAggregator if self.protocol.recovers else CollectingAggregator
-            return aggregator(self.protocol, shape, round=round, attempt=attempt)
-        worker = SharingWorker if self.protocol.recovers else MaskingWorker
-        return worker(self.protocol, self.address, pairs, encoded, round=round, attempt=attempt)
+            return aggregator(self.protocol, self.participants, shape, round=round, attempt=attempt)
+        if not self.protocol.recovers:
+            return MaskingWorker(self.protocol, self.address, pairs, encoded, round=round, attempt=attempt)
+        return SharingWorker(
+            self.protocol, self.address, pairs, encoded, self.participants, round=round, attempt=attempt
+        )

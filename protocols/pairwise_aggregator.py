@@ -27,13 +27,20 @@ _weights = functools.lru_cache(maxsize=256)(shamir.weights)
 
 
 class _Aggregator(Machine):
-    """Collects masked inputs and adds them up as they come."""
+    """Collects masked inputs of those who agreed on keys, and adds them up as they come."""
 
-    def __init__(self, protocol: PairwiseMaskSum, shape: tuple[int, ...] | None, **where: int) -> None:
+    def __init__(
+        self,
+        protocol: PairwiseMaskSum,
+        agreed: frozenset[Address],
+        shape: tuple[int, ...] | None,
+        **where: int,
+    ) -> None:
         super().__init__(AGGREGATOR, **where)
         self._protocol = protocol
+        self._agreed = agreed
         self._shape = shape
-        self._alive = frozenset(range(protocol.workers))
+        self._alive = agreed
         self._inputs: frozenset[Address] = frozenset()
         self._total: Ring | None = None
         self._sum: Ring | None = None
@@ -98,8 +105,14 @@ class CollectingAggregator(_Aggregator):
 class RecoveringAggregator(_Aggregator):
     """Relays sealed shares, adds masked inputs, and takes off the masks that survivors open."""
 
-    def __init__(self, protocol: PairwiseMaskSum, shape: tuple[int, ...] | None, **where: int) -> None:
-        super().__init__(protocol, shape, **where)
+    def __init__(
+        self,
+        protocol: PairwiseMaskSum,
+        agreed: frozenset[Address],
+        shape: tuple[int, ...] | None,
+        **where: int,
+    ) -> None:
+        super().__init__(protocol, agreed, shape, **where)
         self._shares: dict[Address, SealedShares] = {}
         self._participants: frozenset[Address] | None = None
         self._opening = False
@@ -108,7 +121,7 @@ class RecoveringAggregator(_Aggregator):
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         self._check_known(sender)
         if isinstance(message, SealedShares) and self._participants is None and sender not in self._shares:
-            degree = len(self._protocol.graph.neighbours(sender))
+            degree = len(self._peers(sender))
             check_rows(message.sealed, degree, SEALED_BYTES)
             check_rows(message.covered, degree, KEY_BYTES)
             check_rows(message.checks, 2, KEY_BYTES)
@@ -127,8 +140,7 @@ class RecoveringAggregator(_Aggregator):
         self._check_known(address)
         alive = self._alive - {address}
         if self._participants is None:
-            self._protocol.check_survivors(alive)
-            self._protocol.check_openers(alive, alive)
+            self._protocol.check_present(alive)
         elif not self.done:
             if not self._opening:
                 self._protocol.check_survivors(self._inputs | (alive & self._participants))
@@ -149,11 +161,14 @@ class RecoveringAggregator(_Aggregator):
             return [Envelope(self.address, worker, message) for worker in sorted(self._alive)]
         return []
 
+    def _peers(self, worker: Address) -> tuple[Address, ...]:
+        """The order of the rows that a worker's shares come in."""
+        return self._protocol.peers(worker, self._agreed)
+
     def _relay(self, worker: Address) -> RelayedShares:
-        graph = self._protocol.graph
         sealed = [
-            self._shares[owner].sealed[graph.neighbours(owner).index(worker)].tobytes()
-            for owner in graph.neighbours(worker)
+            self._shares[owner].sealed[self._peers(owner).index(worker)].tobytes()
+            for owner in self._peers(worker)
             if owner in self._alive
         ]
         return RelayedShares(
@@ -203,6 +218,6 @@ class RecoveringAggregator(_Aggregator):
         """Collects the masks that survivors share with a worker whose input never came."""
         covered = self._shares[gone].covered
         seeds = covered ^ KeyStream(seed).words(covered.shape, np.uint8)
-        for peer, row in zip(self._protocol.graph.neighbours(gone), seeds, strict=True):
+        for peer, row in zip(self._peers(gone), seeds, strict=True):
             if peer in self._inputs:
                 (minus if peer < gone else plus).append(KeyStream(row.tobytes()))

@@ -1,4 +1,8 @@
-"""The key agreement behind pairwise masks, run once through the aggregator."""
+"""The key agreement behind pairwise masks, run once per node, through the aggregator.
+
+Where dropouts are recovered, it goes on without workers that are gone, as long as the others are enough; the
+aggregator tells everybody who takes part, and everybody checks that.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,10 @@ class _Setup(Machine):
     def _drop(self, address: Address) -> list[Envelope]:
         if address == self.address or address not in self._protocol.addresses:
             raise ProtocolError(f"{name_of(address)} cannot drop out of the setup of {name_of(self.address)}")
-        if self.done:
-            return []
+        return [] if self.done else self._lose(address)
+
+    def _lose(self, address: Address) -> list[Envelope]:
+        """Goes on without somebody, if that is possible."""
         raise DropoutError(f"{name_of(address)} is gone before all keys were agreed; set up without it")
 
     @property
@@ -58,7 +64,7 @@ class WorkerSetup(_Setup):
     def __init__(self, node: PairwiseNode) -> None:
         super().__init__(node)
         self._keys = PartyKeys(hybrid=node.protocol.hybrid)
-        self._neighbours = node.protocol.graph.neighbours(node.address)
+        self._participants = frozenset(range(node.protocol.workers))
         self._directory: dict[Address, bytes] | None = None
         self._secrets: dict[Address, tuple[bytes, bytes]] = {}  # of higher neighbours: KEM secret, ciphertext
 
@@ -75,27 +81,42 @@ class WorkerSetup(_Setup):
             return self._take_encapsulations(message)
         raise ProtocolError(f"{type(message).__name__} is out of phase at {name_of(self.address)}")
 
+    def _lose(self, address: Address) -> list[Envelope]:
+        if address == AGGREGATOR or not self._protocol.recovers:
+            return super()._lose(address)
+        return []  # the aggregator tells who takes part
+
     def _take_directory(self, message: KeyDirectory) -> list[Envelope]:
-        table = check_rows(message.public, len(self._neighbours), self._public_bytes)
-        directory = {peer: row.tobytes() for peer, row in zip(self._neighbours, table, strict=True)}
+        participants, neighbours = self._take_list(message.participants)
+        table = check_rows(message.public, len(neighbours), self._public_bytes)
+        directory = {peer: row.tobytes() for peer, row in zip(neighbours, table, strict=True)}
         if not self._protocol.hybrid:
             pairs = {peer: self._pair(peer, public) for peer, public in directory.items()}
-            self._directory, self._node.pairs = directory, pairs
+            self._directory = directory
+            self._node.participants, self._node.pairs = participants, pairs
             return []
-        higher = [peer for peer in self._neighbours if peer > self.address]
+        higher = [peer for peer in neighbours if peer > self.address]
         secrets = {peer: self._keys.encapsulate(directory[peer]) for peer in higher}
-        self._directory, self._secrets = directory, secrets
+        self._participants, self._directory, self._secrets = participants, directory, secrets
         table = rows([secrets[peer][1] for peer in higher], KEM_CIPHERTEXT_BYTES)
-        return [Envelope(self.address, AGGREGATOR, Encapsulations(round=self.round, ciphertexts=table))]
+        answer = Encapsulations(round=self.round, participants=[], ciphertexts=table)
+        return [Envelope(self.address, AGGREGATOR, answer)]
 
     def _take_encapsulations(self, message: Encapsulations) -> list[Envelope]:
-        lower = [peer for peer in self._neighbours if peer < self.address]
+        participants, neighbours = self._take_list(message.participants)
+        lower = [peer for peer in neighbours if peer < self.address]
         table = check_rows(message.ciphertexts, len(lower), KEM_CIPHERTEXT_BYTES)
         received = {peer: row.tobytes() for peer, row in zip(lower, table, strict=True)}
         kem = {peer: (self._keys.decapsulate(raw), raw) for peer, raw in received.items()} | self._secrets
         directory = self._directory or {}
-        self._node.pairs = {peer: self._pair(peer, directory[peer], *kem[peer]) for peer in self._neighbours}
+        pairs = {peer: self._pair(peer, directory[peer], *kem[peer]) for peer in neighbours}
+        self._node.participants, self._node.pairs = participants, pairs
         return []
+
+    def _take_list(self, listed: list[int]) -> tuple[frozenset[Address], tuple[Address, ...]]:
+        """Who takes part, checked, and the neighbours among them."""
+        participants = self._protocol.read_list(listed, allowed=self._participants, own=self.address)
+        return participants, self._protocol.peers(self.address, participants)
 
     def _pair(self, peer: Address, public: bytes, kem: bytes = b"", ciphertext: bytes = b"") -> PairKeys:
         secret = self._keys.exchange(public) + kem
@@ -105,10 +126,12 @@ class WorkerSetup(_Setup):
 
 
 class AggregatorSetup(_Setup):
-    """The aggregator's part: pass public keys and ciphertexts on."""
+    """The aggregator's part: pass public keys and ciphertexts on, and tell who takes part."""
 
     def __init__(self, node: PairwiseNode) -> None:
         super().__init__(node)
+        self._alive = frozenset(range(node.protocol.workers))
+        self._listed: frozenset[Address] | None = None  # who got a directory
         self._public: dict[Address, bytes] = {}
         self._ciphertexts: dict[Address, dict[Address, bytes]] = {}  # sender -> receiver -> ciphertext
 
@@ -116,39 +139,64 @@ class AggregatorSetup(_Setup):
         return []
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        workers = self._protocol.workers
-        if sender not in range(workers):
-            raise ProtocolError(f"{name_of(sender)} takes no part in the key agreement")
-        if isinstance(message, PublicKeys) and sender not in self._public:
+        if sender not in self._alive:
+            raise ProtocolError(f"{name_of(sender)} takes no part in the key agreement, or no longer")
+        if isinstance(message, PublicKeys) and self._listed is None and sender not in self._public:
             if type(message.public) is not bytes or len(message.public) != self._public_bytes:
                 raise ProtocolError(f"keys of {name_of(sender)} do not have {self._public_bytes} bytes")
             self._public[sender] = message.public
-            return self._send_directories() if len(self._public) == workers else []
-        ready = self._protocol.hybrid and len(self._public) == workers
+            return self._advance()
+        ready = self._protocol.hybrid and self._listed is not None
         if isinstance(message, Encapsulations) and ready and sender not in self._ciphertexts:
-            higher = [peer for peer in self._protocol.graph.neighbours(sender) if peer > sender]
+            higher = [peer for peer in self._peers(sender) if peer > sender]
             table = check_rows(message.ciphertexts, len(higher), KEM_CIPHERTEXT_BYTES)
+            if message.participants != []:
+                raise ProtocolError(f"{name_of(sender)} says who takes part; only the aggregator does")
             self._ciphertexts[sender] = {peer: row.tobytes() for peer, row in zip(higher, table, strict=True)}
-            return self._send_ciphertexts() if len(self._ciphertexts) == workers else []
+            return self._advance()
         raise ProtocolError(f"{type(message).__name__} of {name_of(sender)} is out of phase or a repeat")
 
+    def _lose(self, address: Address) -> list[Envelope]:
+        if not self._protocol.recovers:
+            return super()._lose(address)
+        if address not in self._alive:
+            raise ProtocolError(f"{name_of(address)} has left the key agreement before")
+        alive = self._alive - {address}
+        self._protocol.check_present(alive)
+        self._alive = alive
+        return self._advance()
+
+    def _peers(self, worker: Address) -> tuple[Address, ...]:
+        return self._protocol.peers(worker, self._listed or frozenset())
+
+    def _advance(self) -> list[Envelope]:
+        """Passes on what has come once nobody alive is awaited."""
+        if self._listed is None and self._alive <= self._public.keys():
+            self._listed = self._alive
+            if not self._protocol.hybrid:
+                self._agree()
+            return self._send_directories()
+        if self._listed is not None and not self.done and self._alive <= self._ciphertexts.keys():
+            self._agree()
+            return self._send_ciphertexts()
+        return []
+
+    def _agree(self) -> None:
+        self._node.participants, self._node.pairs = self._alive, {}
+
     def _send_directories(self) -> list[Envelope]:
-        if not self._protocol.hybrid:
-            self._node.pairs = {}
         envelopes = []
-        for worker in range(self._protocol.workers):
-            table = [self._public[peer] for peer in self._protocol.graph.neighbours(worker)]
-            message = KeyDirectory(round=self.round, public=rows(table, self._public_bytes))
+        for worker in sorted(self._alive):
+            table = rows([self._public[peer] for peer in self._peers(worker)], self._public_bytes)
+            message = KeyDirectory(round=self.round, participants=sorted(self._alive), public=table)
             envelopes.append(Envelope(self.address, worker, message))
         return envelopes
 
     def _send_ciphertexts(self) -> list[Envelope]:
-        self._node.pairs = {}
         envelopes = []
-        for worker in range(self._protocol.workers):
-            lower = [peer for peer in self._protocol.graph.neighbours(worker) if peer < worker]
+        for worker in sorted(self._alive):
+            lower = [peer for peer in self._protocol.peers(worker, self._alive) if peer < worker]
             table = rows([self._ciphertexts[peer][worker] for peer in lower], KEM_CIPHERTEXT_BYTES)
-            envelopes.append(
-                Envelope(self.address, worker, Encapsulations(round=self.round, ciphertexts=table))
-            )
+            message = Encapsulations(round=self.round, participants=sorted(self._alive), ciphertexts=table)
+            envelopes.append(Envelope(self.address, worker, message))
         return envelopes

@@ -82,7 +82,10 @@ class MaskingWorker(_Worker):
 
 
 class SharingWorker(_Worker):
-    """Shares fresh seeds, sends its masked input, then opens one share of each participant's seeds."""
+    """Shares fresh seeds, sends its masked input, then opens one share of each participant's seeds.
+
+    Only those who took part in the key agreement (`agreed`) can be in the round.
+    """
 
     def __init__(
         self,
@@ -90,9 +93,11 @@ class SharingWorker(_Worker):
         address: Address,
         pairs: dict[Address, PairKeys],
         encoded: Ring,
+        agreed: frozenset[Address],
         **where: int,
     ) -> None:
         super().__init__(protocol, address, pairs, encoded, **where)
+        self._agreed = agreed
         self._self_seed = secrets.token_bytes(KEY_BYTES)
         self._mask_seeds: dict[Address, bytes] = {}
         self._shares: dict[Address, tuple[bytes, bytes]] = {}  # owner -> shares of its self and its pair seed
@@ -120,7 +125,7 @@ class SharingWorker(_Worker):
         return self._send(message)
 
     def _deal(self, *seeds: bytes) -> dict[Address, tuple[bytes, bytes]]:
-        holders = self._protocol.holders(self.address)
+        holders = [each for each in self._protocol.holders(self.address) if each in self._agreed]
         points = [holder + 1 for holder in holders]
         columns = [
             [
@@ -141,7 +146,7 @@ class SharingWorker(_Worker):
         raise ProtocolError(f"{type(message).__name__} is out of phase at {name_of(self.address)}")
 
     def _mask(self, message: RelayedShares) -> list[Envelope]:
-        participants = self._check_list(message.participants, frozenset(range(self._protocol.workers)))
+        participants = self._protocol.read_list(message.participants, allowed=self._agreed, own=self.address)
         owners = [peer for peer in self._pairs if peer in participants]
         table = check_rows(message.sealed, len(owners), SEALED_BYTES)
         opened = {
@@ -159,22 +164,10 @@ class SharingWorker(_Worker):
         return self._masked_input(plus, minus)
 
     def _open(self, message: Survivors, participants: frozenset[Address]) -> list[Envelope]:
-        survivors = self._check_list(message.survivors, participants)
+        survivors = self._protocol.read_list(message.survivors, allowed=participants, own=self.address)
         # One of the two shares of each owner leaves, once: whoever got both could take off all its masks.
         opened = [self._shares[owner][owner not in survivors] for owner in sorted(self._shares)]
         self._done = True
         self._shares = {}
         table = rows(opened, shamir.SHARE_BYTES)
         return self._send(OpenedShares(round=self.round, attempt=self.attempt, shares=table))
-
-    def _check_list(self, listed: list[int], allowed: frozenset[Address]) -> frozenset[Address]:
-        if type(listed) is not list or not all(type(worker) is int for worker in listed):
-            raise ProtocolError("the aggregator's list of workers is malformed")
-        workers = frozenset(listed)
-        if sorted(workers) != listed or not workers <= allowed:
-            raise ProtocolError(f"list of workers {listed} is not ascending or names strangers")
-        if self.address not in workers:
-            raise ProtocolError(f"the aggregator counts {name_of(self.address)} as dropped, but it is here")
-        self._protocol.check_survivors(workers)
-        self._protocol.check_openers(workers, workers)
-        return workers

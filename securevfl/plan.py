@@ -32,6 +32,8 @@ class Plan:
         algorithm: Name of the algorithm.
         protocol: How embeddings reach the server: ``plain`` or a secure sum.
         collusion: How many parties may pool what they see of a secure sum; noise in sums withstands them too.
+        threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
+            training goes on without the others and says so. 0 waits for everybody.
         protect: Sealed training: what of a record epsilon covers: all of the ``person`` that an observer does
             not hold itself, one party's ``features``, or the ``label``.
         weight_bound: Sealed training: L2 bound of each party's weights, which keeps scores in range.
@@ -102,6 +104,7 @@ class Plan:
     algorithm: str = "vafl"
     protocol: str = "plain"
     collusion: int = 1
+    threshold: int = 0
     protect: str = "person"
     weight_bound: float = 16.0
     average_last: float = 0.66
@@ -281,6 +284,11 @@ def _check_choices(plan: Plan) -> None:
     _choice("device", plan.device, ("cpu", "cuda", "auto"))
     if plan.protocol != "plain" and plan.fusion == "concat":
         raise PlanError(f"protocol {plan.protocol!r} sums embeddings; it cannot serve fusion 'concat'")
+    if plan.threshold and plan.protocol != "pairwise":
+        raise PlanError(
+            f"threshold {plan.threshold} belongs to protocol 'pairwise', which recovers from dropouts; "
+            f"protocol {plan.protocol!r} does not: leave it at 0"
+        )
 
 
 def _check_numbers(plan: Plan) -> None:
@@ -289,6 +297,7 @@ def _check_numbers(plan: Plan) -> None:
             raise PlanError(f"{name} is {getattr(plan, name)}; at least 1 is needed")
     for name in (
         "embedding",
+        "threshold",
         "wait_for",
         "delay_bound",
         "staleness",

@@ -65,6 +65,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"it runs on {', '.join(algorithm.protocols)}"
         )
     _check_optimisers(plan, algorithm)
+    _check_threshold(plan, algorithm)
     _check_defence(plan, algorithm, data)
     algorithm.check(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
@@ -93,6 +94,15 @@ def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
                 f"algorithm {plan.algorithm!r} has no optimiser {name!r}; "
                 f"it has {', '.join(algorithm.optimisers)}"
             )
+
+
+def _check_threshold(plan: Plan, algorithm: Algorithm) -> None:
+    reason = algorithm.needs_everybody(plan) if plan.threshold else ""
+    if reason:
+        raise PlanError(
+            f"threshold {plan.threshold} lets sums go on without a party, but {plan.algorithm!r} needs "
+            f"everybody: {reason}; leave threshold at 0"
+        )
 
 
 def _check_defence(plan: Plan, algorithm: Algorithm, data: VerticalData) -> None:

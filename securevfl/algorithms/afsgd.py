@@ -66,6 +66,12 @@ class AFSGD(Algorithm):
         active = [] if self.synchronous else [data.parties.index(p) for p in plan.active or data.parties]
         check_channels(plan, len(data.parties), (data.parties.index(data.label_holder), *active))
 
+    def needs_everybody(self, plan: Plan) -> str:
+        """Workers receive sums themselves, or step behind a barrier."""
+        if self.synchronous:
+            return "its workers step together, behind a barrier that waits for all of them"
+        return "active workers receive sums of their own, and whoever receives cannot be missing"
+
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Products are summed whatever the protocol."""
         return plan.with_changes(fusion="sum", head="sum")

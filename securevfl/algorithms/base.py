@@ -23,6 +23,10 @@ from securevfl.views import ViewWriter
 SERVER = "server"
 ABSENT = "absent"
 """Kind of the message by which the runtime tells the server that its sender is away until the phase ends."""
+ONE_ORDER = (
+    "all parties walk through the records in one order, and one that was away would have lost its place"
+)
+"""Why an algorithm with one schedule for all needs everybody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,10 @@ class ServerRole(Role):
         """Figures of the algorithm's own for the line of metrics that an epoch adds."""
         return {}
 
+    def absences(self) -> dict[str, int]:
+        """Party -> how many sums have gone on without it; those that were always there are left out."""
+        return {}
+
 
 class Algorithm(ABC):
     """A named way to train. Subclasses build roles; they hold no state."""
@@ -182,6 +190,14 @@ class Algorithm(ABC):
     def tolerates_absence(self, plan: Plan) -> bool:
         """True where training goes on while a party is away; its server then understands ``ABSENT``."""
         return False
+
+    def fewest(self, plan: Plan) -> int:
+        """How many parties must stay where training goes on while others are away; 0 sets no limit."""
+        return plan.threshold
+
+    def needs_everybody(self, plan: Plan) -> str:
+        """Why sums cannot go on without a party (plan field ``threshold``); empty where they can."""
+        return "its roles know no steps without one"
 
     def answers_with_gradients(self, plan: Plan) -> bool:
         """True where the label holder sends gradients of single records, which a defence may change."""

@@ -50,9 +50,9 @@ def _two_tree(workers: int, receiver: int | None, collusion: int) -> SecureSum:
     return TwoTreeSum(workers=workers, collusion=collusion, coordinator=receiver is None, root=receiver)
 
 
-def _pairwise(workers: int, receiver: int | None, collusion: int) -> SecureSum:
-    # A model needs every party's block, so nobody may drop out, and one message per party is enough.
-    return PairwiseMaskSum(workers=workers, collusion=collusion, threshold=workers)
+def _pairwise(workers: int, receiver: int | None, collusion: int, threshold: int = 0) -> SecureSum:
+    # Where nobody may drop out, one message per party is enough.
+    return PairwiseMaskSum(workers=workers, collusion=collusion, threshold=threshold or workers)
 
 
 def _key_roles(workers: int, receiver: int | None, aggregator: Address | None) -> tuple[Address, Address]:
@@ -81,7 +81,8 @@ PROTOCOLS: dict[str, Build] = {
     "bfv": _bfv,
 }
 """Protocol -> how to build the sum over `workers` for the receiving worker (None: no worker) against
-`collusion` parties that pool what they see."""
+`collusion` parties that pool what they see. Encrypted sums can be told who adds (`aggregator`), pairwise
+masks how many workers must stay (`threshold`)."""
 
 SUMS = tuple(PROTOCOLS)
 
@@ -98,7 +99,13 @@ HIDING = {
 
 
 def build_sum(
-    name: str, *, workers: int, receiver: int | None, collusion: int, aggregator: Address | None = None
+    name: str,
+    *,
+    workers: int,
+    receiver: int | None,
+    collusion: int,
+    aggregator: Address | None = None,
+    threshold: int = 0,
 ) -> SecureSum:
     """The sum of a protocol.
 
@@ -108,13 +115,18 @@ def build_sum(
         receiver: The party that obtains the totals; None for an organisation without features.
         collusion: How many parties may pool what they see.
         aggregator: Of encrypted sums, who adds; None for a party other than the receiver.
+        threshold: How many parties must stay in a sum, where it can go on without others; 0 for all.
 
     Raises:
         PlanError: The protocol would hide nothing, or cannot be built for so few parties; says why.
     """
-    adder = {} if aggregator is None else {"aggregator": aggregator}
-    if adder and name not in ENCRYPTED:
+    special = {} if aggregator is None else {"aggregator": aggregator}
+    if special and name not in ENCRYPTED:
         raise PlanError(f"protocol {name!r} has nobody who adds ciphertexts; use {' or '.join(ENCRYPTED)}")
+    if threshold and name != "pairwise":
+        raise PlanError(f"protocol {name!r} needs everybody; a threshold belongs to 'pairwise'")
+    if threshold:
+        special["threshold"] = threshold
     if name in HIDING and receiver is not None and workers < 3:
         raise PlanError(
             f"protocol {name!r} needs at least 3 parties: with {workers}, whoever obtains the sum subtracts"
@@ -123,7 +135,7 @@ def build_sum(
     if name == "plain-tree" and workers < 2:
         raise PlanError(f"protocol {name!r} needs at least 2 parties, not {workers}; use protocol 'plain'")
     try:
-        return PROTOCOLS[name](workers, receiver, collusion, **adder)
+        return PROTOCOLS[name](workers, receiver, collusion, **special)
     except InputError as error:
         raise PlanError(f"protocol {name!r} with {workers} parties: {error}") from error
 
@@ -158,6 +170,11 @@ class Channel:
     def receiver(self) -> str:
         """The organisation that obtains the totals."""
         return self.hosts[self.name]
+
+    @property
+    def recovers(self) -> bool:
+        """True where sums go on without parties that are gone."""
+        return isinstance(self.protocol, PairwiseMaskSum) and self.protocol.recovers
 
     @property
     def opens(self) -> bool:
@@ -266,6 +283,7 @@ def build_channel(
         workers=len(parties),
         receiver=index,
         collusion=plan.collusion,
+        threshold=plan.threshold,
         aggregator=None if aggregator is None else AGGREGATOR,
     )
     places = {
@@ -283,18 +301,37 @@ def build_channel(
         hosts=setup.hosts,
         noise=_noisy(protocol, plan) if distributed else None,
         sigma=0.0 if distributed else plan.sigma,
-        assumption=HIDING[plan.protocol][1].format(plan.collusion) if plan.protocol in HIDING else "",
+        assumption=_assumption(plan, len(parties)),
         hands_on=hands_on,
     )
 
 
+def _assumption(plan: Plan, parties: int) -> str:
+    """What must hold for those who pass values on to learn nothing; and how few parties a sum may be of."""
+    if plan.protocol not in HIDING:
+        return ""
+    text = HIDING[plan.protocol][1].format(plan.collusion)
+    return f"{text}; sums are of {plan.threshold} to {parties} parties" if plan.threshold else text
+
+
+def unknown_shares(plan: Plan, parties: int) -> int:
+    """How many shares of distributed noise do not protect: those of colluders and of parties that are gone.
+
+    Every party checks that at least ``threshold`` are in a sum before it helps to open it.
+    """
+    return plan.collusion + (parties - plan.threshold if plan.threshold else 0)
+
+
 def _noisy(protocol: SecureSum, plan: Plan) -> NoisySum:
-    """Distributed noise that promises what ``sigma`` and ``clip`` of the plan promise without a sum."""
+    """Distributed noise that promises what ``sigma`` and ``clip`` of the plan promise without a sum.
+
+    The promise holds for the smallest sum that can be opened, less what the colluders know of it.
+    """
     # Rounding to the ring adds up to sqrt(width) steps to the sensitivity; the noise grows along with it.
     rounding = np.sqrt(max(1, plan.embedding)) * protocol.fixed_point.resolution
     sigma = plan.sigma * (1 + rounding / (2 * plan.clip)) * (1 + 2.0**-19)
     try:
-        noisy = NoisySum(protocol, sigma=sigma, colluders=plan.collusion)
+        noisy = NoisySum(protocol, sigma=sigma, colluders=unknown_shares(plan, protocol.workers))
         noisy.encode(np.array([plan.clip]))
     except InputError as error:
         raise PlanError(
@@ -319,4 +356,5 @@ def check_channels(
             receiver=receiver,
             collusion=plan.collusion,
             aggregator=aggregator,
+            threshold=plan.threshold,
         )

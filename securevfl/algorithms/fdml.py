@@ -18,7 +18,7 @@ sums the server obtains no sum either: it adds ciphertexts for a worker that has
 
 from __future__ import annotations
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import ENCRYPTED, SUMS
 from securevfl.algorithms.fdml_encrypted import check_encrypted, encrypted_role
 from securevfl.algorithms.fdml_server import FDMLServer
@@ -67,6 +67,10 @@ class FDML(Algorithm):
             check_encrypted(plan, data)
         else:
             check_sums(plan, data)
+
+    def needs_everybody(self, plan: Plan) -> str:
+        """Workers go through the records together."""
+        return ONE_ORDER
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Sum fusion of one prediction per output."""

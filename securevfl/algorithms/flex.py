@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS
 from securevfl.algorithms.flex_party import FlexParty
 from securevfl.algorithms.flex_server import FlexServer
@@ -37,6 +37,10 @@ class Flex(Algorithm):
     optimisers = LOCAL_OPTIMISERS
     adaptive = False
     waits_for_timeout = True
+
+    def needs_everybody(self, plan: Plan) -> str:
+        """Rounds are of all parties."""
+        return ONE_ORDER
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """Secure sums must be possible, and are not kept from round to round."""

@@ -1,7 +1,8 @@
 """Drives the machines of secure sums over links, inside asynchronous roles.
 
-Each role that takes part owns a `SumParticipant`. It agrees on keys once per process, then carries one
-machine per protocol address and round. Every envelope that leaves the role travels as a message of its own,
+Each role that takes part owns a `SumParticipant`. It agrees on keys once per process (where sums go on
+without parties that are gone, anew in every phase, so that these can come back), then carries one machine per
+protocol address and round. Every envelope that leaves the role travels as a message of its own,
 kind and fields as the protocol made them, so that views hold exactly what each observer got. Rounds are
 demand-driven: whoever needs a total announces the records, every party joins with what its model gives now.
 """
@@ -17,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import HIDING, Channel
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.gate import Contribution
 from securevfl.messages import Message
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
+from securevfl.protocols.pairwise_aggregator import RecoveringAggregator
 from securevfl.protocols.wire import Value
 from securevfl.rows import Rows
 from securevfl.views import OPENED
@@ -90,14 +92,16 @@ class Total(NamedTuple):
     Attributes:
         summed: What came out of the secure sum.
         own: The receiver's own part, which stayed at home; zeros where it went into the sum like all others.
+        missing: Parties that dropped out, whose values are not in the sum.
     """
 
     summed: Floats
     own: Floats
+    missing: tuple[str, ...] = ()
 
     @property
     def values(self) -> Floats:
-        """The sum over all parties."""
+        """The sum over all parties that are not missing."""
         return self.summed + self.own
 
 
@@ -114,6 +118,7 @@ class _Round:
     own: Floats | None = None
     entered: Floats | None = None
     result: Floats | None = None
+    missing: tuple[str, ...] = ()
     total: asyncio.Future[Total] | None = None
 
 
@@ -143,26 +148,37 @@ class SumParticipant:
         self._nodes: dict[tuple[str, Address], Node] | None = None
         self._rounds: dict[tuple[str, int], _Round] = {}
         self._early: deque[Message] = deque()
-        self._gone: set[str] = set()
+        self._renews = any(channel.recovers for channel in self.channels.values())
+        self._everybody = False
+        self.gone: set[str] = set()
 
     # -- before the first round -----------------------------------------------------------------------------
 
-    async def begin(self) -> None:
+    async def begin(self, *, everybody: bool = False) -> None:
         """Starts a phase: forgets what a broken-off one left behind, and agrees on keys if that is due.
 
         All participants begin a phase together. Keys live in this process alone; a resumed run agrees anew.
+        Where sums go on without parties that are gone, every phase has keys of its own, among those present:
+        whoever was away, perhaps as a process that has ended, takes part again.
+
+        Args:
+            everybody: True for a phase whose sums need all parties, whatever the protocol.
         """
         self._early.clear()
         self._rounds.clear()
-        if self._nodes is not None:
+        self._everybody = everybody
+        if self._nodes is not None and not self._renews:
             return
+        self.gone.clear()
+        first = self._nodes is None
         self._nodes = {
             (name, address): channel.protocol.node(address)
             for name, channel in self.channels.items()
             for address, place in channel.places.items()
             if place == self.address
         }
-        self._note_handlers()
+        if first:
+            self._note_handlers()
         for name in self.channels:
             machines = {address: node.setup() for address, node in self._here(name)}
             agreed = {address: machine for address, machine in machines.items() if machine is not None}
@@ -210,7 +226,7 @@ class SumParticipant:
     async def announce(
         self, rows: Rows, purpose: str, *, channel: str, requester: str = "", skip: tuple[str, ...] = ()
     ) -> SumRequest:
-        """Announces a new round to all parties.
+        """Announces a new round to all parties that are present.
 
         Only one role of a run announces, so that round numbers never repeat.
 
@@ -221,19 +237,20 @@ class SumParticipant:
             requester: On whose behalf; by default the one who obtains it.
             skip: Parties that learn of the round in another way.
         """
-        self._check_present()
+        self._check_present(channel)
         self.number += 1
         request = SumRequest(
             channel=channel, number=self.number, rows=rows, purpose=purpose, requester=requester or channel
         )
         for party in self.parties:
-            if party not in skip:
+            if party not in skip and party not in self.gone:
                 await self.link.send(party, REQUEST, request.fields())
         return request
 
     async def total(self, rows: Rows, purpose: str) -> Total:
         """Announces a round, waits, and returns the total over all parties, one row per record.
 
+        Parties that drop out meanwhile are missing from the total where the protocol recovers; it says which.
         For a role that has no listener beside it; other messages are kept for `receive`.
         """
         request = await self.announce(rows, purpose, channel=self.address)
@@ -252,7 +269,7 @@ class SumParticipant:
 
     async def join(self, request: SumRequest, contribution: Contribution) -> None:
         """Takes part in an announced round with this party's values."""
-        self._check_present()
+        self._check_present(request.channel)
         channel = self.channel(request.channel)
         values = contribution.values
         at_home = contribution.head is None
@@ -281,22 +298,45 @@ class SumParticipant:
         return self._close(request)
 
     async def drop(self, party: str) -> None:
-        """Declares a party gone. It is never summed as zeros: rounds that need it fail.
+        """Declares a party gone until the next phase. It is never summed as zeros.
+
+        Where the protocol recovers, rounds go on without it and say so; whatever it still sends is ignored.
+        Elsewhere rounds that need it fail.
 
         Raises:
-            DropoutError: A round that is under way cannot end without the party.
+            DropoutError: A round that is under way cannot end without it, or the phase needs everybody.
+            ProtocolError: The party is none, or of the organisation that receives the totals.
         """
-        self._gone.add(party)
-        for (name, _), state in list(self._rounds.items()):
+        if party in self.gone:
+            return
+        if party not in self.parties:
+            raise ProtocolError(f"{party!r} is said to be gone, but is no party")
+        mine = [channel for channel in self.channels.values() if channel.name == self.address]
+        if any(channel.hosts[party] == channel.receiver for channel in mine):
+            raise ProtocolError(
+                f"{party} receives the totals; it cannot be gone while {self.address} is here"
+            )
+        self.gone.add(party)
+        if self._everybody:
+            raise DropoutError(f"{party} is gone, and this phase needs everybody")
+        for (name, number), state in list(self._rounds.items()):
             channel = self.channels[name]
-            for address in (each for each, place in channel.places.items() if place == party):
-                for machine in list(state.machines.values()):
-                    await self._send(channel, machine.drop(address))
+            for machine in list(state.machines.values()):
+                for address in _addresses(channel, {party}):
+                    await self._send(channel, self._without(machine, address))
+            await self._settle(channel, number, state)
 
-    def _check_present(self) -> None:
-        if self._gone:
+    def _without(self, machine: Machine, address: Address) -> list[Envelope]:
+        """Takes a participant out of a round; if too few are left, says by name who is gone."""
+        try:
+            return machine.drop(address)
+        except DropoutError as error:
+            raise DropoutError(f"without {', '.join(sorted(self.gone))}: {error}") from error
+
+    def _check_present(self, name: str) -> None:
+        if self.gone and not self.channel(name).recovers:
             raise DropoutError(
-                f"{', '.join(sorted(self._gone))} is gone; a sum without its part would be of another model"
+                f"{', '.join(sorted(self.gone))} is gone; a sum without its part would be of another model"
             )
 
     # -- messages -------------------------------------------------------------------------------------------
@@ -308,11 +348,16 @@ class SumParticipant:
 
     async def _absorb(self, message: Message) -> bool:
         """Works off a message of a sum; False for any other."""
+        if message.kind == ABSENT:
+            await self.drop(message.sender)
+            return False  # the role goes on without it as well
         if message.kind in (_OWN, _RESULT):
             self._take_inside(message)
             return True
         if message.kind not in self.kinds:
             return False
+        if message.sender in self.gone:
+            return True  # it came too late: the others have opened what takes its masks off
         fields = dict(message.fields)
         name, sender, receiver = (fields.pop(key, None) for key in ("channel", "from", "to"))
         channel = self.channels.get(name) if isinstance(name, str) else None
@@ -395,8 +440,11 @@ class SumParticipant:
         state.begun = True
         state.machines.update(machines)
         waiting, state.early = state.early, []
-        for machine in machines.values():
+        for address, machine in machines.items():
             await self._send(channel, machine.start())
+            present = dict(self._here(name))[address].present
+            for gone in _addresses(channel, self.gone) & present:
+                await self._send(channel, self._without(machine, gone))
         for envelope in waiting:
             await self._deliver(channel, envelope)
         await self._settle(channel, number, state)
@@ -406,6 +454,7 @@ class SumParticipant:
         for address in [address for address, machine in state.machines.items() if machine.done]:
             machine = state.machines.pop(address)
             if number != SETUP_ROUND and address in channel.protocol.receivers:
+                state.missing = _missing(channel, machine)
                 await self._hand_over(channel, number, _RESULT, {"values": machine.result()})
         if not state.machines and (number == SETUP_ROUND or channel.name != self.address):
             self._rounds.pop((channel.name, number), None)
@@ -428,8 +477,10 @@ class SumParticipant:
             if channel.opens and self.view is not None:
                 others = state.result - state.entered
                 fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": others}
+                if state.missing:
+                    fields["missing"] = list(state.missing)
                 self.view.note(OPENED, fields, address=self.address, time=self.clock.now())
-            state.total.set_result(Total(state.result, state.own))
+            state.total.set_result(Total(state.result, state.own, state.missing))
 
     def _close(self, request: SumRequest) -> Total:
         state = self._rounds.pop((request.channel, request.number))
@@ -443,3 +494,16 @@ class SumParticipant:
         if number > WINDOW and number % WINDOW == 0:
             for _, node in self._here(name):
                 node.retire(number - WINDOW)
+
+
+def _addresses(channel: Channel, parties: set[str]) -> set[Address]:
+    """What these parties play in a channel."""
+    return {address for address, place in channel.places.items() if place in parties}
+
+
+def _missing(channel: Channel, machine: Machine) -> tuple[str, ...]:
+    """Parties whose values are not in a total."""
+    if not isinstance(machine, RecoveringAggregator):
+        return ()
+    absent = set(range(channel.protocol.workers)) - set(machine.contributors)
+    return tuple(channel.places[address] for address in sorted(absent))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS, check_channels
 from securevfl.algorithms.local import Together
 from securevfl.algorithms.lockstep import Lockstep
@@ -64,8 +64,21 @@ class VAFL(Algorithm):
         check_channels(plan, len(data.parties), (receiver,))
 
     def tolerates_absence(self, plan: Plan) -> bool:
-        """The server has everybody's latest embeddings; where their age is bounded it waits instead."""
-        return plan.protocol == "plain" and not self.shared_schedule and not plan.delay_bound
+        """On the plain protocol the server has everybody's latest embeddings; with a threshold, sums go on.
+
+        Where the age of embeddings is bounded it waits instead.
+        """
+        if plan.protocol != "plain":
+            return bool(plan.threshold) and not self.needs_everybody(plan)
+        return not self.shared_schedule and not plan.delay_bound
+
+    def needs_everybody(self, plan: Plan) -> str:
+        """Frozen encoders and a schedule for all leave no room for steps without a party."""
+        if self.shared_schedule:
+            return ONE_ORDER
+        if plan.encoder_training == "none":
+            return "with frozen encoders each record is summed once, and its sum would stay without the party"
+        return ""
 
     def passes(self, plan: Plan, data: VerticalData) -> float:
         """The fastest party's share of all steps; random delays get a quarter on top.

@@ -4,19 +4,24 @@ A party that becomes active names its records; the server obtains the sum of all
 of these records, steps, and answers with the gradient of the sum. No embedding is ever stale, so there is no
 initial upload and no delay bound. Every sum is a release of every party, not of the active one alone.
 
+With a threshold (protocol ``pairwise``) a sum goes on without parties that are gone: the server steps on the
+sum over the others, counts for each party how many sums are without it, and lets it in again in the next
+phase. What a party that was declared gone still asks for in this phase is answered at its end.
+
 Where encoders never change (mode ``frozen``), the server keeps each record's sum and never asks for it again:
 each record is released once, and the label holder adds its own, trained part at home.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.local import load_module_state, module_state
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
@@ -47,19 +52,22 @@ class SummingServer(VAFLServer):
         records = setup.data.n_train + setup.data.n_test if self.frozen else 0
         self.others = torch.zeros((records, setup.plan.embedding), device=setup.device)
         self.known = np.zeros(records, np.bool_)
+        self.absent_rounds: Counter[str] = Counter()
+        self._ending = False
+        self._unanswered: list[Message] = []
 
     # -- phases ---------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        await self.sums.begin()
+        await self._begin(everybody=True)
         await self._end_phase()
 
     async def epoch(self) -> None:
-        await self.sums.begin()
+        await self._begin(everybody=False)
         await super().epoch()
 
     async def evaluate(self) -> None:
-        await self.sums.begin()
+        await self._begin(everybody=True)
         data = self.setup.data
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
         totals = [
@@ -71,8 +79,27 @@ class SummingServer(VAFLServer):
         self.test = metrics(data.task, self.predictions, self.labels[data.n_train :])
         await self._end_phase()
 
+    async def _begin(self, *, everybody: bool) -> None:
+        self._ending, self._unanswered = False, []
+        self.absent.clear()
+        await self.sums.begin(everybody=everybody)
+
+    async def _end_phase(self) -> None:
+        self._ending = True
+        for message in self._unanswered:
+            await self._late(message)
+        await super()._end_phase()
+
     async def _receive(self) -> Message:
-        return await self.sums.receive()
+        """The next message of a party that is present; one that is gone waits until the phase ends."""
+        while True:
+            message = await self.sums.receive()
+            if message.kind == ABSENT or message.sender not in self.sums.gone:
+                return message
+            if message.kind == TRAINING and self._ending:
+                await self._late(message)
+            elif message.kind == TRAINING:
+                self._unanswered.append(message)
 
     async def _late(self, message: Message) -> None:
         await self.link.reply(message, "late", {})
@@ -80,9 +107,11 @@ class SummingServer(VAFLServer):
     # -- sums -----------------------------------------------------------------------------------------------
 
     async def _total(self, rows: Rows, purpose: str) -> Tensor:
-        """The sum of all parties' embeddings of rows."""
+        """The sum of all parties' embeddings of rows; with a threshold, of those present."""
         if not self.frozen:
-            return self._tensor_of((await self.sums.total(rows, purpose)).values)
+            total = await self.sums.total(rows, purpose)
+            self.absent_rounds.update(total.missing)
+            return self._tensor_of(total.values)
         missing = rows[~self.known[rows]]
         if missing.size:
             self.others[torch.from_numpy(missing)] = self._tensor_of(
@@ -110,7 +139,10 @@ class SummingServer(VAFLServer):
         self._losses.append(loss)
         answers = gradients * len(messages) if self.shared_schedule else gradients
         for message, rows, gradient in zip(messages, requests, answers, strict=True):
-            await self._answer(message, rows, gradient)
+            if message.sender in self.sums.gone:
+                await self._late(message)  # its part is not in the sum, so the gradient is not for it
+            else:
+                await self._answer(message, rows, gradient)
         self.processed += sum(len(rows) for rows in requests)
         self.setup.report(self.processed, loss)
 
@@ -132,6 +164,15 @@ class SummingServer(VAFLServer):
             raise ProtocolError("the server's model does not depend on the embeddings")
         return list(torch.split(inputs.grad, sizes)), float(total.detach()) / len(batches)
 
+    def absences(self) -> dict[str, int]:
+        """Sums of training that are without a party."""
+        return {party: self.absent_rounds[party] for party in self.parties if self.absent_rounds[party]}
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far; with a threshold also how many sums are without a party."""
+        absent = {"absent_rounds": self.absences()} if self.setup.plan.threshold else {}
+        return super().figures() | absent
+
     # -- state ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -145,6 +186,7 @@ class SummingServer(VAFLServer):
             "epochs_done": self.epochs_done,
             "loss": self.loss,
             "test": self.test,
+            "absent_rounds": dict(self.absent_rounds),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -156,6 +198,7 @@ class SummingServer(VAFLServer):
         self.processed = int(state["processed"])
         self.epochs_done = int(state["epochs_done"])
         self.loss, self.test = state["loss"], state["test"]
+        self.absent_rounds = Counter(state.get("absent_rounds", {}))
 
 
 class SummingParty(VAFLParty):
@@ -207,7 +250,7 @@ class SummingParty(VAFLParty):
         return contribution
 
     async def _upload(self, rows: Rows) -> None:
-        self._active = rows
+        self._active, self._contribution = rows, None
         answer = await self.link.call(SERVER, TRAINING, {"rows": rows.astype(np.int32)})
         self._active = None
         if answer.kind == "gradient":

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json
-from securevfl.cli.train import privacy_table
+from securevfl.cli.train import privacy_table, show_absences
 from securevfl.errors import InputError
 
 if TYPE_CHECKING:
@@ -195,6 +195,7 @@ def _show(node: Node, result: dict[str, Any]) -> None:
         console.print(f"test {measured}")
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], node.seat.plan.delta if node.seat else 0.0))
+    show_absences(console, result)
     if result["stopped"]:
         console.print(f"stopped by {result['stopped']}", markup=False)
     console.print(f"{result['messages']:,} messages sent, {result['bytes']:,} bytes")

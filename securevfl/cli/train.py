@@ -33,6 +33,10 @@ def train(
     protocol: Annotated[
         str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
     ] = None,
+    threshold: Annotated[
+        int | None,
+        typer.Option(help="Protocol pairwise: how many parties must stay in a sum; 0 waits for everybody."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="linear, mlp, cnn or lstm.")] = None,
     encoder_training: Annotated[
         str | None, typer.Option(help="raw (mode strict), dp (mode dp-encoder) or none (mode frozen).")
@@ -79,6 +83,7 @@ def train(
     options = {
         "algorithm": algorithm,
         "protocol": protocol,
+        "threshold": threshold,
         "model": model,
         "encoder_training": encoder_training,
         "clip": clip,
@@ -207,6 +212,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
     console.print(f"labels {result['labels']}")
+    show_absences(console, result)
     if result["stopped"]:
         console.print(f"stopped by {result['stopped']}", markup=False)
     time = result["time"]
@@ -216,6 +222,16 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     )
     if run.folder is not None:
         console.print(f"files in {run.folder}", markup=False, soft_wrap=True)
+
+
+def show_absences(console: Console, result: dict[str, Any]) -> None:
+    """Says which parties are missing from how many sums."""
+    for party, count in result.get("absent_rounds", {}).items():
+        console.print(
+            f"sums of training without {party}: {count:,}; the model took those steps without its part",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def privacy_table(privacy: dict[str, dict[str, Any]], delta: float) -> Any:

@@ -209,6 +209,8 @@ class Agreement:
             if plan.budget_epsilon
             else "no budget: releases are counted but never refused"
         )
+        stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
+        steps = f"{plan.epochs} epochs, batch {plan.batch}"
         held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
         return [
             f"run           {self.proposal.run}",
@@ -216,7 +218,7 @@ class Agreement:
             f"features      {held}",
             f"labels        {outline.label_holder}, {outline.task}",
             f"records       {outline.n_train} to train, {outline.n_test} to test",
-            f"algorithm     {plan.algorithm} on {plan.protocol}, {plan.epochs} epochs, batch {plan.batch}",
+            f"algorithm     {plan.algorithm} on {plan.protocol}{stay}, {steps}",
             f"privacy       mode {plan.mode}, {noise}",
             f"budget        {budget}",
             f"IDs           {self.proposal.ids[:32]}",

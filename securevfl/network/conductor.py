@@ -165,6 +165,8 @@ class Conductor(Node):
             if got in ("away", "restarted") and self._can_do_without(peer):
                 self._leave_out(peer)
                 continue
+            if got in ("away", "restarted") and peer not in self._away:
+                self._say_why_waiting(peer)
             self._check_event(peer, got, fields)
             fits = all(fields.get(key) == value for key, value in match.items())
             if got == kind and peer in who and peer not in found and fits:
@@ -191,7 +193,24 @@ class Conductor(Node):
     def _can_do_without(self, peer: str) -> bool:
         seat = self.seat
         tolerant = seat is not None and seat.algorithm.tolerates_absence(seat.plan)
-        return tolerant and self.part == "epoch" and peer in self.config.parties
+        if not tolerant or self.part != "epoch" or peer not in self.config.parties:
+            return False
+        return self._missed(self._away | {peer}) <= 0
+
+    def _missed(self, away: Collection[str]) -> int:
+        """How many more parties training would need if these are away; 0 or less if it can go on."""
+        if self.seat is None:
+            return 0
+        plan, parties = self.seat.plan, self.seat.data.parties
+        return self.seat.algorithm.fewest(plan) - sum(party not in away for party in parties)
+
+    def _say_why_waiting(self, peer: str) -> None:
+        """Says that training waits, where it goes on without some but not without so many."""
+        away = self._away | {peer}
+        if self.seat is not None and self.part == "epoch" and self._missed(away) > 0:
+            fewest = self.seat.algorithm.fewest(self.seat.plan)
+            log.warning("too few parties", extra={"peer": peer})
+            self.say(f"{', '.join(sorted(away))} away: sums need {fewest} parties (threshold); waiting")
 
     def _leave_out(self, peer: str) -> None:
         """Goes on without an organisation, until a phase begins and it is back."""
@@ -211,7 +230,8 @@ class Conductor(Node):
                 self.part = "readmitting"
                 await self._introduce()
                 await self._confirm(new)
-            if not self._away or (part == "epoch" and len(self._away) < len(self.config.parties)):
+            enough = len(self._away) < len(self.config.parties) and self._missed(self._away) <= 0
+            if not self._away or (part == "epoch" and enough):
                 return
             self.part = "waiting"
             peer, kind, fields = await self.next_control()
@@ -253,7 +273,7 @@ class Conductor(Node):
         for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
             self.mesh.tell_all("introduction", **each.fields())
         self._round = secrets.token_bytes(ROUND_BYTES)
-        self.mesh.tell_all("meet", round=self._round)
+        self.mesh.tell_all("meet", round=self._round, away=",".join(sorted(self._away)))
         await self._collect("met", self._members, round=self._round)
 
     async def _align(self) -> None:
@@ -496,6 +516,9 @@ class Conductor(Node):
 
     def _record(self, seat: Seat, epoch: int) -> None:
         line = seat.line(epoch)
+        for party, count in line.get("absent_rounds", {}).items():
+            log.warning("sums without", extra={"peer": party, "epoch": epoch, "count": count})
+            self.say(f"sums of training without {party} so far: {count:,}")
         self.folder.append_metrics(line)
         self.on_epoch(line)
 

@@ -137,6 +137,7 @@ class NodeConfig:
         network: Patience and reporting.
         listen: Where to accept connections; a party may leave it empty.
         public: Where others dial a party that listens; the same as `listen` if empty.
+        encoder: `file.py:function`, which makes this organisation's own encoder; empty for the plan's.
     """
 
     run: str
@@ -147,6 +148,7 @@ class NodeConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     listen: str = ""
     public: str = ""
+    encoder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ _INTRODUCTION: dict[str, Any] = {
 
 OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "introduction": _INTRODUCTION,
-    "meet": {"round": bytes},
+    "meet": {"round": bytes, "away": str},
     "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
     "alignment": {"round": bytes, "content": bytes},
     "compare": {"round": bytes},

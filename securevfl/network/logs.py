@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-_FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "organisation", "run")
+_FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "count", "organisation", "run")
 MAX_TEXT = 500
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
 from securevfl.data.share import own_ids, rows_of
@@ -152,7 +152,7 @@ class Member(Node):
             case "introduction":
                 self._introductions.append(read_introduction(fields))
             case "meet":
-                await self._begin_meeting(fields["round"])
+                await self._begin_meeting(fields["round"], fields["away"].split(","))
             case "align":
                 self._begin_alignment(fields)
             case "alignment":
@@ -188,22 +188,22 @@ class Member(Node):
         self._introductions = []
         self._join()
 
-    async def _begin_meeting(self, round_: bytes) -> None:
+    async def _begin_meeting(self, round_: bytes, away: Collection[str]) -> None:
         """Takes up who the others are; a newer meeting, for one who has restarted, replaces this one."""
         await self.stop_task(self._task)
         for each in self._introductions:
             self.mesh.expect(each.name)
         self.mesh.introduce(self._introductions)
         self._introductions = []
-        self._task = asyncio.create_task(self._reporting(self._meet(round_)))
+        self._task = asyncio.create_task(self._reporting(self._meet(round_, away)))
 
-    async def _meet(self, round_: bytes) -> None:
-        """Connects to those that can be reached."""
+    async def _meet(self, round_: bytes, away: Collection[str]) -> None:
+        """Connects to those that can be reached and are not away."""
         try:
             async with asyncio.timeout(MEETING_SECONDS):
-                await self.mesh.settled()
+                await self.mesh.settled(away)
         except TimeoutError as error:
-            raise InputError(f"{self.name} cannot reach {', '.join(self.mesh.unsettled())}") from error
+            raise InputError(f"{self.name} cannot reach {', '.join(self.mesh.unsettled(away))}") from error
         self._tell("met", round=round_)
 
     async def _reporting(self, work: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
@@ -76,6 +76,7 @@ class Mesh:
                 refused=lambda peer, reason: self.on_refused(peer, reason),
             ),
         )
+        self.transport.introduced = identity.name == coordinator
         self._phase = self.last_phase = b""
         self._past: set[bytes] = set()
         self._early: list[tuple[bytes, str, Message, int]] = []
@@ -134,6 +135,7 @@ class Mesh:
             self.introductions[each.name] = each
             if known is None:
                 self._connect_to(each)
+        self.transport.introduced = True
 
     @property
     def _via(self) -> bytes:
@@ -151,14 +153,19 @@ class Mesh:
         if other.address and not (mine and self.name > other.name):
             self.transport.dial(other.name, other.address)
 
-    async def settled(self) -> None:
-        """Waits until every direct peer is connected as the process that introduced itself."""
-        while self.unsettled():
+    async def settled(self, away: Collection[str] = ()) -> None:
+        """Waits until every direct peer is connected as the process that introduced itself.
+
+        Args:
+            away: Who is not waited for.
+        """
+        while self.unsettled(away):
             await self.change()
 
-    def unsettled(self) -> list[str]:
-        """Direct peers that are not connected, or only as an earlier process."""
-        return sorted(name for name in self._direct - {self.coordinator} if not self._is_settled(name))
+    def unsettled(self, away: Collection[str] = ()) -> list[str]:
+        """Direct peers that are not connected, or only as an earlier process, and not known to be away."""
+        expected = self._direct - {self.coordinator, *away}
+        return sorted(name for name in expected if not self._is_settled(name))
 
     def _is_settled(self, name: str) -> bool:
         session, known = self.sessions[name], self.introductions.get(name)

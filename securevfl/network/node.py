@@ -22,6 +22,7 @@ from securevfl.messages import Message
 from securevfl.network.agreement import ALIGNMENT_FILE, Agreement
 from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
+from securevfl.network.own_encoder import load_builder
 from securevfl.network.seat import Seat
 from securevfl.prediction import written_records
 from securevfl.run import result_content
@@ -87,6 +88,7 @@ class Node(ABC):
     def __init__(self, config: NodeConfig, *, coordinator: str, others: tuple[str, ...]) -> None:
         self.config, self.name = config, config.identity.name
         self.session = config.run + self.suffix
+        self.builder = load_builder(config.base, config.encoder) if config.encoder else None
         self.own = self.read_table()
         self.folder = RunFolder(config.folder)
         self.mesh = Mesh(
@@ -157,6 +159,7 @@ class Node(ABC):
                 folder=self.folder,
                 mesh=self.mesh,
                 unit=agreement.proposal.time_unit,
+                builder=self.builder,
             )
         return self.seat
 

@@ -127,6 +127,7 @@ class Predicting(Node):
             trained=self.trained,
             folder=self.folder,
             mesh=self.mesh,
+            builder=self.builder,
         )
         self._settled = False
         return seat

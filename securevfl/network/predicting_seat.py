@@ -13,6 +13,7 @@ from securevfl.errors import RunError
 from securevfl.folder import RunFolder
 from securevfl.models import load_module
 from securevfl.network.mesh import Mesh
+from securevfl.network.own_encoder import Builder
 from securevfl.network.seat import Seat
 from securevfl.plan import Plan
 from securevfl.prediction import Floats, in_label_units, predicting
@@ -33,6 +34,7 @@ class PredictingSeat(Seat):
         trained: What it keeps of the training; message numbers and time go on from there.
         folder: Where its files are.
         mesh: Its connections.
+        builder: Makes its own encoder, where it does not use the plan's.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class PredictingSeat(Seat):
         trained: Trained,
         folder: RunFolder,
         mesh: Mesh,
+        builder: Builder | None = None,
     ) -> None:
         self.trained = trained
         super().__init__(
@@ -53,6 +56,7 @@ class PredictingSeat(Seat):
             data=rows,
             folder=folder,
             mesh=mesh,
+            builder=builder,
             algorithm=predicting(plan, numbers, told_apart=True),
             records=trained.records,
         )

@@ -103,6 +103,7 @@ class Request:
                 "clip": float(plan.clip),
                 "sigma": float(plan.sigma),
                 "collusion": int(plan.collusion),
+                "threshold": int(plan.threshold),
                 "secure": not plan.insecure_reproducible_noise,
             },
         )

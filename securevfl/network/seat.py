@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from securevfl.messages import Message
 from securevfl.models import pick_device, save_module
 from securevfl.network.clock import RealClock
 from securevfl.network.mesh import Mesh
+from securevfl.network.own_encoder import Builder, build_own
 from securevfl.organisations import Observatory, build_organisation, set_budget
 from securevfl.plan import Plan
 from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
+from securevfl.seeds import torch_generator
 from securevfl.trained import Trained
 
 PARTS = ("prepare", "epoch", "evaluate", "final")
@@ -50,7 +52,7 @@ class Seat:
         mesh: Its connections.
         unit: Seconds that a simulated time unit lasts; 0 does not sleep.
         report: Called with (records processed, loss) after each step of the server.
-        encoders: Its own encoders, where it does not use the plan's.
+        builder: Makes its own encoder, where it does not use the plan's.
         algorithm: What to run instead of the plan's algorithm, such as prediction.
         records: How many record indices are in use, where they are more than those of the data.
     """
@@ -65,12 +67,12 @@ class Seat:
         mesh: Mesh,
         unit: float = 0.0,
         report: Callable[[int, float | None], None] = lambda processed, loss: None,
-        encoders: Mapping[str, nn.Module] | None = None,
+        builder: Builder | None = None,
         algorithm: Algorithm | None = None,
         records: int = 0,
     ) -> None:
         self.name, self.plan, self.data, self.folder, self.mesh = name, plan, data, folder, mesh
-        self.clock, self.report, self._given = RealClock(unit), report, dict(encoders or {})
+        self.clock, self.report, self._builder = RealClock(unit), report, builder
         self.algorithm = algorithm or find_algorithm(plan.algorithm)
         self.label_holder = label_holder_of(plan, data)
         self.hosts = hosts_of(self.algorithm, data, self.label_holder)
@@ -98,7 +100,7 @@ class Seat:
         device = pick_device(self.plan.device)
         encoders = {
             party: seat_encoder(
-                self.plan, self.data, party, gate=self.organisation.gate, given=self._given.get(party)
+                self.plan, self.data, party, gate=self.organisation.gate, given=self._own_encoder(party)
             ).to(device)
             for party in self.data.parties
             if self.hosts[party] == self.name
@@ -117,6 +119,14 @@ class Seat:
             report=self.report,
             views={} if self.organisation.view is None else {self.name: self.organisation.view},
         )
+
+    def _own_encoder(self, party: str) -> nn.Module | None:
+        if self._builder is None:
+            return None
+        index = self.data.parties.index(party)
+        generator = torch_generator(self.plan.seed, "encoder", index)
+        columns = self.data.train[index].shape[1]
+        return build_own(self._builder, columns, self.plan.embedding, generator=generator)
 
     def _roles(self) -> dict[str, Role]:
         return {address: self.algorithm.role(self.setup, address) for address in self.setup.links}

@@ -94,6 +94,9 @@ class Transport:
         incarnation: This process.
         sessions: Organisation -> session; whoever is not named here is refused.
         handlers: Whom to tell.
+
+    `introduced` is False while this process has not been told yet who takes part; a stranger's stream then
+    ends without an answer, so that it tries again instead of taking the refusal for final.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Transport:
     ) -> None:
         self.identity, self.run, self.incarnation = identity, run, incarnation
         self.sessions, self.handlers = sessions, handlers
+        self.introduced = True
         self.refused = 0
         self.trouble: dict[str, str] = {}
         self._greeting: Counter[str] = Counter()
@@ -242,7 +246,8 @@ class Transport:
     async def _serve(self, _: Any, context: Any) -> None:
         peer = "somebody"
         try:
-            peer = self._peer_of(context)
+            (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
+            peer = organisation_of(pem)
             frame = await self._greeting_of(peer, context)
             if frame is not None:
                 await context.write(self._hello(Kind.WELCOME, peer))
@@ -254,16 +259,11 @@ class Transport:
         except SecureVFLError as error:
             self.handlers.failed(error)
 
-    def _peer_of(self, context: Any) -> str:
-        """The organisation at the other end, from its certificate."""
-        (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
-        peer = organisation_of(pem)
-        if peer not in self.sessions:
-            raise CertificateError(f"{peer} has a certificate, but no part in this run")
-        return peer
-
     async def _greeting_of(self, peer: str, context: Any) -> Frame | None:
-        """The greeting that begins a stream; None if the stream ends before."""
+        """The greeting that begins a stream; None if the stream ends before, or must end without an answer.
+
+        It is read before anything is refused: a refusal that comes while it is being written would be lost.
+        """
         if self._greeting[peer] >= MAX_GREETING:
             raise ProtocolError(f"{peer} opens streams faster than it greets")
         self._greeting[peer] += 1
@@ -273,6 +273,10 @@ class Transport:
         finally:
             self._greeting[peer] -= 1
         if data is None or data is grpc.aio.EOF:
+            return None
+        if peer not in self.sessions:
+            if self.introduced:
+                raise CertificateError(f"{peer} has a certificate, but no part in this run")
             return None
         frame = Frame.from_bytes(data)
         if frame.kind is not Kind.HELLO:

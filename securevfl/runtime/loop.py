@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from securevfl.errors import DeadlockError
@@ -56,15 +58,34 @@ def run_virtual(
     Raises:
         DeadlockError: All tasks wait for something that cannot happen.
     """
-    loop = VirtualLoop(start, explain)
+    loop = None
     try:
+        with undisturbed():
+            loop = VirtualLoop(start, explain)
         return loop.run_until_complete(main), loop.time()
     except KeyboardInterrupt:
-        loop.set_exception_handler(lambda *_: None)  # the interrupted task is no news to anybody
+        if loop is not None:
+            loop.set_exception_handler(lambda *_: None)  # the interrupted task is no news to anybody
         raise
     finally:
-        _cancel_rest(loop)
-        loop.close()
+        with undisturbed():
+            main.close()
+            if loop is not None:
+                _cancel_rest(loop)
+                loop.close()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Lets Ctrl-C wait for a moment: a loop that is half made or half closed cannot be put away."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cancel_rest(loop: VirtualLoop) -> None:

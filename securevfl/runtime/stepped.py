@@ -16,6 +16,7 @@ from typing import Any
 from securevfl.errors import ProtocolError
 from securevfl.messages import Message
 from securevfl.runtime.links import QueueLink
+from securevfl.runtime.loop import undisturbed
 from securevfl.runtime.virtual import VirtualNetwork
 
 # asyncio runs timers that are due within its clock's resolution.
@@ -133,8 +134,9 @@ class SteppedPhase:
     """
 
     def __init__(self, main: Coroutine[Any, Any, None], network: SteppedNetwork, *, start: float) -> None:
-        self._loop = _SteppedLoop(start)
-        self._task = self._loop.create_task(main)
+        with undisturbed():
+            self._loop = _SteppedLoop(start)
+            self._task = self._loop.create_task(main)
         self._network = network
 
     def step(self, now: float, arrived: Sequence[bytes]) -> Step:
@@ -153,8 +155,9 @@ class SteppedPhase:
 
     def close(self) -> None:
         """Ends the phase, finished or not; what was under way is dropped."""
-        if not self._task.done():
-            self._task.cancel()
-            self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
-        self._loop.close()
+        with undisturbed():
+            if not self._task.done():
+                self._task.cancel()
+                self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
+            self._loop.close()
         self._network.take()

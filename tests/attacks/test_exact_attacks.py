@@ -273,7 +273,7 @@ def test_several_columns_are_out_of_reach(linear_run: Source) -> None:
 
 
 def test_few_records_leave_some_to_recover(runs: Runs) -> None:
-    """The attacker is given three quarters of them at most, so that every attack on known records has a score."""
+    """The attacker is given three quarters of them at most, so that every attack has something to score."""
     rng = np.random.default_rng(3)
     blocks = [rng.uniform(-1, 1, (40, 3)).astype(np.float32) for _ in range(3)]
     data = VerticalData.from_arrays(blocks, (blocks[0][:, 0] > 0).astype(int), bounds=(-1.0, 1.0))

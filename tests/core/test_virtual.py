@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -251,3 +253,31 @@ def test_nothing_but_a_wire_error_comes_out_of_changed_messages(changes: list[tu
 def test_what_no_envelope_holds_is_refused(changes: dict) -> None:
     with pytest.raises(WireError):
         _sample(**changes)
+
+
+@pytest.mark.parametrize("moment", ["making", "closing"])
+def test_an_interrupt_waits_while_a_loop_is_made_or_closed(
+    moment: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A loop that is interrupted half way complains when it is thrown away, and nobody knows what about."""
+    method = {"making": "__init__", "closing": "close"}[moment]
+    original = getattr(asyncio.SelectorEventLoop, method)
+
+    def interrupted(self: asyncio.SelectorEventLoop, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        original(self, *arguments)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, method, interrupted)
+
+    async def main() -> None:
+        return
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_virtual(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    monkeypatch.undo()
+    gc.collect()
+    assert capfd.readouterr().err == ""

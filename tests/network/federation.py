@@ -23,7 +23,7 @@ from securevfl.network.identity import Identity, load_identity
 from securevfl.network.member import Member
 from securevfl.plan import Plan
 
-NAMES = ("bank", "clinic", "shop", "dealer", "stranger")
+NAMES = ("bank", "clinic", "shop", "lab", "mill", "dealer", "stranger")
 
 
 @functools.cache
@@ -88,13 +88,14 @@ class Federation:
         rows: int = 60,
         direct: bool = False,
         patience: float = 30.0,
+        absence: float = 5.0,
         align: str = "none",
         **server: Any,
     ) -> None:
         self.folder, self.plan, self.tables = folder, plan, tables(parties, rows)
         self.names = (*parties, *helpers)
         port = free_port()
-        shared = {"run": "test", "base": folder, "network": NetworkConfig(patience=patience)}
+        shared = {"run": "test", "base": folder, "network": NetworkConfig(patience=patience, absence=absence)}
         self.server = ServerConfig(
             **shared,
             folder=folder / parties[0],

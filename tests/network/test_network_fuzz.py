@@ -201,7 +201,7 @@ def test_a_party_understands_or_refuses_what_the_coordinator_says(idle, kind, da
         with understanding("bank", kind):
             await member._handle(kind, fields)
             if kind == "introduction":
-                await member._handle("meet", {"round": bytes(8)})
+                await member._handle("meet", {"round": bytes(8), "away": ""})
 
     try:
         asyncio.run(handle())

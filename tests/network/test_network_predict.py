@@ -208,6 +208,33 @@ def test_a_coordinator_with_labels_alone(tmp_path, algorithm, protocol):
     assert predictions_of(tmp_path / "bank") == []
 
 
+def test_an_encoder_of_its_own(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n\ndef build(columns, width):\n    return nn.Linear(columns, width, False)\n"
+    )
+    federation = Federation(tmp_path, PLAN.with_changes(embedding=4))
+    federation.members["clinic"] = replace(federation.members["clinic"], encoder="own.py:build")
+    asyncio.run(federation.run())
+    blocks = new_rows(federation.names)
+    prediction = Prediction(federation, blocks, strangers())
+    fine(prediction.run())
+    gather([tmp_path / name for name in federation.names], tmp_path / "joint")
+    run = load_run(tmp_path / "joint", encoders={"clinic": torch.nn.Linear(3, 4, bias=False)})
+    found = [prediction.scores()[each][0] for each in strangers()]
+    np.testing.assert_allclose(found, run.predict(blocks, ids=strangers()), rtol=0, atol=3e-6)
+
+
+def test_a_model_of_sums_above_a_threshold(tmp_path):
+    plan = PLAN.with_changes(algorithm="vafl", protocol="pairwise", threshold=3)
+    federation = trained(tmp_path, plan, parties=("bank", "clinic", "shop", "stranger"))
+    blocks = new_rows(federation.names)
+    prediction = Prediction(federation, blocks, strangers())
+    fine(prediction.run())
+    found = [prediction.scores()[each][0] for each in strangers()]
+    expected = joint_predictions(federation, blocks, strangers())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
+
+
 @pytest.mark.parametrize("task", ["multiclass", "regression"])
 def test_scores_are_in_the_units_of_the_labels(tmp_path, task):
     federation = Federation(tmp_path, PLAN, task=task)
@@ -769,6 +796,8 @@ def test_whatever_is_agreed_on_is_in_the_digest():
             {"protocol": "two-tree"},
             {"encoder_training": "none"},
             {"collusion": 2},
+            {"protocol": "pairwise", "threshold": 3},
+            {"protocol": "pairwise"},
             {"insecure_reproducible_noise": True},
         )
     ]

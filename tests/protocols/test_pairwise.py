@@ -253,8 +253,8 @@ def test_without_recovery_a_drop_is_fatal_until_the_input_is_in():
     assert aggregator.contributors == (0, 1, 2, 3)
 
 
-def test_setup_needs_everybody():
-    protocol = PairwiseMaskSum(workers=4)
+def test_without_recovery_the_setup_needs_everybody():
+    protocol = PairwiseMaskSum(workers=4, threshold=4)
     machines = {address: protocol.node(address).setup() for address in protocol.addresses}
     for machine in machines.values():
         machine.start()
@@ -492,11 +492,12 @@ def test_unusable_keys_are_refused():
     protocol = PairwiseMaskSum(workers=3, collusion=0)
     machine = protocol.node(0).setup()
     machine.start()
-    refuses(machine, Envelope(AGGREGATOR, 0, KeyDirectory(round=-1, public=np.zeros((2, 32), np.uint8))))
+    zeros = KeyDirectory(round=-1, participants=[0, 1, 2], public=np.zeros((2, 32), np.uint8))
+    refuses(machine, Envelope(AGGREGATOR, 0, zeros))
     hybrid = PairwiseMaskSum(workers=3, collusion=0, hybrid=True).node(0).setup()
     hybrid.start()
     table = np.full((2, 1216), 255, np.uint8)
-    refuses(hybrid, Envelope(AGGREGATOR, 0, KeyDirectory(round=-1, public=table)))
+    refuses(hybrid, Envelope(AGGREGATOR, 0, KeyDirectory(round=-1, participants=[0, 1, 2], public=table)))
 
 
 def test_shares_are_sealed_for_one_reader_and_one_round():
@@ -572,7 +573,8 @@ def test_fingerprints_cover_the_ciphertexts():
         if isinstance(envelope.message, Encapsulations) and envelope.receiver == 2:
             forged = envelope.message.ciphertexts.copy()
             forged[0, 0] ^= 1  # what worker 0 sent to worker 2
-            driver.pending[0] = Envelope(AGGREGATOR, 2, Encapsulations(round=-1, ciphertexts=forged))
+            message = dataclasses.replace(envelope.message, ciphertexts=forged)
+            driver.pending[0] = Envelope(AGGREGATOR, 2, message)
         driver.step()
     assert nodes[0].fingerprints()[2] != nodes[2].fingerprints()[0]
     assert nodes[1].fingerprints()[2] == nodes[2].fingerprints()[1]

@@ -1,0 +1,382 @@
+"""Pairwise masks without some workers: key agreements that go on, and what a recovered round shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from linear_view import reduce_rows
+from sum_conformance import refuses, snapshot
+
+from securevfl.errors import DropoutError, ProtocolError
+from securevfl.protocols import AGGREGATOR, Driver, Envelope, NoisySum, PairwiseMaskSum, run_setup, shamir
+from securevfl.protocols.pairwise import (
+    Encapsulations,
+    KeyDirectory,
+    MaskedInput,
+    OpenedShares,
+    RelayedShares,
+    SealedShares,
+    Survivors,
+)
+from securevfl.protocols.pairwise_worker import seed_check
+
+
+def agree(protocol, moments):
+    """A key agreement in which workers drop out after given numbers of deliveries; the nodes, the driver."""
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    driver = Driver({address: node.setup() for address, node in nodes.items()}, codec=protocol)
+    driver.start()
+    moments, delivered = dict(moments), 0
+    while driver.pending or delivered in moments:
+        if delivered in moments:
+            driver.drop(moments.pop(delivered))
+        if driver.pending:
+            driver.step()
+        delivered += 1
+    return nodes, driver
+
+
+def begin(nodes, values, number=0):
+    machines = {
+        address: node.round(values[address] if address >= 0 else None, round=number, shape=values[0].shape)
+        for address, node in nodes.items()
+    }
+    driver = Driver(machines)
+    driver.start()
+    return driver, machines[AGGREGATOR]
+
+
+def exact_sum(protocol, values, workers):
+    ring = protocol.fixed_point
+    encoded = (ring.encode(values[worker], protocol.workers) for worker in workers)
+    return ring.decode(sum(encoded, start=np.zeros(values[0].shape, ring.dtype)))
+
+
+# -- key agreement
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("neighbours", [None, 6])
+def test_the_key_agreement_goes_on_without_one_who_is_gone(hybrid, neighbours):
+    protocol = PairwiseMaskSum(workers=8, neighbours=neighbours, hybrid=hybrid)
+    values = list(np.random.default_rng(1).normal(size=(8, 3)))
+    missed = set()
+    for moment in range(0, 8 * (4 if hybrid else 2) + 1, 3):
+        for gone in (0, 5):
+            nodes, driver = agree(protocol, {moment: gone})
+            assert all(machine.done for machine in driver.machines.values())
+            present = nodes[AGGREGATOR].participants
+            assert present >= set(range(8)) - {gone}
+            missed.add(gone not in present)
+            alive = {address: node for address, node in nodes.items() if address != gone}
+            assert all(node.present == present | {AGGREGATOR} for node in alive.values())
+            for one, other in itertools.combinations(sorted(set(alive) - {AGGREGATOR}), 2):
+                if other in nodes[one].pairs:
+                    assert nodes[one].fingerprints()[other] == nodes[other].fingerprints()[one]
+            round_, aggregator = begin(alive, values)
+            if gone in present:
+                round_.pending += aggregator.drop(gone)
+            round_.run()
+            assert aggregator.contributors == tuple(sorted(set(range(8)) - {gone}))
+            np.testing.assert_array_equal(
+                aggregator.result(), exact_sum(protocol, values, aggregator.contributors)
+            )
+    assert missed == {True, False}
+
+
+def test_one_who_missed_the_key_agreement_has_no_keys_and_no_room():
+    protocol = PairwiseMaskSum(workers=5)
+    nodes, _ = agree(protocol, {0: 2})
+    with pytest.raises(ProtocolError, match="no keys yet"):
+        nodes[2].round(np.zeros(1), round=0)
+    driver, aggregator = begin({a: n for a, n in nodes.items() if a != 2}, [np.ones(1)] * 5)
+    sample = next(e.message for e in driver.pending if isinstance(e.message, SealedShares))
+    refuses(aggregator, Envelope(2, AGGREGATOR, sample))
+    with pytest.raises(ProtocolError):
+        aggregator.drop(2)
+
+
+@pytest.mark.parametrize("moment", [0, 3, 5, 7])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_below_the_threshold_nobody_agrees(moment, hybrid):
+    protocol = PairwiseMaskSum(workers=8, hybrid=hybrid)
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    driver = Driver({address: node.setup() for address, node in nodes.items()})
+    driver.start()
+    for _ in range(moment):
+        driver.step()
+    for gone in (1, 2, 4):
+        driver.drop(gone)
+    aggregator = driver.machines[AGGREGATOR]
+    before = snapshot(aggregator)
+    with pytest.raises(DropoutError, match="5 are needed"):
+        aggregator.drop(6)
+    assert snapshot(aggregator) == before
+    with pytest.raises(ProtocolError, match="before"):
+        aggregator.drop(1)
+
+
+def test_late_keys_of_the_dropped_are_refused():
+    protocol = PairwiseMaskSum(workers=5)
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    driver = Driver({address: node.setup() for address, node in nodes.items()})
+    driver.start()
+    late = next(envelope for envelope in driver.pending if envelope.sender == 2)
+    driver.drop(2)
+    aggregator = driver.machines[AGGREGATOR]
+    refuses(aggregator, late)
+    driver.run()
+    refuses(aggregator, late)
+    assert nodes[AGGREGATOR].participants == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize(
+    "participants",
+    [
+        [0, 1, 2],
+        [0],
+        [],
+        [1, 2, 3, 4],
+        [0, 1, 2, 3, 5],
+        [-1, 0, 1, 2, 3],
+        [1, 0, 2, 3],
+        [0, 0, 1, 2, 3],
+        [0, 1, 2, 3],
+    ],
+)
+def test_a_worker_refuses_lists_that_endanger_it(participants, hybrid):
+    """The last list is long enough, but its number of keys, or whom it leaves out now, does not fit."""
+    protocol = PairwiseMaskSum(workers=5, hybrid=hybrid)
+    driver = Driver({a: protocol.node(a).setup() for a in protocol.addresses})
+    driver.start()
+    while driver.pending:
+        envelope = driver.pending[0]
+        if envelope.receiver == 0 and isinstance(envelope.message, KeyDirectory | Encapsulations):
+            forged = dataclasses.replace(envelope.message, participants=participants)
+            if isinstance(envelope.message, KeyDirectory) or participants != [0, 1, 2, 3]:
+                refuses(driver.machines[0], Envelope(AGGREGATOR, 0, forged))
+        driver.step()
+    assert driver.machines[0].done
+
+
+def test_a_round_cannot_count_one_who_has_no_keys():
+    """With worker 4 away, an aggregator that lists it makes three look like four."""
+    protocol = PairwiseMaskSum(workers=5)
+    nodes, _ = agree(protocol, {0: 4})
+    driver, aggregator = begin({a: n for a, n in nodes.items() if a != 4}, [np.ones(1)] * 5)
+    while not isinstance(driver.pending[0].message, RelayedShares):
+        driver.step()
+    relay = next(e for e in driver.pending if e.receiver == 0)
+    for participants, keep in (([0, 1, 2, 4], [0, 1, 0]), ([0, 1, 2, 3, 4], [0, 1, 2, 0])):
+        sealed = relay.message.sealed[keep]
+        forged = dataclasses.replace(relay.message, participants=participants, sealed=sealed)
+        refuses(driver.machines[0], Envelope(AGGREGATOR, 0, forged))
+    driver.run()
+    assert aggregator.contributors == (0, 1, 2, 3)
+
+
+def test_without_recovery_a_shorter_directory_is_refused():
+    protocol = PairwiseMaskSum(workers=4, threshold=4)
+    driver = Driver({a: protocol.node(a).setup() for a in protocol.addresses})
+    driver.start()
+    while not isinstance(driver.pending[0].message, KeyDirectory):
+        driver.step()
+    envelope = driver.pending[0]
+    short = dataclasses.replace(envelope.message, participants=[0, 1, 2], public=envelope.message.public[:2])
+    refuses(driver.machines[0], Envelope(AGGREGATOR, 0, short))
+
+
+# -- what a recovered round shows
+
+
+class Attack:
+    """A curious aggregator with colluders: opens whatever seeds its view opens, then solves for inputs."""
+
+    def __init__(self, protocol, colluders, values, moment, gone):
+        self.protocol, self.colluders = protocol, colluders
+        nodes = {address: protocol.node(address) for address in protocol.addresses}
+        run_setup(nodes)
+        driver, self.aggregator = begin(nodes, values)
+        self.both: dict[int, dict] = {}
+        self.late: list[Envelope] = []
+        while driver.pending:
+            late = [e for e in driver.pending if e.sender == gone and isinstance(e.message, moment)]
+            if late and gone in driver.machines:
+                self.late = late
+                driver.drop(gone)
+            if isinstance(driver.pending[0].message, Survivors):
+                for each in colluders & driver.machines.keys():
+                    self.both.setdefault(each, dict(driver.machines[each]._shares))
+            driver.step()
+        self.transcript = driver.transcript
+        self.seen = [e for e in [*driver.transcript, *self.late] if e.receiver == AGGREGATOR]
+
+    def participants(self):
+        return next(e.message.participants for e in self.transcript if isinstance(e.message, RelayedShares))
+
+    def opened(self):
+        """Owners whose self seed, and whose pair seed, the shares of the view give."""
+        shares = {0: {}, 1: {}}  # kind -> owner -> holder -> share
+        survivors = next(e.message.survivors for e in self.transcript if isinstance(e.message, Survivors))
+        for envelope in self.seen:
+            if isinstance(envelope.message, OpenedShares):
+                for owner, row in zip(self.participants(), envelope.message.shares, strict=True):
+                    kind = int(owner not in survivors)
+                    shares[kind].setdefault(owner, {})[envelope.sender] = row.tobytes()
+        for holder, held in self.both.items():
+            for owner, pair in held.items():
+                for kind in (0, 1):
+                    shares[kind].setdefault(owner, {})[holder] = pair[kind]
+        found = (set(), set())
+        for kind, owner in itertools.product((0, 1), self.participants()):
+            checks = self.aggregator._shares[owner].checks
+            if self._opens(shares[kind].get(owner, {}), checks[kind].tobytes()):
+                found[kind].add(owner)
+        return found
+
+    def _opens(self, held, check):
+        for chosen in itertools.combinations(sorted(held), self.protocol.threshold):
+            factors = shamir.weights([holder + 1 for holder in chosen])
+            secret = shamir.combine([int.from_bytes(held[holder], "big") for holder in chosen], factors)
+            if secret < 1 << 128 and seed_check(secret.to_bytes(32, "big")[-16:]) == check:
+                return True
+        return False
+
+    def learned(self, self_seeds, pair_seeds):
+        """The basis of all mask-free combinations of the honest workers' inputs."""
+        honest = [worker for worker in self.participants() if worker not in self.colluders]
+        pairs = list(itertools.combinations(honest, 2))
+        rows = []
+        for envelope in self.seen:
+            own = envelope.sender
+            if isinstance(envelope.message, MaskedInput) and own in honest:
+                selves = [int(own == worker and worker not in self_seeds) for worker in honest]
+                masks = [
+                    0 if own not in pair or {*pair} & pair_seeds else (1 if own == pair[0] else -1)
+                    for pair in pairs
+                ]
+                rows.append(selves + masks + [int(own == worker) for worker in honest])
+        hidden = len(honest) + len(pairs)
+        free = [row[hidden:] for row in reduce_rows(rows) if not any(row[:hidden])]
+        return honest, reduce_rows(free)
+
+
+@pytest.mark.parametrize(("workers", "threshold", "collusion"), [(4, 3, 1), (5, 4, 1), (6, 4, 1), (7, 6, 2)])
+@pytest.mark.parametrize("moment", [SealedShares, MaskedInput, OpenedShares])
+def test_a_recovered_round_shows_the_survivors_sum_and_nothing_else(workers, threshold, collusion, moment):
+    """Also with what the dropped worker sent too late: its masked input is in the view, its self seed not."""
+    protocol = PairwiseMaskSum(workers=workers, threshold=threshold, collusion=collusion)
+    values = list(np.random.default_rng(workers).normal(size=(workers, 2)))
+    gone = workers - 1
+    attack = Attack(protocol, frozenset(range(collusion)), values, moment, gone)
+    contributors = attack.aggregator.contributors
+    assert (gone in contributors) == (moment is OpenedShares)
+    np.testing.assert_array_equal(attack.aggregator.result(), exact_sum(protocol, values, contributors))
+    for envelope in attack.late:
+        refuses(attack.aggregator, envelope)
+    self_seeds, pair_seeds = attack.opened()
+    assert self_seeds == set(contributors)
+    assert pair_seeds == set(attack.participants()) - self_seeds
+    honest, space = attack.learned(self_seeds, pair_seeds)
+    assert space == [[int(worker in contributors) for worker in honest]]
+
+
+def test_the_attack_would_find_a_late_input_if_both_seeds_were_open():
+    protocol = PairwiseMaskSum(workers=5, threshold=4)
+    values = list(np.random.default_rng(3).normal(size=(5, 2)))
+    attack = Attack(protocol, frozenset({0}), values, MaskedInput, 4)
+    self_seeds, pair_seeds = attack.opened()
+    assert any(isinstance(e.message, MaskedInput) for e in attack.late)
+    _, space = attack.learned(self_seeds | {4}, pair_seeds)
+    assert [0, 0, 0, 1] in space
+
+
+def test_one_who_is_counted_as_dropped_opens_nothing():
+    """It refuses a list without itself, and cannot be made to open shares for that round."""
+    protocol = PairwiseMaskSum(workers=5)
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    run_setup(nodes)
+    driver, _ = begin(nodes, [np.ones(1)] * 5)
+    while not isinstance(driver.pending[0].message, Survivors):
+        driver.step()
+    told = next(e for e in driver.pending if e.receiver == 4)
+    without = dataclasses.replace(told.message, survivors=[0, 1, 2, 3])
+    refuses(driver.machines[4], Envelope(AGGREGATOR, 4, without))
+
+
+# -- noise
+
+
+@pytest.mark.parametrize(("workers", "threshold", "collusion"), [(4, 3, 1), (6, 4, 1), (6, 5, 2), (9, 6, 2)])
+def test_the_smallest_sum_less_the_colluders_shares_has_the_wanted_noise(workers, threshold, collusion):
+    inner = PairwiseMaskSum(workers=workers, threshold=threshold, collusion=collusion)
+    missing = workers - threshold
+    protocol = NoisySum(inner, sigma=0.5, colluders=collusion + missing)
+    units = 0.5 * 2**inner.fixed_point.fraction_bits
+    assert (threshold - collusion) * protocol.noise.share_std**2 >= units**2
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    run_setup(nodes)
+    size = 8_000
+    driver, aggregator = begin(nodes, [np.zeros(size)] * workers)
+    known = [nodes[worker]._shares[0][1] for worker in range(collusion)]
+    while not isinstance(driver.pending[0].message, MaskedInput):
+        driver.step()
+    for gone in range(workers - missing, workers):
+        driver.drop(gone)
+    driver.run()
+    assert len(aggregator.contributors) == threshold
+    left = aggregator.result() - sum(inner.fixed_point.decode(share) for share in known)
+    # The deviation of n Gaussians has standard error 1 / sqrt(2n); six of them: P < 1e-8.
+    assert left.std() > 0.5 * (1 - 6 / np.sqrt(2 * size))
+    assert left.std() < 0.5 * (1 + 6 / np.sqrt(2 * size))
+    enough = NoisySum(inner, sigma=0.5, colluders=collusion)
+    assert (threshold - collusion) * enough.noise.share_std**2 < units**2  # dropouts not counted: too little
+
+
+# -- the published limit
+
+
+def equivocate(protocol, told):
+    """Tells each honest worker a list of its own; returns whose self seeds and whose pair seeds open."""
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    run_setup(nodes)
+    driver, _ = begin(nodes, [np.ones(1)] * protocol.workers)
+    while not isinstance(driver.pending[0].message, Survivors):
+        driver.step()
+    colluder = driver.machines[0]._shares
+    shares = ({}, {})
+    for owner in range(protocol.workers):
+        for kind in (0, 1):
+            shares[kind].setdefault(owner, {})[0] = colluder[owner][kind]
+    for envelope in [e for e in driver.pending if e.receiver != 0]:
+        lied = dataclasses.replace(envelope.message, survivors=told[envelope.receiver])
+        (reply,) = driver.machines[envelope.receiver].receive(Envelope(AGGREGATOR, envelope.receiver, lied))
+        for owner, row in enumerate(reply.message.shares):
+            kind = int(owner not in told[envelope.receiver])
+            shares[kind][owner][reply.sender] = row.tobytes()
+    return [{owner for owner, held in each.items() if len(held) >= protocol.threshold} for each in shares]
+
+
+def test_an_aggregator_that_breaks_the_protocol_can_open_a_sum_below_the_threshold():
+    """A limit, as documented: six workers, threshold 4, and a sum of 3. Both seeds of nobody open even so."""
+    told = {1: [0, 1, 2, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 4], 5: [0, 1, 2, 5]}
+    selves, pairs = equivocate(PairwiseMaskSum(workers=6, threshold=4), told)
+    assert selves == {0, 1, 2}
+    assert pairs == {3, 4, 5}
+
+
+@pytest.mark.parametrize(("workers", "threshold"), [(4, 3), (5, 4), (6, 5)])
+def test_where_one_may_drop_out_different_lists_gain_nothing(workers, threshold):
+    """Every way to leave one worker out of each honest worker's list."""
+    honest = range(1, workers)
+    seen = set()
+    choices = [[None, *(other for other in range(1, workers) if other != own)] for own in honest]
+    share_of = threshold - 1  # how many honest workers must leave somebody out, beside the colluder
+    for left_out in itertools.product(*choices):
+        pairs = {other for other in range(1, workers) if left_out.count(other) >= share_of}
+        seen.add(len(pairs))
+    assert max(seen) == 1
