@@ -65,11 +65,7 @@ def build_organisation(
     """
     path = folder.ledger(name) if folder is not None else None
     noise = Noise.insecure(plan.seed, name) if plan.insecure_reproducible_noise else Noise()
-    budget = Filter(mode=plan.mode, budget_mu=float("inf"), records=records)
-    if path is not None and path.exists():
-        for entry in read_ledger(path):
-            if not entry.is_session:
-                budget.charge(to_record(name, entry.content))
+    budget = spent_so_far(name, plan, records=records, folder=folder)
     with ExitStack() as opened:
         ledger = opened.enter_context(closing(Ledger(name, path, reproducible=not noise.secure)))
         receipts = Receipts(name)
@@ -90,6 +86,17 @@ def build_organisation(
     if plan.budget_epsilon and _is_promised(plan, holds_labels=holds_labels) and noise.secure:
         set_budget(gate, plan, reserve=test_records)
     return Organisation(name=name, gate=gate, receipts=receipts, view=view)
+
+
+def spent_so_far(name: str, plan: Plan, *, records: int, folder: RunFolder | None) -> Filter:
+    """What an organisation has spent by its ledger, which is verified, in a filter that refuses nothing."""
+    budget = Filter(mode=plan.mode, budget_mu=float("inf"), records=records)
+    path = None if folder is None else folder.ledger(name)
+    if path is not None and path.exists():
+        for entry in read_ledger(path):
+            if not entry.is_session:
+                budget.charge(to_record(name, entry.content))
+    return budget
 
 
 def _is_promised(plan: Plan, *, holds_labels: bool) -> bool:

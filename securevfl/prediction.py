@@ -25,6 +25,7 @@ from securevfl.ledger import read_records
 from securevfl.models import load_module
 from securevfl.organisations import Organisation, build_organisations, kept_records
 from securevfl.plan import Plan
+from securevfl.rows import Rows
 from securevfl.trained import Trained
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +66,7 @@ class Predictor:
             engine.evaluate()
         finally:
             self._finish(trained, engine)
-        return _in_label_units(rows, engine.server.predictions.detach().cpu().double().numpy())
+        return in_label_units(rows, engine.server.predictions.detach().cpu().double().numpy())
 
     def records(self) -> list[ReleaseRecord]:
         """All releases so far."""
@@ -85,10 +86,7 @@ class Predictor:
         numbers = trained.number(ids, count)
         if self.folder is not None:
             trained.save_records(self.folder)  # before anything is charged to these indices
-        if self.plan.mode == "sealed":
-            return SealedPredicting(None if ids is None else numbers)
-        # In mode strict every record pays for every release anyway.
-        return Predicting(numbers, told_apart=ids is not None or self.plan.mode == "strict")
+        return predicting(self.plan, numbers, told_apart=ids is not None)
 
     def _engine(self, trained: Trained, rows: VerticalData, algorithm: Algorithm) -> Engine:
         engine = Engine(
@@ -137,6 +135,20 @@ class Predictor:
             engine.close()
 
 
+def predicting(plan: Plan, numbers: Rows, *, told_apart: bool) -> Algorithm:
+    """The roles that apply a federated model to new records.
+
+    Args:
+        plan: The resolved plan of the run.
+        numbers: Record index of each new record.
+        told_apart: False where the records have no IDs, so that they may be earlier ones.
+    """
+    if plan.mode == "sealed":
+        return SealedPredicting(numbers if told_apart else None)
+    # In mode strict every record pays for every release anyway.
+    return Predicting(numbers, told_apart=told_apart or plan.mode == "strict")
+
+
 def written_records(folder: Path) -> list[ReleaseRecord]:
     """The releases of a run's ledgers; none where nothing could leave."""
     return read_records(folder) if (folder / "ledger").is_dir() else []
@@ -152,7 +164,8 @@ def load_own(folder: RunFolder, name: str, module: nn.Module) -> None:
         ) from error
 
 
-def _in_label_units(data: VerticalData, outputs: Floats) -> Floats:
+def in_label_units(data: VerticalData, outputs: Floats) -> Floats:
+    """Chances of classes, or values in the units of the labels, from a model's outputs."""
     if data.task == "multiclass":
         chances: Floats = special.softmax(outputs, axis=1)
         return chances

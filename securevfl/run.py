@@ -85,10 +85,7 @@ class Run:
             self._update_privacy(self.predictor)
 
     def _update_privacy(self, predictor: Predictor) -> None:
-        records = predictor.records()
-        self.result["privacy"] = spending(records, self.plan.delta)
-        if self.plan.mode == "sealed":
-            self.result["prediction"] = predictions(records)
+        self.result.update(counted(self.plan, predictor.records()))
         if predictor.folder is not None:
             predictor.folder.write_result(self.result)
 
@@ -293,6 +290,12 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
     }
 
 
+def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
+    """The part of a result that later releases change: ``privacy``, and of sealed runs ``prediction``."""
+    result: dict[str, Any] = {"privacy": spending(records, plan.delta)}
+    return result | ({"prediction": predictions(records)} if plan.mode == "sealed" else {})
+
+
 def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
     """Per owner: scores of single records that were opened beside sealed training, and to whom.
 
@@ -351,8 +354,7 @@ def result_content(
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
-        "privacy": spending(records, plan.delta),
-        **({"prediction": predictions(records)} if plan.mode == "sealed" else {}),
+        **counted(plan, records),
         "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
         "labels": label_exposure(records, label_holder),
         "epochs": epochs,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ from scipy import sparse
 from securevfl.data import VerticalData
 from securevfl.data.checks import as_block, not_finite
 from securevfl.data.scaling import Scale
-from securevfl.errors import DataError, RunError
+from securevfl.data.share import absent_block, read_outline
+from securevfl.errors import DataError, ProtocolError, RunError
 from securevfl.folder import RunFolder
 from securevfl.rows import Rows
 
 SERVER_FILE = "server"
+RECORDS_FILE = "records.json"
+"""In a party's folder of a run over a network: which record index it knows each ID by."""
+MAX_GAP = 1 << 24
+"""How far record indices that come over a network may lie above those in use here: room for predictions that
+others took part in and this party did not, and a bound on the memory that counting takes."""
 
 
 @dataclass(kw_only=True)
@@ -78,10 +85,26 @@ class Trained:
         counts = {block.shape[0] for block in taken}
         if len(counts) != 1 or 0 in counts:
             raise DataError(f"blocks have {sorted(counts)} rows; expected the same records, at least one")
-        count = counts.pop()
+        return self._rows(taken, counts.pop())
+
+    def take_share(self, block: Any, count: int) -> VerticalData:
+        """As `take`, for one organisation of a run over a network; of the others' rows it has none.
+
+        Args:
+            block: Its own rows; None for one without features.
+            count: How many new records there are.
+        """
+        data = self.template
+        taken = [
+            absent_block(count, columns) if party in data.absent else self._block(index, block)
+            for index, (party, columns) in enumerate(zip(data.parties, data.widths, strict=True))
+        ]
+        return self._rows(taken, count)
+
+    def _rows(self, blocks: Sequence[Any], count: int) -> VerticalData:
         return replace(
             self.template,
-            train=tuple(taken),
+            train=tuple(blocks),
             y_train=np.zeros(count, self.template.y_train.dtype),
             ids_train=np.arange(count),
         )
@@ -125,20 +148,52 @@ class Trained:
                 self.records += 1
         return np.array([self.numbers[name] for name in names.tolist()], np.int64)
 
+    def adopt(self, ids: Sequence[str], numbers: Sequence[int]) -> int:
+        """Takes up the record indices that the label holder gives to IDs; returns how many were known here.
+
+        Whoever is known here keeps the index that has paid so far, and nobody shares one, whatever the label
+        holder says: else a record could be released anew at no cost to itself.
+
+        Raises:
+            ProtocolError: The indices contradict those that are known here.
+        """
+        given, owners = dict(zip(ids, numbers, strict=True)), {n: each for each, n in self.numbers.items()}
+        if len(given) != len(ids) or len(set(numbers)) != len(ids):
+            raise ProtocolError("an ID or a record number comes twice")
+        for identity, number in given.items():
+            if self.numbers.get(identity, number) != number or owners.get(number, identity) != identity:
+                raise ProtocolError(
+                    f"the label holder gives record number {number} to an ID that has another one here, or "
+                    "that of another ID; are both folders those of the same run?"
+                )
+        if min(numbers) < 0 or max(numbers) >= self.records + len(ids) + MAX_GAP:
+            raise ProtocolError(f"record numbers up to {max(numbers)}; {self.records} are in use here")
+        known = sum(identity in self.numbers for identity in ids)
+        self.numbers.update(given)
+        self.records = max(self.records, *(number + 1 for number in numbers))
+        return known
+
     # -- files ----------------------------------------------------------------------------------------------
 
     def save(self, folder: RunFolder) -> None:
         """Writes one private file per party and one for the label holder, next to their models."""
         data = self.template
         for index, party in enumerate(data.parties):
+            if party in data.absent:
+                continue
             block = data.train[index]
             scales = [scale.to_mapping() for scale in data.scales[index]] if data.scales else []
-            content = {"shape": block.shape[1:], "sparse": sparse.issparse(block), "scales": scales}
+            content = {
+                "shape": block.shape[1:],
+                "sparse": sparse.issparse(block),
+                "scales": scales,
+                "columns": data.columns[index],
+            }
             _write_private(folder.model(party).with_suffix(".json"), content)
         self.save_records(folder)
 
     def save_records(self, folder: RunFolder) -> None:
-        """Writes the label holder's file."""
+        """Writes the label holder's file, or where the labels are elsewhere, this organisation's own."""
         data = self.template
         content = {
             "parties": data.parties,
@@ -154,7 +209,7 @@ class Trained:
             "messages": self.messages,
             "time": self.time,
         }
-        _write_private(folder.model(SERVER_FILE).with_suffix(".json"), content)
+        _write_private(_records_file(folder, elsewhere=data.labels_absent), content)
 
     @classmethod
     def load(cls, folder: RunFolder) -> Trained:
@@ -163,16 +218,41 @@ class Trained:
         Raises:
             RunError: The files are missing or damaged.
         """
-        try:
-            return cls._load(folder)
-        except (KeyError, TypeError, ValueError, DataError) as error:
-            raise RunError(f"{folder.path / 'models'}: what prediction needs is damaged: {error}") from error
+        with _intact(folder):
+            content = _read(_records_file(folder))
+            own = [_read(folder.model(party).with_suffix(".json")) for party in content["parties"]]
+            return cls._load(content, own)
 
     @classmethod
-    def _load(cls, folder: RunFolder) -> Trained:
-        content = _read(folder.model(SERVER_FILE).with_suffix(".json"))
+    def load_share(cls, folder: RunFolder, name: str) -> Trained:
+        """Reads what `save` wrote in the folder of one organisation of a run over a network.
+
+        Args:
+            folder: Its folder.
+            name: The organisation.
+
+        Raises:
+            RunError: The files are missing or damaged.
+        """
+        with _intact(folder):
+            outline = read_outline(folder.path)
+            if outline is None:
+                raise RunError(f"{folder.path} does not hold one organisation's part of a run over a network")
+            elsewhere = name != outline.label_holder
+            own = [
+                _read(folder.model(party).with_suffix(".json"))
+                if party == name
+                else {"shape": [width], "sparse": False, "scales": []}
+                for party, width in zip(outline.parties, outline.widths, strict=True)
+            ]
+            trained = cls._load(_read(_records_file(folder, elsewhere=elsewhere)), own)
+            absent = tuple(party for party in outline.parties if party != name)
+            trained.template = replace(trained.template, absent=absent, labels_absent=elsewhere)
+            return trained
+
+    @classmethod
+    def _load(cls, content: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> Trained:
         parties = tuple(content["parties"])
-        own = [_read(folder.model(party).with_suffix(".json")) for party in parties]
         blocks = tuple(_empty(tuple(each["shape"]), bool(each["sparse"])) for each in own)
         nothing = np.zeros(0, np.int64 if content["task"] == "multiclass" else np.float32)
         template = VerticalData(
@@ -186,7 +266,8 @@ class Trained:
             ids_train=np.zeros(0, np.int64),
             ids_test=np.zeros(0, np.int64),
             columns=tuple(
-                tuple(f"x{column}" for column in range(int(np.prod(each["shape"])))) for each in own
+                tuple(each.get("columns") or (f"x{column}" for column in range(int(np.prod(each["shape"])))))
+                for each in own
             ),
             bounds=(None,) * len(parties),
             label_holder=content["label_holder"],
@@ -203,6 +284,19 @@ class Trained:
             messages=int(content["messages"]),
             time=float(content["time"]),
         )
+
+
+def _records_file(folder: RunFolder, *, elsewhere: bool = False) -> Path:
+    """Where record indices are kept: next to the label holder's model, or in a party's own folder."""
+    return folder.path / RECORDS_FILE if elsewhere else folder.model(SERVER_FILE).with_suffix(".json")
+
+
+@contextmanager
+def _intact(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise RunError(f"{folder.path / 'models'}: what prediction needs is damaged: {error}") from error
 
 
 def _pair(values: Any) -> Any:

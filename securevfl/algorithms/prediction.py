@@ -104,6 +104,7 @@ class PredictingParty(Finished):
         block = setup.data.train[setup.data.parties.index(party)]
         self.records = Records(block, block[:0], setup.device)
         self.numbers, self.order = numbers, np.argsort(numbers)
+        self.asked = np.zeros(len(numbers), bool)
         self.channel = None if setup.plan.protocol == "plain" else build_channel(setup, SERVER)
         self.sums = None if self.channel is None else SumParticipant(setup, party, [self.channel])
 
@@ -144,10 +145,13 @@ class PredictingParty(Finished):
             )
 
     def _embed(self, rows: Rows) -> Tensor:
-        """Embeddings of new records, which are asked for by their record index."""
+        """Embeddings of new records, which are asked for by their record index, each of them once."""
         if rows.ndim != 1 or not rows.size or not np.isin(rows, self.numbers).all():
             raise ProtocolError(f"{self.address} was asked for records that it was not told to predict")
         places = self.order[np.searchsorted(self.numbers, rows, sorter=self.order)]
+        if np.unique(places).size != places.size or self.asked[places].any():
+            raise ProtocolError(f"{self.address} was asked for a record twice in one prediction")
+        self.asked[places] = True
         with torch.no_grad():
             vectors: Tensor = self.encoder(self.records[places])
         return vectors

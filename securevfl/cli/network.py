@@ -1,4 +1,4 @@
-"""`securevfl serve` and `securevfl join`: training across organisations."""
+"""`securevfl serve` and `securevfl join`: training across organisations, and predicting with the model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +15,11 @@ from rich.console import Console
 
 from securevfl.cli.show import number, print_json
 from securevfl.cli.train import privacy_table, show_absences
+from securevfl.errors import InputError
 
 if TYPE_CHECKING:
-    from securevfl.network.agreement import Agreement
+    from securevfl.network.agreement import Understanding
+    from securevfl.network.config import ServerConfig
     from securevfl.network.node import Node
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
@@ -24,13 +27,32 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 
 def serve(
     config: Annotated[Path, typer.Option("--config", help="The coordinator's server.toml.")],
+    predict: Annotated[
+        Path | None,
+        typer.Option(
+            "--predict",
+            help="After training: score the new records in this table, which has the columns of the training "
+            "table; labels are not needed.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --predict: the new file for scores.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Coordinate a run: the organisation with the labels waits for the others, then leads the training."""
+    """Coordinate a run: the organisation with the labels waits for the others, then leads the training.
+
+    With --predict it leads a prediction with the trained model instead.
+    """
     from securevfl.network.conductor import Conductor
     from securevfl.network.config import read_server_config
 
+    if (predict is None) != (out is None):
+        raise InputError("--predict FILE and --out FILE go together: new records, and where to write scores")
     settings = read_server_config(config)
+    if predict is not None and out is not None:
+        _predict_as_coordinator(settings, predict, out, f"securevfl serve --config {config}", json)
+        return
     node = Conductor(settings, on_epoch=lambda line: _epoch(line, json), say=lambda text: _say(text, json))
     _run(node, f"securevfl serve --config {config}", json)
 
@@ -38,17 +60,53 @@ def serve(
 def join(
     config: Annotated[Path, typer.Option("--config", help="This organisation's party.toml.")],
     yes: Annotated[
-        bool, typer.Option("--yes", help="Accept the plan without asking; rules in [accept] still hold.")
+        bool,
+        typer.Option(
+            "--yes", help="Accept the plan, or the prediction, without asking; rules in [accept] still hold."
+        ),
     ] = False,
+    predict: Annotated[
+        Path | None,
+        typer.Option(
+            "--predict",
+            help="After training: take part in a prediction with the new records in this table, which has "
+            "the columns of the training table; - for a helper without data.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Take part in a run with this organisation's own data, ledger and budget."""
+    """Take part in a run, or in a prediction, with this organisation's own data, ledger and budget."""
     from securevfl.network.config import read_party_config
     from securevfl.network.member import Member
 
     settings = read_party_config(config)
-    node = Member(settings, confirm=lambda agreement: yes or _ask(agreement), say=lambda t: _say(t, json))
-    _run(node, f"securevfl join --config {config}", json)
+    again, say = f"securevfl join --config {config}", partial(_say, json=json)
+
+    def confirm(agreement: Understanding) -> bool:
+        return yes or _ask(agreement)
+
+    if predict is not None:
+        from securevfl.network.predicting import read_new_records
+        from securevfl.network.predicting_member import PredictingMember
+
+        new = read_new_records(settings, predict)
+        node = PredictingMember(settings, new=new, confirm=confirm, say=say)
+        _run(node, f"{again} --predict {predict}", json)
+        return
+    _run(Member(settings, confirm=confirm, say=say), again, json)
+
+
+def _predict_as_coordinator(
+    settings: ServerConfig, predict: Path, out: Path, command: str, json: bool
+) -> None:
+    from securevfl.network.predicting import read_new_records
+    from securevfl.network.predicting_conductor import PredictingConductor
+
+    if out.exists():
+        raise InputError(f"{out} exists already; choose another file for the scores")
+    new = read_new_records(settings, predict)
+    node = PredictingConductor(settings, new=new, out=out, say=partial(_say, json=json))
+    _run(node, f"{command} --predict {predict} --out {out}", json)
 
 
 def gather(
@@ -84,7 +142,7 @@ def _measured(test: dict[str, float | None]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in test.items() if value is not None)
 
 
-def _ask(agreement: Agreement) -> bool:
+def _ask(agreement: Understanding) -> bool:
     if not sys.stdin.isatty():
         typer.echo("nobody is here to ask: give --yes, or write rules under [accept]", err=True)
         return False
@@ -98,7 +156,7 @@ def _run(node: Node, again: str, json: bool) -> None:
     log = log_to(
         node.folder.path.with_name(node.folder.path.name + ".log"),
         organisation=node.name,
-        run=node.config.run,
+        run=node.session,
     )
     try:
         result = asyncio.run(_until_done(node))
@@ -126,6 +184,9 @@ async def _until_done(node: Node) -> dict[str, Any]:
 
 def _show(node: Node, result: dict[str, Any]) -> None:
     console = Console()
+    if "records" in result:
+        _show_prediction(console, node, result)
+        return
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
@@ -139,3 +200,12 @@ def _show(node: Node, result: dict[str, Any]) -> None:
         console.print(f"stopped by {result['stopped']}", markup=False)
     console.print(f"{result['messages']:,} messages sent, {result['bytes']:,} bytes")
     console.print(f"files in {node.folder.path}", markup=False, soft_wrap=True)
+
+
+def _show_prediction(console: Console, node: Node, result: dict[str, Any]) -> None:
+    known = f", {result['known']} of them known before" if result["known"] else ""
+    console.print(f"{result['records']} records predicted{known}", markup=False)
+    if result["privacy"]:
+        console.print(privacy_table(result["privacy"], node.seat.plan.delta if node.seat else 0.0))
+    if "scores" in result:
+        console.print(f"scores in {result['scores']}", markup=False, soft_wrap=True)

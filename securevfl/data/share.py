@@ -95,6 +95,53 @@ class OwnTable:
         return cls(ids=ids, columns=columns, block=block, labels=labels, bounds=limits)
 
     @classmethod
+    def of_new_records(
+        cls,
+        path: Path | str,
+        *,
+        id_column: str,
+        columns: Sequence[str],
+        one_hot: Mapping[str, Sequence[str | int]] | None = None,
+        delimiter: str = ",",
+    ) -> OwnTable:
+        """Reads records to predict: IDs and the features that the model was trained on; all else is ignored.
+
+        Args:
+            path: A CSV file with a header.
+            id_column: Name of the column with the IDs.
+            columns: The features in the order of the model, as `from_csv` named them.
+            one_hot: Column -> its possible values, as in training.
+            delimiter: What separates cells.
+
+        Raises:
+            DataError: The file or a column is missing or unusable; the message names it.
+        """
+        table, coded = read_table(path, delimiter), dict(one_hot or {})
+        made = {f"{column}={value}": column for column, values in coded.items() for value in values}
+        needed = list(dict.fromkeys(made.get(each, each) for each in columns))
+        missing = [column for column in (id_column, *needed) if column not in table.header]
+        if missing:
+            raise DataError(
+                f"{table.path}: no column {missing[0]!r}, which training had"
+                f"{nearest(missing[0], table.header)}"
+            )
+        if not columns:
+            return cls.from_arrays(None, ids=table.column(id_column))
+        ids, found, block, _ = encode_table(
+            table,
+            where=str(table.path),
+            id_column=id_column,
+            label_column=None,
+            leave_out=set(table.header) - {*needed, id_column},
+            one_hot=coded,
+        )
+        if set(columns) != set(found):
+            other = min(set(columns) ^ set(found))
+            raise DataError(f"{table.path}: one_hot gives or lacks {other!r}, unlike in training")
+        order = [found.index(column) for column in columns]
+        return cls(ids=ids, columns=tuple(columns), block=block[:, order])
+
+    @classmethod
     def from_arrays(
         cls,
         block: Any,

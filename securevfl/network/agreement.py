@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -170,6 +171,17 @@ class Proposal:
         )
         digest = hashlib.sha256(content).hexdigest()[:32]
         return Agreement(proposal=self, plan=plan, data=data, digest=digest)
+
+
+class Understanding(Protocol):
+    """What a person is shown and asked to confirm."""
+
+    @property
+    def digest(self) -> str:
+        """The same for everybody who understands the same."""
+
+    def summary(self) -> list[str]:
+        """What to read before confirming."""
 
 
 @dataclass(frozen=True, kw_only=True)

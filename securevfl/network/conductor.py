@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
@@ -57,6 +57,7 @@ class Conductor(Node):
     """
 
     config: ServerConfig
+    back_to: ClassVar[str] = "the last common epoch"
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class Conductor(Node):
         self.on_epoch, self.say = on_epoch, say
         self.joined: dict[str, Joined] = {}
         self.mesh.on_restart = self._restart
+        self.mesh.on_refused = self._tell_refused
+        self._refused: set[str] = set()
         self._rows: list[int] = []
         self._coding: Coding | None = None
         self._members = tuple(config.others)
@@ -85,6 +88,12 @@ class Conductor(Node):
         self._fresh.add(peer)
         self.mesh.control.put_nowait((peer, "restarted", {}))
 
+    def _tell_refused(self, peer: str, reason: str) -> None:
+        """Whoever waits for a peer should know why it does not come in; once for each, the log has all."""
+        if peer in self.mesh.sessions and peer not in self._refused:
+            self._refused.add(peer)
+            self.say(f"{peer} was refused: {reason}")
+
     # -- the whole run --------------------------------------------------------------------------------------
 
     async def run(self) -> dict[str, Any]:
@@ -94,9 +103,7 @@ class Conductor(Node):
             NetworkError: Somebody has been away for too long. The run can be taken up again.
             SecureVFLError: An organisation refuses or fails; the message says which and why.
         """
-        self.open_folder()
-        if self.folder.result_file.exists():
-            raise RunError(f"the run in {self.folder.path} is finished; choose another folder for a new one")
+        self._open()
         port = await self.mesh.transport.listen(self.config.listen)
         self.say(f"{self.name} listens at {self.config.listen.rpartition(':')[0]}:{port}")
         watch = asyncio.create_task(self.watch())
@@ -105,8 +112,8 @@ class Conductor(Node):
                 try:
                     return await self._lead()
                 except Restarted as restarted:
-                    log.warning("going back to a checkpoint", extra={"reason": str(restarted)})
-                    self.say(f"{restarted}; everybody goes back to the last common epoch")
+                    log.warning("going back", extra={"reason": str(restarted)})
+                    self.say(f"{restarted}; everybody goes back to {self.back_to}")
         except SecureVFLError as error:
             await self._stop(told_of(error))
             raise
@@ -116,6 +123,14 @@ class Conductor(Node):
         finally:
             watch.cancel()
             await self.close()
+
+    def _open(self) -> None:
+        self.open_folder()
+        if self.folder.result_file.exists():
+            raise RunError(
+                f"the run in {self.folder.path} is finished; choose another folder for a new one, or predict "
+                "with --predict FILE --out FILE"
+            )
 
     async def _lead(self) -> dict[str, Any]:
         self._away.clear()
@@ -131,6 +146,10 @@ class Conductor(Node):
     async def _stop(self, reason: str, *, again: bool = False) -> None:
         """Tells everybody that the run stops, and gives the news a moment to leave."""
         self.mesh.tell_all("stop", reason=reason, again=again)
+        await self.delivered()
+
+    async def delivered(self) -> None:
+        """Gives what was told a moment to leave."""
         for _ in range(20):
             await asyncio.sleep(0.05)
             if not any(session.connected and session.waiting for session in self.mesh.sessions.values()):
@@ -221,7 +240,7 @@ class Conductor(Node):
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
-        introduction.check(self.config.run, self.config.identity.ca_pem)
+        introduction.check(self.session, self.config.identity.ca_pem)
         if introduction.name != peer:
             raise ProtocolError(f"{peer} introduces itself as another")
         if introduction.incarnation != self.mesh.sessions[peer].incarnation:
@@ -261,22 +280,31 @@ class Conductor(Node):
         """Finds the common IDs, unless everybody remembers them."""
         if self.own is None:
             raise DataError("the coordinator has no data")
-        with_data = [name for name in self._members if name in self.config.parties]
+        with_data = self._with_data()
         known = load_alignment(self.folder.path)
         if known is not None:
-            mark = commitment(self.config.run, known)
+            mark = commitment(self.session, known)
             if all(self.joined[name].aligned == mark for name in with_data):
                 self._take_ids(known)
                 return
+        ids = await self._common_ids(with_data)
+        save_alignment(self.folder.path, ids)
+        self._take_ids(ids)
+        self.say(f"{len(ids)} records are common to all")
+
+    def _with_data(self) -> list[str]:
+        """The others that bring records."""
+        return [name for name in self._members if name in self.config.parties]
+
+    async def _common_ids(self, with_data: list[str]) -> list[str]:
+        """The IDs that are in everybody's table, in an order that all know."""
         self.part = "aligning"
         ids = await (
             self._align_privately(with_data) if self.config.align == "psi" else self._compare(with_data)
         )
         if not ids:
             raise DataError("the organisations have no ID in common")
-        save_alignment(self.folder.path, ids)
-        self._take_ids(ids)
-        self.say(f"{len(ids)} records are common to all")
+        return ids
 
     def _take_ids(self, ids: list[str]) -> None:
         if self.own is not None:
@@ -321,7 +349,7 @@ class Conductor(Node):
             self.mesh.tell(name, "compare", round=self._round)
         answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
-            if fields.get("ids") != commitment(self.config.run, ids):
+            if fields.get("ids") != commitment(self.session, ids):
                 raise DataError(
                     f'{name} does not have exactly the IDs of {self.name}; set align = "psi" to find the '
                     "common ones"
@@ -349,12 +377,15 @@ class Conductor(Node):
         if self.agreement is None:
             raise ProtocolError("there is nothing to agree on yet")
         proposal, digest = self.agreement.proposal.to_json(), self.agreement.digest
-        for name in who:
-            self.mesh.tell(name, "propose", proposal=proposal, digest=digest)
-        await self._collect("confirmed", who, digest=digest)
+        await self._propose(who, proposal, digest)
         self.keep_agreement(self.agreement)
         for name in who:
             self.mesh.tell(name, "agreed", digest=digest)
+
+    async def _propose(self, who: Collection[str], proposal: str, digest: str) -> None:
+        for name in who:
+            self.mesh.tell(name, "propose", proposal=proposal, digest=digest)
+        await self._collect("confirmed", who, digest=digest)
 
     def _proposal(self) -> Proposal:
         config, own = self.config, self.own
@@ -382,7 +413,7 @@ class Conductor(Node):
             plan=config.plan,
             outline=outline,
             organisations=(self.name, *self._members),
-            ids=commitment(config.run, self._ids),
+            ids=commitment(self.session, self._ids),
             time_unit=config.time_unit,
         )
 

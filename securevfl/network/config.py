@@ -12,6 +12,7 @@ from typing import Any
 from securevfl.algorithms import find_algorithm
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
+from securevfl.network.greeting import PREDICT
 from securevfl.network.identity import Identity, check_name, load_identity
 from securevfl.plan import Plan
 from securevfl.protocols.alignment import NORMALISATIONS
@@ -53,6 +54,16 @@ class DataConfig:
             delimiter=self.delimiter,
         )
 
+    def read_new(self, file: Path, columns: Sequence[str]) -> OwnTable:
+        """A table of new records with the columns that the model was trained on; labels are not needed."""
+        return OwnTable.of_new_records(
+            file,
+            id_column=self.id_column,
+            columns=columns,
+            one_hot=self.one_hot,
+            delimiter=self.delimiter,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
@@ -81,6 +92,7 @@ class Acceptance:
         epsilon: The plan must refuse whatever would exceed this; 0 asks for no bound.
         delta: The largest delta for that epsilon.
         digest: The one agreement that is accepted; empty for any.
+        predictions: Most records that one prediction may ask for; 0 asks for no bound.
     """
 
     algorithms: list[str] = field(default_factory=list)
@@ -88,6 +100,7 @@ class Acceptance:
     epsilon: float = 0.0
     delta: float = 1e-5
     digest: str = ""
+    predictions: int = 0
 
     def objection(self, plan: Plan, digest: str) -> str:
         """Why a plan is not acceptable; empty if it is."""
@@ -103,6 +116,12 @@ class Acceptance:
                 found = f"epsilon {promised:g} at delta {plan.delta:g}" if promised else "no budget"
                 return f"the plan has {found}; at most epsilon {self.epsilon:g} at {self.delta:g} is accepted"
         return ""
+
+    def objection_to_prediction(self, plan: Plan, digest: str, records: int) -> str:
+        """Why a prediction with the model of an agreement is not acceptable; empty if it is."""
+        if self.predictions and records > self.predictions:
+            return f"it asks for {records} records; at most {self.predictions} at once are accepted"
+        return self.objection(plan, digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +278,11 @@ def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     base = Path(path).resolve().parent
     data, network = content.pop("data", None), content.pop("network", {})
     certificates = base / _take(path, content, "certificates", str)
+    run = _take(path, content, "run", str)
+    if run.endswith(PREDICT):
+        raise InputError(f"{path}: run is {run!r}; names that end with {PREDICT!r} stand for predictions")
     return {
-        "run": _take(path, content, "run", str),
+        "run": run,
         "base": base,
         "folder": base / _take(path, content, "folder", str),
         "identity": load_identity(certificates),
@@ -297,6 +319,7 @@ def _defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
+    "int": (int,),
     "float": (int, float),
     "list": (list,),
     "dict": (dict,),

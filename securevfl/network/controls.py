@@ -15,8 +15,8 @@ from securevfl.protocols.wire import Value, unpack
 
 ROUND_BYTES = 8
 MAX_CONTROL = 1 << 20
-LARGE = frozenset({"alignment", "propose", "join"})
-"""Kinds that carry sets of IDs, plans or bounds, and may fill a whole frame."""
+LARGE = frozenset({"alignment", "propose", "join", "records"})
+"""Kinds that carry sets of IDs or record numbers, plans or bounds, and may fill a whole frame."""
 
 _INTRODUCTION: dict[str, Any] = {
     "name": str,
@@ -33,6 +33,7 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
     "alignment": {"round": bytes, "content": bytes},
     "compare": {"round": bytes},
+    "records": {"numbers": list},
     "propose": {"proposal": str, "digest": str},
     "agreed": {"digest": str},
     "begin": {"phase": bytes, "part": str, "epoch": int, "restore": int},
@@ -56,6 +57,7 @@ OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "finished": {},
 }
 
+_LISTS = {"checkpoints": "epochs", "numbers": "record numbers"}
 _LENGTHS = {"phase": PHASE_BYTES, "round": ROUND_BYTES, "incarnation": 16, "public_key": 32}
 
 
@@ -86,6 +88,6 @@ def _check_field(kind: str, name: str, value: Value, expected: Any) -> None:
     if type(value) is not expected:
         raise WireError(f"{kind!r}: {name} is of type {type(value).__name__}, expected {expected.__name__}")
     if isinstance(value, list) and not all(type(each) is int and 0 <= each < 1 << 31 for each in value):
-        raise WireError(f"{kind!r}: {name} is not a list of epochs")
+        raise WireError(f"{kind!r}: {name} is not a list of {_LISTS[name]}")
     if isinstance(value, bytes) and len(value) != _LENGTHS.get(name, len(value)):
         raise WireError(f"{kind!r}: {name} has {len(value)} bytes, expected {_LENGTHS[name]}")

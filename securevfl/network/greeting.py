@@ -11,6 +11,8 @@ from securevfl.protocols.wire import Value, pack, unpack
 
 MAX_HELLO = 4096
 MAX_REASON = 500
+PREDICT = "/predict"
+"""Follows a run's name where its organisations predict, so that nobody mistakes that for training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,15 @@ def _raw(value: Value) -> bytes:
     if not isinstance(value, bytes):
         raise WireError("a greeting without incarnation")
     return value
+
+
+def other_run(here: str, peer: str, there: str) -> str:
+    """Why two that take part in different runs cannot talk."""
+    if there == here + PREDICT:
+        return f"{here!r} is trained here, {peer} wants to predict; both must do the same"
+    if here == there + PREDICT:
+        return f"{there!r} predicts here, {peer} wants to train; it must join with --predict, too"
+    return f"the run here is {here!r}, {peer} takes part in {there!r}"
 
 
 def refusal(reason: str) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from securevfl.data.share import own_ids, rows_of
 from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
@@ -14,6 +14,7 @@ from securevfl.network.agreement import (
     Agreement,
     Facts,
     Proposal,
+    Understanding,
     commitment,
     load_alignment,
     save_alignment,
@@ -42,12 +43,13 @@ class Member(Node):
     """
 
     config: PartyConfig
+    parts: ClassVar[tuple[str, ...]] = PARTS
 
     def __init__(
         self,
         config: PartyConfig,
         *,
-        confirm: Callable[[Agreement], bool] = lambda agreement: False,
+        confirm: Callable[[Understanding], bool] = lambda agreement: False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
@@ -81,10 +83,7 @@ class Member(Node):
             NetworkError: The coordinator has been away for too long, or stops. The run can be taken up again.
             SecureVFLError: This organisation refuses or fails.
         """
-        self._digest = self.open_folder()
-        if self.folder.result_file.exists():
-            self._result, self.patience = self.folder.read_result(), min(self.patience, LAST_CALL)
-        self._ids = load_alignment(self.folder.path)
+        self._open()
         if self.config.listen:
             await self.mesh.transport.listen(self.config.listen)
         self.mesh.transport.dial(self.config.coordinator, self.config.address)
@@ -111,6 +110,12 @@ class Member(Node):
             watch.cancel()
             await self.close()
 
+    def _open(self) -> None:
+        self._digest = self.open_folder()
+        if self.folder.result_file.exists():
+            self._result, self.patience = self.folder.read_result(), min(self.patience, LAST_CALL)
+        self._ids = load_alignment(self.folder.path)
+
     def _tell(self, kind: str, **fields: Any) -> None:
         self.mesh.tell(self.config.coordinator, kind, **fields)
 
@@ -126,7 +131,7 @@ class Member(Node):
         self._tell(
             "join",
             facts=Facts.of(self.own).to_json(),
-            aligned="" if known is None else commitment(self.config.run, known),
+            aligned="" if known is None else commitment(self.session, known),
             checkpoints=self._checkpoints(),
             finished=self._result is not None,
             **self.mesh.introducer.introduction.fields(),
@@ -240,12 +245,15 @@ class Member(Node):
             raise InputError(f"{self.name} has no data to align")
         ids = sorted(own_ids(self.own))
         self._take_ids(ids)
-        self._tell("compared", round=round_, ids=commitment(self.config.run, ids))
+        self._tell("compared", round=round_, ids=commitment(self.session, ids))
 
     def _take_ids(self, ids: list[str]) -> None:
-        save_alignment(self.folder.path, ids)
+        self._keep_ids(ids)
         self._ids = ids
         self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
+
+    def _keep_ids(self, ids: list[str]) -> None:
+        save_alignment(self.folder.path, ids)
 
     def _consider(self, fields: dict[str, Any]) -> None:
         """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
@@ -269,19 +277,23 @@ class Member(Node):
             raise ProtocolError(f"the proposal is for run {proposal.run!r} without {self.name}")
         if self.own is None:
             return proposal.complete(self.name, None, ())
-        if self._ids is None or proposal.ids != commitment(self.config.run, self._ids):
+        if self._ids is None or proposal.ids != commitment(self.session, self._ids):
             raise ProtocolError("the proposal commits to other IDs than were found to be common")
         return proposal.complete(self.name, self.own, rows_of(self.own, self._ids))
 
     def _ask(self, agreement: Agreement) -> None:
-        for line in agreement.summary():
-            self.say(line)
         accept = self.config.accept
         objection = "" if accept is None else accept.objection(agreement.plan, agreement.digest)
+        self._decide(agreement, objection, "the plan")
+
+    def _decide(self, agreement: Understanding, objection: str, what: str) -> None:
+        """Shows what is asked, and goes by the rules, or asks where there are none."""
+        for line in agreement.summary():
+            self.say(line)
         if objection:
-            raise InputError(f"{self.name} does not accept the plan: {objection}")
-        if accept is None and not self.confirm(agreement):
-            raise InputError(f"{self.name} does not accept the plan")
+            raise InputError(f"{self.name} does not accept {what}: {objection}")
+        if self.config.accept is None and not self.confirm(agreement):
+            raise InputError(f"{self.name} does not accept {what}")
 
     def _take_seat(self, fields: dict[str, Any]) -> None:
         if self.agreement is None or fields.get("digest") != self.agreement.digest:
@@ -295,7 +307,7 @@ class Member(Node):
             raise ProtocolError("a phase begins before there is an agreement")
         await self.stop_task(self._task)
         phase, part, epoch, restore = (fields[key] for key in ("phase", "part", "epoch", "restore"))
-        if part not in PARTS or epoch < 0 or restore < STAY:
+        if part not in self.parts or epoch < 0 or restore < STAY:
             raise ProtocolError(f"the coordinator begins {part!r} of epoch {epoch}, going back to {restore}")
         self._task = asyncio.create_task(
             self._reporting(self._take_part(phase, part, epoch, None if restore == STAY else restore))

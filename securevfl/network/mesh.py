@@ -55,6 +55,7 @@ class Mesh:
         self.introductions: dict[str, Introduction] = {}
         self.control: asyncio.Queue[Control | SecureVFLError] = asyncio.Queue()
         self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
+        self.on_refused: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
         self.observe: Callable[[Message], None] = lambda message: None
         self.hosts: Mapping[str, str] = {}
@@ -72,6 +73,7 @@ class Mesh:
                 lost=self._lost,
                 trouble=lambda peer, reason: self.on_trouble(peer, reason),
                 failed=self._failed,
+                refused=lambda peer, reason: self.on_refused(peer, reason),
             ),
         )
         self.transport.introduced = identity.name == coordinator

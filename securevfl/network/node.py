@@ -10,7 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
@@ -82,14 +82,18 @@ class Node(ABC):
         others: Everybody else.
     """
 
+    suffix: ClassVar[str] = ""
+    """Follows the run's name in greetings and commitments, so that no purpose passes for another."""
+
     def __init__(self, config: NodeConfig, *, coordinator: str, others: tuple[str, ...]) -> None:
         self.config, self.name = config, config.identity.name
+        self.session = config.run + self.suffix
         self.builder = load_builder(config.base, config.encoder) if config.encoder else None
-        self.own: OwnTable | None = None if config.data is None else config.data.read(config.base)
+        self.own = self.read_table()
         self.folder = RunFolder(config.folder)
         self.mesh = Mesh(
             config.identity,
-            run=config.run,
+            run=self.session,
             coordinator=coordinator,
             others=others,
             address=config.public or config.listen,
@@ -102,6 +106,10 @@ class Node(ABC):
         self.part = "joining"
         self.begun = time.monotonic()
         self.reason: str | None = None
+
+    def read_table(self) -> OwnTable | None:
+        """This organisation's records; None for a helper without data."""
+        return None if self.config.data is None else self.config.data.read(self.config.base)
 
     # -- the folder -----------------------------------------------------------------------------------------
 
@@ -269,7 +277,7 @@ class Node(ABC):
         """A snapshot for health checks and metrics."""
         return {
             "organisation": self.name,
-            "run": self.config.run,
+            "run": self.session,
             "phase": self.part,
             "epoch": self.epoch,
             "messages": self.mesh.messages,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from securevfl.algorithms import SERVER, Role, ServerRole, Setup, find_algorithm
+from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.checkpoint import NAME as CHECKPOINT
 from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
@@ -29,6 +29,7 @@ from securevfl.organisations import Observatory, build_organisation, set_budget
 from securevfl.plan import Plan
 from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
 from securevfl.seeds import torch_generator
+from securevfl.trained import Trained
 
 PARTS = ("prepare", "epoch", "evaluate", "final")
 KEPT = 2
@@ -52,6 +53,8 @@ class Seat:
         unit: Seconds that a simulated time unit lasts; 0 does not sleep.
         report: Called with (records processed, loss) after each step of the server.
         builder: Makes its own encoder, where it does not use the plan's.
+        algorithm: What to run instead of the plan's algorithm, such as prediction.
+        records: How many record indices are in use, where they are more than those of the data.
     """
 
     def __init__(
@@ -65,16 +68,18 @@ class Seat:
         unit: float = 0.0,
         report: Callable[[int, float | None], None] = lambda processed, loss: None,
         builder: Builder | None = None,
+        algorithm: Algorithm | None = None,
+        records: int = 0,
     ) -> None:
         self.name, self.plan, self.data, self.folder, self.mesh = name, plan, data, folder, mesh
         self.clock, self.report, self._builder = RealClock(unit), report, builder
-        self.algorithm = find_algorithm(plan.algorithm)
+        self.algorithm = algorithm or find_algorithm(plan.algorithm)
         self.label_holder = label_holder_of(plan, data)
         self.hosts = hosts_of(self.algorithm, data, self.label_holder)
         self.organisation = build_organisation(
             name,
             plan,
-            records=data.n_train + data.n_test,
+            records=records or data.n_train + data.n_test,
             test_records=data.n_test,
             holds_labels=name == self.label_holder,
             folder=folder,
@@ -246,13 +251,22 @@ class Seat:
         return state
 
     def finish(self) -> None:
-        """Writes the models that belong here."""
+        """Writes the models that belong here, and what it takes to predict with them."""
         self.observatory.save(self.folder)
         self.folder.model(SERVER).parent.mkdir(exist_ok=True)
         for party, encoder in self.setup.encoders.items():
             save_module(self.folder.model(party), encoder)
-        if self.server is not None:
+        if self.hosts[self.algorithm.head_at(self.setup)] == self.name:
             save_module(self.folder.model(SERVER), self.setup.head)
+        self._trained().save(self.folder)
+
+    def _trained(self) -> Trained:
+        """How new rows are scaled, and whose records have which index; over a network IDs are text."""
+        last = max(link.number for link in self.mesh.links.values())
+        trained = Trained.of(self.data, messages=last, time=self.clock.now())
+        helper = self.data.labels_absent and set(self.data.absent) == set(self.data.parties)
+        trained.numbers = {} if helper else {str(each): n for each, n in trained.numbers.items()}
+        return trained
 
     def close(self) -> None:
         """Closes ledger and view."""

@@ -25,7 +25,7 @@ from securevfl.errors import (
     WireError,
 )
 from securevfl.network.frames import MAX_FRAME, Frame, Kind
-from securevfl.network.greeting import MAX_REASON, Greeting, read_greeting, reason_of, refusal
+from securevfl.network.greeting import MAX_REASON, Greeting, other_run, read_greeting, reason_of, refusal
 from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 
@@ -74,6 +74,7 @@ class Handlers:
         trouble: A peer cannot be reached, and why; once for each new reason.
         failed: A peer refuses this organisation, or a peer that was dialled breaks the rules, or something
             is wrong here; this process cannot go on.
+        refused: A peer that dialled was refused, and why.
     """
 
     frame: Callable[[str, Frame], None]
@@ -81,6 +82,7 @@ class Handlers:
     lost: Callable[[str, bool], None]
     trouble: Callable[[str, str], None]
     failed: Callable[[SecureVFLError], None]
+    refused: Callable[[str, str], None] = lambda peer, reason: None
 
 
 class Transport:
@@ -138,7 +140,7 @@ class Transport:
         if greeting.receiver != self.identity.name:
             raise WireError(f"a greeting for {greeting.receiver!r}; this is {self.identity.name!r}")
         if greeting.run != self.run:
-            raise WireError(f"the run here is {self.run!r}, {peer} takes part in {greeting.run!r}")
+            raise WireError(other_run(self.run, peer, greeting.run))
         received = greeting.received if greeting.known == self.incarnation else 0
         self.sessions[peer].check(greeting.incarnation, received)
         return greeting.incarnation, received
@@ -285,6 +287,7 @@ class Transport:
     async def _refuse(self, peer: str, context: Any, reason: str) -> None:
         self.refused += 1
         log.warning("refused", extra={"peer": peer, "reason": reason})
+        self.handlers.refused(peer, reason)
         with contextlib.suppress(*_BROKEN):
             await context.write(refusal(reason))
 
