@@ -15,8 +15,8 @@ from securevfl.network.conductor import Conductor
 from securevfl.network.config import ServerConfig
 from securevfl.network.node import Restarted
 from securevfl.network.predicting import Predicting, check_finished
+from securevfl.network.predicting_agreement import Request, numbers_commitment
 from securevfl.network.predicting_seat import PART, PredictingSeat
-from securevfl.network.prediction import Request, numbers_commitment
 from securevfl.network.scores import ScoresFile
 from securevfl.trained import Trained
 

@@ -14,8 +14,8 @@ from securevfl.network.config import PartyConfig
 from securevfl.network.member import Member
 from securevfl.network.node import STAY
 from securevfl.network.predicting import Predicting, check_finished
+from securevfl.network.predicting_agreement import Prediction, Request, cost_in_words, numbers_commitment
 from securevfl.network.predicting_seat import PART
-from securevfl.network.prediction import Prediction, Request, cost_in_words, numbers_commitment
 from securevfl.trained import Trained
 
 

@@ -33,9 +33,9 @@ from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather
 from securevfl.network.predicting import read_new_records
+from securevfl.network.predicting_agreement import Request
 from securevfl.network.predicting_conductor import PredictingConductor
 from securevfl.network.predicting_member import PredictingMember
-from securevfl.network.prediction import Request
 from securevfl.plan import Plan
 from securevfl.protocols import FixedPoint
 from securevfl.seating import seat_encoder
