@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.errors import DataError
+from securevfl.protocols.alignment import NORMALISATIONS, prepare_ids
 
 from .bounds import Bounds, make_bounds
 from .checks import Block, Index, as_block, nearest, not_finite
@@ -141,6 +142,19 @@ class OwnTable:
         order = [found.index(column) for column in columns]
         return cls(ids=ids, columns=tuple(columns), block=block[:, order])
 
+    def normalised(self, way: str) -> OwnTable:
+        """The table with IDs as they are compared.
+
+        Args:
+            way: One of `protocols.alignment.NORMALISATIONS`.
+
+        Raises:
+            DataError: Two records have the same ID then, or one has none.
+        """
+        if way == "exact":
+            return self
+        return replace(self, ids=np.array(list(prepare_ids(own_ids(self), way))))
+
     @classmethod
     def from_arrays(
         cls,
@@ -180,6 +194,7 @@ class Outline:
         test_fraction: The share of records in the test part.
         split_seed: Seed of the split, which looks at no label.
         name: What the data is called in reports.
+        normalise: How IDs are made comparable.
     """
 
     parties: tuple[str, ...]
@@ -193,6 +208,7 @@ class Outline:
     test_fraction: float
     split_seed: int
     name: str = "federation"
+    normalise: str = "exact"
 
     def to_json(self) -> str:
         """As text, the same for the same outline."""
@@ -221,6 +237,8 @@ class Outline:
             raise ValueError("a count of columns or records is not a positive number")
         if not len(self.parties) == len(self.widths) == len(self.bounds) or self.task not in TASKS:
             raise ValueError("parties, widths, bounds and task do not fit together")
+        if self.normalise not in NORMALISATIONS:
+            raise ValueError(f"IDs cannot be compared by {self.normalise!r}")
 
     @property
     def records(self) -> int:
@@ -341,7 +359,7 @@ def whole(outline: Outline, tables: Mapping[str, OwnTable], ids: Sequence[str]) 
         if name not in tables:
             raise DataError(f"the table of {name} is missing")
         own = tables[name]
-        rows = rows_of(own, ids)
+        rows = rows_of(own.normalised(outline.normalise), ids)
         coding = coding_of(own, rows, outline.task) if name == holder else None
         shares[name] = share(outline, name, own, rows, coding)
     parts = [shares[name] for name in outline.parties]

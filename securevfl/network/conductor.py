@@ -262,6 +262,8 @@ class Conductor(Node):
     async def _gather(self) -> None:
         """Waits until everybody has joined, as the process that is connected now."""
         self.part = "gathering"
+        if self.own is not None:
+            self.own = self.own.normalised(self.config.normalise)
         while set(self.joined) != set(self._members):
             peer, kind, fields = await self.next_control()
             if kind != "restarted":
@@ -346,7 +348,7 @@ class Conductor(Node):
         """Without private alignment all tables must hold the same IDs."""
         ids = sorted(own_ids(self.own))  # type: ignore[arg-type]
         for name in with_data:
-            self.mesh.tell(name, "compare", round=self._round)
+            self.mesh.tell(name, "compare", round=self._round, normalise=self.config.normalise)
         answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
             if fields.get("ids") != commitment(self.session, ids):
@@ -407,6 +409,7 @@ class Conductor(Node):
             test_fraction=config.test_fraction,
             split_seed=config.plan.seed,
             name=config.run,
+            normalise=config.normalise,
         )
         return Proposal(
             run=config.run,

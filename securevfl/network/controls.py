@@ -32,7 +32,7 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "meet": {"round": bytes, "away": str},
     "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
     "alignment": {"round": bytes, "content": bytes},
-    "compare": {"round": bytes},
+    "compare": {"round": bytes, "normalise": str},
     "records": {"numbers": list},
     "propose": {"proposal": str, "digest": str},
     "agreed": {"digest": str},

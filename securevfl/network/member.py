@@ -158,7 +158,7 @@ class Member(Node):
             case "alignment":
                 self._go_on_aligning(fields)
             case "compare":
-                self._compare(fields["round"])
+                self._compare(fields)
             case "propose":
                 self._consider(fields)
             case "agreed":
@@ -222,6 +222,7 @@ class Member(Node):
             raise InputError(f"{self.name} has no data to align")
         self._round = fields["round"]
         self._protocol = PrivateAlignment(parties=fields["parties"], normalisation=fields["normalise"])
+        self.own = self.own.normalised(fields["normalise"])
         self._machine = self._protocol.machine(fields["index"], own_ids(self.own))
         self._machine.start()
 
@@ -240,12 +241,13 @@ class Member(Node):
             self._machine = None
             self._tell("aligned", round=self._round)
 
-    def _compare(self, round_: bytes) -> None:
+    def _compare(self, fields: dict[str, Any]) -> None:
         if self.own is None:
             raise InputError(f"{self.name} has no data to align")
+        self.own = self.own.normalised(fields["normalise"])
         ids = sorted(own_ids(self.own))
         self._take_ids(ids)
-        self._tell("compared", round=round_, ids=commitment(self.session, ids))
+        self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
 
     def _take_ids(self, ids: list[str]) -> None:
         self._keep_ids(ids)
@@ -279,6 +281,7 @@ class Member(Node):
             return proposal.complete(self.name, None, ())
         if self._ids is None or proposal.ids != commitment(self.session, self._ids):
             raise ProtocolError("the proposal commits to other IDs than were found to be common")
+        self.own = self.own.normalised(proposal.outline.normalise)
         return proposal.complete(self.name, self.own, rows_of(self.own, self._ids))
 
     def _ask(self, agreement: Agreement) -> None:

@@ -6,18 +6,21 @@ import asyncio
 import json
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crashes import Process, run_with_crash
 from federation import Federation, together
 from safetensors.torch import load_file
 
 from securevfl import train
 from securevfl.algorithms import recommended
-from securevfl.errors import InputError, NetworkError
+from securevfl.errors import InputError, NetworkError, SecureVFLError
 from securevfl.ledger import read_records
 from securevfl.network.config import Acceptance
+from securevfl.network.gather import gather, load_truth
 from securevfl.plan import Plan
 from securevfl.views import OPENED, View
 
@@ -239,3 +242,44 @@ def test_different_ids_are_found_before_training(tmp_path):
 
     bank, *_ = asyncio.run(attempt())
     assert "shop does not have exactly the IDs of bank" in str(bank)
+
+
+def differently_spelled(federation: Federation) -> None:
+    """The same people, written in another way by the clinic, and in another order."""
+    table = federation.tables["clinic"]
+    order = np.random.default_rng(1).permutation(len(table.ids))
+    ids = np.array([f" {each.upper()} " for each in table.ids[order]])
+    federation.tables["clinic"] = replace(table, ids=ids, block=table.block[order])
+
+
+@pytest.mark.parametrize("align", ["psi", "none"])
+@pytest.mark.parametrize("crash", [False, True], ids=["undisturbed", "restarted"])
+def test_ids_that_are_spelled_differently_are_the_same_people(tmp_path, align, crash):
+    if align == "psi":
+        pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
+    plan = Plan(algorithm="vafl-sync", epochs=2, batch=16, seed=7)
+    given = Federation(tmp_path / "net", plan, align=align, normalise="trim-casefold")
+    expected = train(together(given.tables, plan), plan)
+    differently_spelled(given)
+    if crash:
+        arm = partial(Process.crash_before_telling, kind="done", count=2)
+        _, results = asyncio.run(run_with_crash(given, "clinic", arm))
+    else:
+        results = asyncio.run(given.run())
+    assert results["bank"]["test"]["loss"] == pytest.approx(expected.test["loss"], abs=1e-4)
+    gather([tmp_path / "net" / name for name in given.names], tmp_path / "joint")
+    truth = load_truth(tmp_path / "joint", given.tables)
+    assert all(str(each) == str(each).strip().casefold() for each in truth.ids_train)
+    for party, block in zip(truth.parties, truth.train, strict=True):
+        places = {str(each).strip().casefold(): row for row, each in enumerate(given.tables[party].ids)}
+        rows = [places[str(each)] for each in truth.ids_train]
+        np.testing.assert_array_equal(block, given.tables[party].block[rows])
+
+
+def test_two_records_that_become_the_same_are_named(tmp_path):
+    given = Federation(tmp_path, Plan(epochs=1), normalise="trim-casefold")
+    table = given.tables["clinic"]
+    ids = np.array([*table.ids[:-1], table.ids[0].upper()])
+    given.tables["clinic"] = replace(table, ids=ids)
+    with pytest.raises(SecureVFLError, match="remove duplicates first"):
+        asyncio.run(given.run())
