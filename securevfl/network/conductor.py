@@ -96,14 +96,8 @@ class Conductor(Node):
 
     # -- the whole run --------------------------------------------------------------------------------------
 
-    async def run(self) -> dict[str, Any]:
-        """Leads the run to its end; returns its result.
-
-        Raises:
-            NetworkError: Somebody has been away for too long. The run can be taken up again.
-            SecureVFLError: An organisation refuses or fails; the message says which and why.
-        """
-        self._open()
+    async def _live(self) -> dict[str, Any]:
+        """Leads the run to its end."""
         port = await self.mesh.transport.listen(self.config.listen)
         self.say(f"{self.name} listens at {self.config.listen.rpartition(':')[0]}:{port}")
         watch = asyncio.create_task(self.watch())

@@ -76,14 +76,8 @@ class Member(Node):
         if peer == self.config.coordinator:
             self.mesh.control.put_nowait((peer, "restarted", {}))
 
-    async def run(self) -> dict[str, Any]:
-        """Takes part until the run ends; returns this organisation's result.
-
-        Raises:
-            NetworkError: The coordinator has been away for too long, or stops. The run can be taken up again.
-            SecureVFLError: This organisation refuses or fails.
-        """
-        self._open()
+    async def _live(self) -> dict[str, Any]:
+        """Takes part until the run ends."""
         if self.config.listen:
             await self.mesh.transport.listen(self.config.listen)
         self.mesh.transport.dial(self.config.coordinator, self.config.address)

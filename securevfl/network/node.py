@@ -113,17 +113,24 @@ class Node(ABC):
 
     # -- the folder -----------------------------------------------------------------------------------------
 
+    def make_folder(self) -> None:
+        """Makes the folder, if there is none yet.
+
+        Raises:
+            RunError: It cannot be made.
+        """
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise RunError(f"folder {self.folder.path} cannot be made: {error.strerror}") from error
+
     def open_folder(self) -> str:
-        """Makes the folder, or takes up the run that it holds; returns the digest agreed on before.
+        """Takes up the run that the folder holds, if any; returns the digest agreed on before.
 
         Raises:
             RunError: The folder holds another run.
         """
         path = self.folder.path
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise RunError(f"folder {path} cannot be made: {error.strerror}") from error
         file = path / AGREEMENT_FILE
         if not file.exists():
             own = {ALIGNMENT_FILE, AGREEMENT_FILE}
@@ -289,9 +296,26 @@ class Node(ABC):
             "mu": 0.0 if self.seat is None else self.seat.spent(),
         }
 
-    @abstractmethod
     async def run(self) -> dict[str, Any]:
-        """Takes part in the run to its end; returns this organisation's result."""
+        """Takes part to the end; returns this organisation's result. A folder has one process at a time.
+
+        Raises:
+            NetworkError: Somebody has been away for too long, or stops. The run can be taken up again.
+            RunError: Another process is at work in the folder, or the folder is not for this run.
+            SecureVFLError: An organisation refuses or fails; the message says which and why.
+        """
+        self.make_folder()
+        with self.folder.locked():
+            self._open()
+            return await self._live()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Takes up what the folder holds."""
+
+    @abstractmethod
+    async def _live(self) -> dict[str, Any]:
+        """Connects and takes part; returns the result."""
 
     async def close(self) -> None:
         """Closes connections and files."""

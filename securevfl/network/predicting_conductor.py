@@ -55,12 +55,11 @@ class PredictingConductor(Predicting, Conductor):
             SecureVFLError: An organisation refuses or fails; the message says which and why.
         """
         check_finished(self.folder)
-        with self.folder.locked():
-            self.scores.reserve()
-            try:
-                return await super().run()
-            finally:
-                self.scores.release()
+        self.scores.reserve()
+        try:
+            return await super().run()
+        finally:
+            self.scores.release()
 
     def _open(self) -> None:
         self.open_run()

@@ -55,8 +55,7 @@ class PredictingMember(Predicting, Member):
             SecureVFLError: This organisation refuses or fails.
         """
         check_finished(self.folder)
-        with self.folder.locked():
-            return await super().run()
+        return await super().run()
 
     def _open(self) -> None:
         self.open_run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from functools import cache, partial
@@ -15,7 +16,7 @@ from crashes import Process, check_ledgers, finish, models, processes, run_with_
 from federation import Federation
 
 from securevfl.algorithms import find_algorithm
-from securevfl.errors import NetworkError
+from securevfl.errors import NetworkError, RunError
 from securevfl.network.frames import Frame, Kind
 from securevfl.plan import Plan
 
@@ -290,3 +291,21 @@ def test_private_alignment_starts_again(tmp_path, victim, arm):
     check_ledgers(federation, found)
     assert results["bank"]["epochs"] == 1
     assert any("60 of 60 records are common" in text for text in found["shop"].said)
+
+
+def test_a_folder_has_one_process_at_a_time(tmp_path):
+    """A second process of the same organisation would write into the same ledger."""
+    federation = Federation(tmp_path, plan())
+
+    async def play() -> None:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        while found["clinic"].node.part != "epoch":
+            await asyncio.sleep(0.005)
+        with pytest.raises(RunError, match="clinic is in use: another process"):
+            await federation.member("clinic").run()
+        await finish(found)
+
+    asyncio.run(play())
+    assert json.loads((tmp_path / "clinic" / "result.json").read_text())["epochs"] == 3
