@@ -464,7 +464,8 @@ NOTES = """## Differences
   P-BCD is the paper's fastest on MOSEI and ImageNet100, ours is the slowest in every column; the fastest is
   Flex in the first and VAFL in the others.
 - A longer timeout helps the paper's Flex up to 35 units. Here it helps only at the smaller of two rates and
-  only up to 25: from there on no fewer passes are needed, and each takes longer. One seed.
+  only up to 25: from there on hardly fewer passes are needed, and each takes longer. At the larger rate 35
+  and more local steps on old embeddings lead so far astray that 20 passes are not enough. One seed.
 - The trace of the adaptive experiment is synthetic: utilisations that wander between 0 and 0.9, in place
   of Google's cluster traces. The fixed rates are each party's A / (tau * w) for the most steps that can
   fit, the largest that the paper's condition allows in every round; the adaptive ones follow Algorithm 2
