@@ -19,6 +19,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test-all]'
 	$(BIN)/python -m pytest -n 2 -m ""
 
 check: $(STAMP)

@@ -35,7 +35,7 @@ def seeds() -> list[bytes]:
 
 @pytest.mark.slow
 def test_guided_fuzzing_finds_no_other_error(tmp_path):
-    pytest.importorskip("atheris", reason="atheris is not installed: pip install atheris")
+    pytest.importorskip("atheris", reason="needs atheris: pip install 'securevfl[fuzz]'")
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, raw in enumerate(seeds()):
