@@ -36,6 +36,7 @@ STEPS = 100  # per pass; a batch is that part of the records
 SEEDS = 3
 LOOKS = 50  # per pass of all workers
 RATES = tuple(digit * 10.0**power for power in range(3, -4, -1) for digit in (5, 2, 1))
+FACTORS = (2.0, 4.0)  # on the straggler's own rate
 INNER = 4  # passes between two full gradients of SVRG
 SLOWER = (0.4, 3.0)  # the paper's straggler is 40 % to 300 % slower
 PAPER = {
@@ -157,6 +158,7 @@ class Race:
     estimator: str
     slower: float
     epochs: int
+    factor: float = 1.0  # on the straggler's rate
 
     @property
     def target(self) -> float:
@@ -165,8 +167,10 @@ class Race:
 
     def run(self, rate: float, seed: int, until: float) -> Curve:
         """The curve of one run."""
-        speeds = {self.problem.data.parties[-1]: 1 / (1 + self.slower)}
-        changes = {"epochs": self.epochs, "speeds": speeds, "seed": seed}
+        straggler = self.problem.data.parties[-1]
+        changes: dict[str, Any] = {"epochs": self.epochs, "seed": seed}
+        changes |= {"speeds": {straggler: 1 / (1 + self.slower)}}
+        changes |= {"learning_rates": {straggler: rate * self.factor}}
         plan = plan_of(self.prefix + self.estimator, rate, self.problem.batch, **changes)
         return measure(self.problem, plan, self.target, until=until)
 
@@ -196,6 +200,18 @@ class Race:
         lower = RATES[RATES.index(rate) + 1]
         return self.mean(lower, self.time(lower, 0, 4 * first), seeds)
 
+    def favour(self, rate: float, seeds: int) -> tuple[float, str]:
+        """Mean time with the best factor on the straggler's rate; rate and factor in brackets."""
+        chosen, best = self, self.time(rate, 0)
+        for factor in FACTORS:
+            other = replace(self, factor=factor)
+            found = other.time(rate, 0, best)
+            if found >= best:
+                break
+            chosen, best = other, found
+        kept, taken = chosen.mean(rate, best, seeds)
+        return taken, f"{taken:.0f} ({kept:g}, {chosen.factor:g})"
+
 
 def compare(problem: Problem, estimator: str, epochs: int) -> dict[str, Any]:
     """One row of the table, and the curves of the slowest straggler.
@@ -203,10 +219,10 @@ def compare(problem: Problem, estimator: str, epochs: int) -> dict[str, Any]:
     Each of the two algorithms gets its own best rate, as in the paper. With eight workers, where runs are
     slow, there is only the slowest straggler and one seed.
     """
-    short = len(problem.data.parties) > 4
-    seeds = 1 if short else SEEDS
+    short, seeds = is_short(problem)
     rate, passes = sequential(problem, estimator, epochs)
     most = 8 * math.ceil(min(passes, epochs)) + 8
+    rates: dict[str, float] = {}
     cells: dict[str, list[str]] = {}
     curves: dict[str, Curve] = {}
     worst = max(SLOWER)
@@ -225,11 +241,29 @@ def compare(problem: Problem, estimator: str, epochs: int) -> dict[str, Any]:
         (sync_rate, sync), (rate, free) = barrier.mean(sync_rate, sync, seeds), fast.mean(rate, free, seeds)
         cells[f"{slower:g}"] = [f"{sync:.0f} ({sync_rate:g})", f"{free:.0f} ({rate:g})", f"{sync / free:.2f}"]
         if slower == worst:
+            rates = {"f": sync_rate, "af": rate}
             curves[f"synchronous {estimator}"] = barrier.run(sync_rate, 0, math.inf)
             curves[f"asynchronous {estimator}"] = fast.run(rate, 0, math.inf)
         say(f"{problem.name} {estimator} {slower:g} {passes:.1f} {cells[f'{slower:g}']}")
     ordered = [cell for slower in SLOWER for cell in cells[f"{slower:g}"]]
-    return {"cells": [f"{passes:.1f}", *ordered], "curves": curves}
+    return {"cells": [f"{passes:.1f}", *ordered], "curves": curves, "rates": rates, "most": most}
+
+
+def is_short(problem: Problem) -> tuple[bool, int]:
+    """Whether runs are so slow that there is one seed only, and the number of seeds."""
+    short = len(problem.data.parties) > 4
+    return short, 1 if short else SEEDS
+
+
+def favoured(problem: Problem, estimator: str, rates: dict[str, float], most: int) -> list[str]:
+    """Both algorithms with the slowest straggler, which may take larger steps than the others."""
+    seeds = is_short(problem)[1]
+    race = Race(problem=problem, prefix="f", estimator=estimator, slower=max(SLOWER), epochs=most)
+    (sync, first), (free, second) = (
+        replace(race, prefix=prefix).favour(rate, seeds) for prefix, rate in rates.items()
+    )
+    say(f"{problem.name} {estimator} favoured {first} {second} {sync / free:.2f}")
+    return [first, second, f"{sync / free:.2f}"]
 
 
 def sequential(problem: Problem, estimator: str, epochs: int) -> tuple[float, float]:
@@ -278,7 +312,24 @@ def table_two(
     head = ["set", "", "passes"]
     for slower in SLOWER:
         head += [f"synchronous, {slower:.0%} slower", "asynchronous", "speed-up"]
-    return table([*head, "paper"], rows), verdict(rows), panels
+    return table([*head, "paper"], rows), f"{verdict(rows)}\n{SLIGHT}", panels
+
+
+def table_favoured(names: Iterable[str], pose_one: Callable[[str], Problem], known: Known) -> tuple[str, str]:
+    """The slowest straggler again, with the best factor on its rate; what is met of the paper's."""
+    rows = []
+    for name in names:
+        for index, estimator in enumerate(ESTIMATORS):
+            before = known.found[f"{name} {estimator}"]
+            cells = known.get(
+                f"{name} {estimator} favoured",
+                lambda name=name, estimator=estimator, before=before: favoured(
+                    pose_one(name), estimator, before["rates"], before["most"]
+                ),
+            )
+            paper = PAPER[name]
+            rows.append([name, estimator.upper(), *cells, "-" if paper is None else paper[index]])
+    return table(["set", "", "synchronous", "asynchronous", "speed-up", "paper"], rows), verdict(rows)
 
 
 def verdict(rows: list[list[Any]]) -> str:
@@ -335,12 +386,14 @@ def main() -> None:
         return problem
 
     two, goals, panels = table_two(PAPER, pose_one, epochs, known)
+    larger, met = table_favoured(PAPER, pose_one, known)
     plot(chosen.out / "afsgd.png", panels, x="time (steps of a fast worker)", y="sub-optimality", scale="log")
     workers = (2, 4) if chosen.quick else (2, 4, 8, 16)
     base = load("uci-credit", chosen.data_folder, quick=chosen.quick)
     six, lines = known.get("workers", lambda: figure_six(base, workers))
     plot(chosen.out / "afsgd-workers.png", {"SGD on uci-credit": lines}, x="workers", y="speed-up over 2")
-    write(chosen.out / "afsgd.md", report(two, goals, six, quick=chosen.quick))
+    parts = [two, PICTURE, goals, DIFFERENCES, "## A larger rate for the straggler", FAVOURED, larger, met]
+    write(chosen.out / "afsgd.md", report(parts, six, quick=chosen.quick))
 
 
 SETTING = f"""Logistic regression with l2 = {L2:g}. A step is one hundredth of the records and takes a worker
@@ -362,8 +415,14 @@ gaps and a 0/1 column for each age are the only reading of the file with as many
 rcv1, but 400 records; it stays sparse throughout. The paper has no a9a."""
 
 GOALS = """With the straggler 300 % slower the asynchronous speed-up is at least the paper's in {met} of the
-{rows} rows that have one beside them; below it: {below}.
-With the straggler 40 % slower only SGD's is, as it must be (see the bound below)."""
+{rows} rows that have one beside them; below it: {below}."""
+
+SLIGHT = "With the straggler 40 % slower only SGD's is, as it must be (see the bound below)."
+
+FAVOURED = """A straggler makes fewer steps than the others, and the objective waits for its block. It may
+then take larger ones (field `learning_rates`): the straggler 300 % slower again, its rate multiplied by 1, 2
+or 4, whichever is best for each of the six algorithms; in brackets the rate of the others and that factor.
+Seeds and all else as above."""
 
 DIFFERENCES = """Where it differs from the paper, and why:
 
@@ -390,7 +449,10 @@ share of the features, the straggler is 300 % slower; both have the sequential a
 of 3 seeds. Speed-ups in the plot are each algorithm's own over two workers."""
 
 
-def report(two: str, goals: str, six: str, *, quick: bool) -> list[str]:
+PICTURE = "![Sub-optimality against time with a straggler 300 % slower](afsgd.png)"
+
+
+def report(parts: list[str], six: str, *, quick: bool) -> list[str]:
     """The report's parts."""
     command = "python -m benchmarks.papers.afsgd --data-folder DATA" + (" --quick" if quick else "")
     return [
@@ -398,10 +460,7 @@ def report(two: str, goals: str, six: str, *, quick: bool) -> list[str]:
         f"Made by `{command}`.",
         SETTING,
         "## Table 2: time to the same sub-optimality",
-        two,
-        "![Sub-optimality against time with a straggler 300 % slower](afsgd.png)",
-        goals,
-        DIFFERENCES,
+        *parts,
         "## Figure 6: workers",
         WORKERS,
         six,
