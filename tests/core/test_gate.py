@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from securevfl.accountants.filters import Filter
-from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
+from securevfl.errors import BudgetExceeded, LedgerError, PlanError, TrainingDiverged
 from securevfl.gate import Gate, Mechanism, clip_rows
 from securevfl.ledger import Ledger
 from securevfl.noise import Noise, snap
@@ -210,3 +210,27 @@ def test_uniform_noise_covers_its_range() -> None:
 def test_negative_seed_is_refused() -> None:
     with pytest.raises(PlanError, match="negative"):
         Noise.insecure(-1, "p0")
+
+
+@pytest.mark.parametrize("mode", ["strict", "dp-encoder"])
+def test_what_a_release_is_called_does_not_change_what_it_costs(mode: str) -> None:
+    """The word comes from the one who asks: a vector named like a local update, which in mode strict costs
+    nothing, would leave for free."""
+    costs = {}
+    for kind in ("embedding", "update", "contributions", "randomised labels", "means"):
+        gate = make_gate(mode=mode, sigma=2.0, budget=1.5)
+        vectors = torch.ones((1, 3))
+        gate.release(vectors, rows=rows(4), kind=kind, observers=("p0",))
+        costs[kind] = gate.budget.spent_mu
+        with pytest.raises(BudgetExceeded):
+            for _ in range(9):
+                gate.release(vectors, rows=rows(4), kind=kind, observers=("p0",))
+    assert set(costs.values()) == {1.0}
+
+
+def test_a_release_cannot_pass_for_a_session() -> None:
+    """Sessions are not counted when a ledger is read again, so nothing is released under that name."""
+    gate = make_gate()
+    with pytest.raises(LedgerError, match="cannot be of kind 'session'"):
+        gate.release(torch.ones((1, 3)), rows=rows(4), kind="session", observers=("p0",))
+    assert gate.budget.spent_mu == 0
