@@ -65,6 +65,11 @@ class PredictingConductor(Predicting, Conductor):
         self.open_run()
         if set(self.organisations) != {self.name, *self._members}:
             raise DataError(f"the run was of {', '.join(self.organisations)}; the configuration names others")
+        if self.config.normalise != self.normalise:
+            raise DataError(
+                f"the run compared IDs by {self.normalise!r}, the configuration says "
+                f"{self.config.normalise!r}; known people would pass for new ones, so leave it as it was"
+            )
 
     async def _lead(self) -> dict[str, Any]:
         await self._gather()

@@ -63,9 +63,18 @@ class PredictingMember(Predicting, Member):
     def _checkpoints(self) -> list[int]:
         return []
 
+    def _comparable(self, way: str) -> OwnTable:
+        """IDs are compared as in training: spelt otherwise, a known person would pass for a new one."""
+        if way != self.normalise:
+            raise ProtocolError(
+                f"the coordinator compares IDs by {way!r}; the run {self.config.run!r} did by "
+                f"{self.normalise!r}"
+            )
+        return super()._comparable(way)
+
     def _keep_ids(self, ids: list[str]) -> None:
-        """The common IDs of a prediction are kept with their record numbers, once it is confirmed."""
-        self._numbers = []
+        """The common IDs are kept with their record numbers, once a prediction of these is confirmed."""
+        self._numbers, self.prediction = [], None
 
     async def _start_over(self) -> None:
         """Before anything is released it can join again; after that a person decides whether to pay again."""
@@ -88,7 +97,7 @@ class PredictingMember(Predicting, Member):
             raise ProtocolError("the coordinator numbers other records than were found to be common")
         self.trained = Trained.load_share(self.folder, self.name)
         self._known = self.trained.adopt(self._ids, numbers)
-        self._numbers = numbers
+        self._numbers, self.prediction = numbers, None
 
     def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is asked with what is known here, and asks for confirmation."""

@@ -746,6 +746,52 @@ def test_other_numbers_than_were_confirmed_do_not_pass(tmp_path):
     assert predictions_of(tmp_path / "shop") == []
 
 
+def test_a_coordinator_cannot_rename_a_known_person(tmp_path):
+    """Compared in another way than in training, known IDs would be new ones, which have not paid yet."""
+    plan = PLAN.with_changes(encoder_training="none", sigma=4.0, epochs=1)
+    federation = Federation(tmp_path, plan)
+    loud = {name: replace(table, ids=np.char.upper(table.ids)) for name, table in federation.tables.items()}
+    federation.tables = loud
+    asyncio.run(federation.run())
+    prediction = Prediction(federation, new_rows(federation.names), loud["bank"].ids[:COUNT].tolist())
+    bank = prediction.conductor()
+    bank.config = replace(bank.config, normalise="trim-casefold")
+    bank._open = bank.open_run  # a coordinator that cheats does not refuse itself
+    results = prediction.run(bank=bank)
+    assert "compares IDs by 'trim-casefold'; the run 'test' did by 'exact'" in str(results["bank"])
+    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+
+
+def test_a_configuration_that_compares_ids_otherwise_than_training_did(tmp_path):
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1))
+    federation.server = replace(federation.server, normalise="trim-casefold")
+    prediction = Prediction(federation, new_rows(federation.names), strangers())
+    with pytest.raises(DataError, match="the run compared IDs by 'exact', the configuration says 'trim-case"):
+        asyncio.run(prediction.conductor().run())
+
+
+def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
+    """After everybody has confirmed, the coordinator has other records found, and goes on with these."""
+    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
+    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1), align="psi")
+    both = strangers(2 * COUNT)
+    prediction = Prediction(federation, new_rows(federation.names, 2 * COUNT), both)
+    bank = prediction.conductor()
+    whole, propose = bank.own, bank._propose
+    bank.own = replace(whole, ids=whole.ids[:COUNT], block=whole.block[:COUNT])
+
+    async def switching(who: Any, proposal: str, digest: str) -> None:
+        await propose(who, proposal, digest)
+        bank.own = replace(whole, ids=whole.ids[COUNT:], block=whole.block[COUNT:])
+        await bank._introduce()
+        await bank._align()
+
+    bank._propose = switching
+    results = prediction.run(bank=bank)
+    assert "announces a prediction that was not confirmed here" in str(results["bank"])
+    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+
+
 @pytest.mark.parametrize("numbers", [[60, 60], [60, 1 << 30], [-1, 60], [0, 60]])
 def test_numbers_that_make_no_sense_change_nothing(tmp_path, numbers):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
