@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from securevfl.data.share import OwnTable, own_ids, rows_of
 from securevfl.errors import (
     BudgetExceeded,
-    DataError,
     InputError,
     NetworkError,
     ProtocolError,
@@ -27,7 +26,7 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, AtHome, Node, Stopped, Unforeseen, told_of, understanding
+from securevfl.network.node import STAY, Node, Stopped, Unforeseen, at_home, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
@@ -229,10 +228,8 @@ class Member(Node):
         if self.own is None:
             raise InputError(f"{self.name} has no data to align")
         self._table = self._table or self.own
-        try:
+        with at_home(f"IDs cannot be compared by {way!r} here"):
             self.own = self._table.normalised(way)
-        except DataError as error:
-            raise AtHome(f"IDs cannot be compared by {way!r} here", error) from error
         return self.own
 
     def _begin_alignment(self, fields: dict[str, Any]) -> None:

@@ -65,6 +65,22 @@ class AtHome(DataError):
         super().__init__(str(error))
 
 
+@contextlib.contextmanager
+def at_home(told: str) -> Iterator[None]:
+    """What goes wrong with the own records here is said in full here alone.
+
+    Args:
+        told: What others are told.
+
+    Raises:
+        AtHome: Something did.
+    """
+    try:
+        yield
+    except DataError as error:
+        raise AtHome(told, error) from error
+
+
 def told_of(error: SecureVFLError) -> str:
     """What others are told of an error."""
     return error.told if isinstance(error, Unforeseen | AtHome) else str(error)

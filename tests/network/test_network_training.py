@@ -292,6 +292,20 @@ def test_two_records_that_become_the_same_are_named_at_home_alone(tmp_path):
     assert "clinic: IDs cannot be compared by 'trim-casefold' here" in bank and "secret" not in bank.lower()
 
 
+def test_labels_that_make_no_task_stay_at_home(tmp_path):
+    given = Federation(tmp_path, Plan(epochs=1))
+    table = given.tables["bank"]
+    given.tables["bank"] = replace(table, labels=np.full(len(table.ids), 4711))
+
+    async def attempt() -> list[object]:
+        nodes = [given.conductor(), *(given.member(name) for name in given.members)]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, *others = map(str, asyncio.run(attempt()))
+    assert "all 60 labels are 4711" in bank
+    assert all("make no task" in each and "4711" not in each for each in others)
+
+
 def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_path):
     """Records would be known by IDs that are not those of later predictions, and would not pay again."""
     given = Federation(tmp_path, Plan(epochs=1))
