@@ -29,11 +29,12 @@ from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_ledger, read_records
 from securevfl.models import load_module
+from securevfl.network.agreement import commitment
 from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather
 from securevfl.network.predicting import read_new_records
-from securevfl.network.predicting_agreement import Request
+from securevfl.network.predicting_agreement import Request, commitments
 from securevfl.network.predicting_conductor import PredictingConductor
 from securevfl.network.predicting_member import PredictingMember
 from securevfl.plan import Plan
@@ -274,6 +275,24 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
         assert record.observers == ("bank",) and record.rows.tolist() == list(range(60, 60 + COUNT))
         assert results[owner]["prediction"][owner]["prediction"] == COUNT
     assert any("counted apart" in line for line in prediction.said["clinic"])
+
+
+def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):
+    """It confirms a commitment to the IDs. Of one person, trying all IDs there may be would be quick."""
+    federation = trained(
+        tmp_path, recommended("sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
+    )
+    ids = strangers(1, first=4)
+    prediction = Prediction(federation, new_rows(federation.names[:3], 1), ids)
+    dealer, clinic = prediction.member("dealer"), prediction.member("clinic")
+    fine(prediction.run(dealer=dealer, clinic=clinic))
+    known = dealer.prediction.request
+    assert known == clinic.prediction.request
+    for salt in (b"", bytes(32)):
+        for place in (dealer.session, f"{dealer.session} {salt.hex()}"):
+            assert known.ids not in [commitment(place, [each]) for each in strangers(100)]
+    assert known.ids in [commitments(dealer.session, clinic._salt, [each], [0])[0] for each in strangers(100)]
+    assert dealer._salt == b""
 
 
 def test_a_sealed_model_refuses_records_that_it_was_trained_on(tmp_path):
