@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -72,6 +75,26 @@ def test_noise_is_gaussian_with_the_right_scale() -> None:
 def test_two_gates_never_share_noise() -> None:
     first, second = release(make_gate(), rows(1, 2)).values, release(make_gate(), rows(1, 2)).values
     assert not (first[:, None] == second).all(axis=-1).any()  # three equal values: P < 1e-18
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_processes_never_share_noise() -> None:
+    """Workers that a server forks after it has loaded a run: the same noise twice shows a difference."""
+    script = """
+import os
+from securevfl.noise import Noise
+noise = Noise()
+noise.gaussian((3,), 1.0)
+for _ in range(2):
+    if os.fork() == 0:
+        os.write(1, f"{noise.gaussian((2,), 1.0).tolist()} {noise.stream.words(1)[0]}\\n".encode())
+        os._exit(0)
+    os.wait()
+print(noise.gaussian((2,), 1.0).tolist(), noise.stream.words(1)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    lines = done.stdout.split("\n")[:3]
+    assert len(set(lines)) == 3
 
 
 def test_reproducible_noise_voids_the_guarantee() -> None:

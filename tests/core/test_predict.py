@@ -299,7 +299,7 @@ def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
 
 
 def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training above a threshold goes on without a party; scores would be of another model, without a word."""
+    """Training above a threshold goes on without a party; a score would be of another model, unsaid."""
     data = make(parties=4)
     run = train(data, Plan(algorithm="vafl", protocol="pairwise", threshold=3, epochs=1, batch=16))
     answer = PredictingParty._answer
