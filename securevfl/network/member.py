@@ -292,7 +292,9 @@ class Member(Node):
         if self._ids is None or proposal.ids != commitment(self.session, self._ids):
             raise ProtocolError("the proposal commits to other IDs than were found to be common")
         own = self._comparable(proposal.outline.normalise)
-        return proposal.complete(self.name, own, rows_of(own, self._ids))
+        with at_home("the IDs that were found are not in the table as the proposal compares them"):
+            rows = rows_of(own, self._ids)
+        return proposal.complete(self.name, own, rows)
 
     def _ask(self, agreement: Agreement) -> None:
         accept = self.config.accept
