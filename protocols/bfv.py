@@ -92,10 +92,10 @@ class BFVSum(HomomorphicSum):
         ring = super().encode(value)
         signed = ring.view(np.int64)
         if signed.size and (signed.max() > self.max_integer or signed.min() < -self.max_integer):
-            largest = max(abs(int(signed.max())), abs(int(signed.min())))
+            # The value itself is not quoted: others are told why a worker stops.
             raise EncodingError(
-                f"value {largest * self.fixed_point.resolution:.6g} cannot be encoded: a BFV sum of"
-                f" {self.workers} workers with {self.fixed_point.fraction_bits} fraction bits needs"
+                f"a value cannot be encoded: a BFV sum of {self.workers} workers with"
+                f" {self.fixed_point.fraction_bits} fraction bits needs"
                 f" |value| <= {self.max_integer * self.fixed_point.resolution:.6g};"
                 " clip it or use fewer fraction bits"
             )

@@ -105,9 +105,11 @@ class PairwiseMaskSum(SecureSum):
     learn their own inputs and the sum over the survivors, nothing else, as the graph of the survivors is
     checked by every worker to be (collusion + 1)-connected. With the complete graph an aggregator that lies
     about who dropped cannot open both seeds of anybody: that takes `threshold` shares of each, and threshold
-    > (holders + collusion) / 2 is enforced. Everything runs through the aggregator; shares are sealed end to
-    end. An aggregator that swaps public keys during the setup is noticed only if workers compare
-    `PairwiseNode.fingerprints` or the keys travel over channels it does not control.
+    > (holders + collusion) / 2 is enforced. If it tells different workers different lists, it can still open
+    a sum of fewer, down to one input, unless threshold is the number of workers minus one. Everything runs
+    through the aggregator; shares are sealed end to end. An aggregator that swaps public keys during the
+    setup is noticed only if workers compare `PairwiseNode.fingerprints` or the keys travel over channels it
+    does not control.
 
     Who learns what: the aggregator learns the sum and who contributed; the workers learn who contributed. Not
     promised: a correct sum if somebody lies. A retry over another set of workers reveals the difference.

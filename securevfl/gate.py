@@ -370,7 +370,7 @@ class Gate:
         """
         if self.update is None or self.update.sigma <= 0:
             raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
-        self._account(self.update, rows=rows, vectors=1, kind="update", observers=())
+        self._account(self.update, rows=rows, vectors=1, kind="update", observers=(), protection="dp-update")
         noisy = []
         for gradient in sums:
             noise = self.noise.gaussian(tuple(gradient.shape), self.update.sigma)
@@ -397,14 +397,15 @@ class Gate:
         kind: str,
         observers: tuple[str, ...],
         sensitivity: float | None = None,
+        protection: str = "gaussian",
     ) -> Head:
+        """Asks the budget and writes the entry; `kind`, a word that others may choose, changes no cost."""
         protected = mechanism.sigma > 0 and self.noise.secure
-        name = "dp-update" if kind == "update" else "gaussian"
         record = ReleaseRecord(
             owner=self.owner,
             observers=observers,
             kind=kind,
-            mechanism=name if protected else "exact",
+            mechanism=protection if protected else "exact",
             clip=mechanism.clip if mechanism.sigma else None,
             sigma=mechanism.sigma if mechanism.sigma else None,
             sensitivity=(sensitivity or 2 * mechanism.clip) if mechanism.sigma else None,

@@ -32,6 +32,8 @@ from securevfl.rows import rows_from_text, rows_to_text
 
 FORMAT = 1
 GENESIS = "0" * 64
+SESSION = "session"
+"""Kind of the entry with which a process announces its signing key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Entry:
     @property
     def is_session(self) -> bool:
         """True for the entry that announces a new signing key."""
-        return bool(self.content.get("kind") == "session")
+        return bool(self.content.get("kind") == SESSION)
 
 
 def _canonical(content: Mapping[str, Any]) -> str:
@@ -84,7 +86,7 @@ class Ledger:
     def _begin_session(self) -> None:
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes_raw().hex()
-        self._write({"kind": "session", "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
+        self._write({"kind": SESSION, "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a ledger in memory signs with a key of its own; from there on the two count apart."""
@@ -116,7 +118,13 @@ class Ledger:
         return index, digest
 
     def append(self, record: ReleaseRecord) -> Head:
-        """Writes a release and syncs it to disk; only then may the message leave."""
+        """Writes a release and syncs it to disk; only then may the message leave.
+
+        Raises:
+            LedgerError: It would pass for the entry that announces a signing key, which counts nothing.
+        """
+        if record.kind == SESSION:
+            raise LedgerError(f"a release of {self.owner} cannot be of kind {SESSION!r}; name what it is for")
         content: dict[str, Any] = {
             "kind": record.kind,
             "observers": list(record.observers),
@@ -234,7 +242,7 @@ def _verify(
             raise LedgerError(f"{where}: does not follow the entry before it (chain broken)")
         if _digest(_canonical(content)) != digest:
             raise LedgerError(f"{where}: content does not match its hash (edited)")
-        if content.get("kind") == "session":
+        if content.get("kind") == SESSION:
             key = _public_key(where, content)
         if key is None:
             raise LedgerError(f"{where}: no session entry announces a signing key")

@@ -13,6 +13,7 @@ below the noise. Secure sums use exact discrete Gaussians instead.
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ class Noise:
 
     def __init__(self) -> None:
         self._stream = KeyStream.from_os_entropy()
+        self._process = os.getpid()
         self.secure = True
 
     @classmethod
@@ -52,12 +54,12 @@ class Noise:
         return {"secure": self.secure}
 
     def __setstate__(self, state: dict[str, bool]) -> None:
-        self._stream = KeyStream.from_os_entropy()
+        self.__init__()  # type: ignore[misc]
         self.secure = state["secure"]
 
     def _unit(self, count: int) -> Floats:
         """Uniform values in (0, 1], on a grid of 2^-53, never zero."""
-        words = self._stream.words(count, np.uint64)
+        words = self.stream.words(count, np.uint64)
         return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * _UNIT
 
     def uniform(self, shape: tuple[int, ...], half_width: float) -> Floats:
@@ -76,7 +78,12 @@ class Noise:
 
     @property
     def stream(self) -> KeyStream:
-        """The stream itself, for the discrete noise of secure sums."""
+        """The stream itself, for the discrete noise of secure sums.
+
+        A forked process has a copy of the key and would repeat another's noise, so it takes a new one.
+        """
+        if self.secure and self._process != os.getpid():
+            self._stream, self._process = KeyStream.from_os_entropy(), os.getpid()
         return self._stream
 
 

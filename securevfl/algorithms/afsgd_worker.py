@@ -34,6 +34,8 @@ Floats = npt.NDArray[np.float64]
 STEP, JOINT_STEP, SNAPSHOT = "product", "joint product", "snapshot"
 SHARED = (JOINT_STEP, SNAPSHOT)
 """Sums whose totals the coordinator hands to all workers."""
+PURPOSES = (STEP, *SHARED, "evaluation")
+"""What a worker lets its products be summed for."""
 
 
 def build_block(setup: Setup, party: str) -> LinearBlock:
@@ -132,6 +134,10 @@ class LinearWorker(Role):
 
     def _contribute(self, request: SumRequest, batch: Batch) -> Contribution:
         """The local product, through the gate. Who else sees the total depends on what it is for."""
+        if request.purpose not in PURPOSES:
+            raise ProtocolError(
+                f"{self.address} is asked into a sum for {request.purpose!r}, not for training"
+            )
         product = torch.from_numpy(batch.product(self.block.weights))
         also = self.sums.parties if request.purpose in SHARED else (request.requester,)
         return self.sums.channel(request.channel).protect(

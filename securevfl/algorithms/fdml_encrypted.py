@@ -2,15 +2,17 @@
 
 The server announces the batches, adds the workers' encrypted predictions and passes on what it cannot read.
 The key holder decrypts each iteration's sum and hands it to all workers, which FDML gives it to anyway. The
-server gets figures alone: the mean loss of each batch, and the metrics of the test part, for which the label
+server gets figures alone: the mean loss of each pass, and the metrics of the test part, for which the label
 holder gives the test labels to the key holder.
 
-The mean loss of a single record tells its prediction to whoever has the label, so it is kept back.
+A pass has every record once, so its mean loss is one and the same sum of all records' losses every time. Mean
+losses of batches, mixed anew in every pass, would be a linear system for the loss of each record, and with
+the label the loss of a record is its prediction.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,7 @@ def check_encrypted(plan: Plan, data: VerticalData) -> None:
     host = SERVER if plan.label_holder == "server" else data.label_holder
     receiver = data.parties.index(key_holder_among(data.parties, host))
     check_channels(plan, len(data.parties), (receiver,), aggregator=AGGREGATOR)
-    for what, count in (("batch", min(plan.batch, data.n_train)), ("test part", data.n_test)):
+    for what, count in (("training part", data.n_train), ("test part", data.n_test)):
         if count < LEAST:
             raise PlanError(
                 f"fdml on {plan.protocol!r} tells the server mean losses instead of predictions; that of a"
@@ -76,7 +78,6 @@ class AddingServer(FDMLServer):
     def __init__(self, setup: Setup, *, channel: Channel) -> None:
         super().__init__(setup, channel=channel)
         self.key_holder = channel.name
-        self._kept: deque[Message] = deque()
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -87,19 +88,15 @@ class AddingServer(FDMLServer):
         await self.link.send(self.key_holder, TEST_LABELS, {"values": np.array(data.y_test)}, head)
 
     async def _train_on_sums(self) -> None:
-        self._kept.clear()
         for _ in range(self.batches.per_pass):
             rows = self.batches.next()
             await self._gather_pulls(rows)
             request = await self._announce(rows, "embedding")
-            loss = self._read_loss(await self._hear(LOSS), request)
-            if loss is not None:
-                self._losses.append(loss)
             self.processed += len(rows) * len(self.parties)
-            self.setup.report(self.processed, loss)
+            self.setup.report(self.processed, None)
+        self._losses = [self._read_loss(await self._hear(LOSS), request)]
 
     async def _measure(self, pieces: list[Rows]) -> dict[str, float | None]:
-        self._kept.clear()
         for rows in pieces:
             await self._announce(rows, "evaluation")
         message = await self._hear(METRICS)
@@ -114,19 +111,18 @@ class AddingServer(FDMLServer):
         return request
 
     async def _hear(self, kind: str) -> Message:
-        """The key holder's next figures; workers that are ready for the next batch meanwhile are kept."""
-        while (message := await super()._receive()).kind != kind or message.sender != self.key_holder:
-            self._check_turn(message)
-            self._kept.append(message)
+        """The key holder's figures, which come when nobody else has anything to say."""
+        message = await self._receive()
+        if message.kind != kind or message.sender != self.key_holder:
+            raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
         return message
 
-    async def _receive(self) -> Message:
-        return self._kept.popleft() if self._kept else await super()._receive()
-
-    def _read_loss(self, message: Message, request: SumRequest) -> float | None:
-        if message.fields.get("round") != request.number:
-            raise ProtocolError(f"{message.sender} sends no loss of round {request.number}")
-        return _figure(message, "value")
+    def _read_loss(self, message: Message, request: SumRequest) -> float:
+        """The mean loss of the pass that ends with a round."""
+        loss = _figure(message, "value")
+        if message.fields.get("round") != request.number or loss is None:
+            raise ProtocolError(f"{message.sender} sends no loss of the pass up to round {request.number}")
+        return loss
 
 
 def _figure(message: Message, name: str) -> float | None:
@@ -151,6 +147,8 @@ class KeyHolder(FDMLWorker):
         self.gate = setup.gates[setup.hosts[party]]
         self.test_labels: Tensor | None = None
         self._outputs: list[Tensor] = []
+        self._losses: list[float] = []
+        self._last = -1
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -164,7 +162,9 @@ class KeyHolder(FDMLWorker):
             self.sums, rows, {"iteration": self.iteration}, learning=True
         )
         total = await self._obtain(self.sums, request)
-        await self._tell_loss(request, total)
+        loss = float(task_loss(self.setup.data.task, total, self._labels_of(rows).cpu()))
+        self._losses.append(loss * len(rows))
+        self._last = request.number
         for party in self.setup.data.parties:
             if party != self.address:
                 fields = {"values": total.numpy()}
@@ -175,11 +175,12 @@ class KeyHolder(FDMLWorker):
         total = (await sums.obtain(request)).values
         return torch.from_numpy(total.astype(np.float32))
 
-    async def _tell_loss(self, request: SumRequest, total: Tensor) -> None:
-        loss = None
-        if len(total) >= LEAST:
-            loss = float(task_loss(self.setup.data.task, total, self._labels_of(request.rows).cpu()))
-        fields = {"round": request.number, "value": loss}
+    async def epoch(self) -> None:
+        self._losses = []
+        await super().epoch()
+        # Every record counts the same, however the pass was cut into batches.
+        loss = math.fsum(self._losses) / self.setup.data.n_train
+        fields = {"round": self._last, "value": loss}
         await self.link.send(SERVER, LOSS, fields, self.gate.ledger.head)
 
     async def evaluate(self) -> None:

@@ -58,7 +58,7 @@ class PredictingServer(Finished, ServerRole):
 
     async def evaluate(self) -> None:
         if self.sums is not None:
-            await self.sums.begin()
+            await self.sums.begin(everybody=True)
         self.setup.head.eval()
         outputs = []
         for start in range(0, len(self.numbers), CHUNK):

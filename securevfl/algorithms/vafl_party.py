@@ -17,6 +17,9 @@ from securevfl.messages import Message, Stop
 from securevfl.rows import Rows
 from securevfl.seeds import numpy_generator
 
+PURPOSES = ("initial", "refresh", "evaluation")
+"""What a party lets the server ask for embeddings for."""
+
 
 class VAFLParty(Role):
     """A party: works through its batches, and answers the server's requests for fresh embeddings."""
@@ -73,6 +76,8 @@ class VAFLParty(Role):
     async def _answer(self, message: Message) -> None:
         rows = self.model.check_rows(message["rows"])
         purpose = str(message["purpose"])
+        if purpose not in PURPOSES:
+            raise ProtocolError(f"{self.address} is asked for embeddings for {purpose!r}, not for training")
         observers = self.observers if purpose == "evaluation" else self.training_observers
         released = self.model.release(rows, kind=purpose, observers=observers, learning=False)
         await self.link.reply(message, "embedding", {"values": released.values}, released.head)

@@ -34,6 +34,8 @@ from securevfl.models import metrics, task_loss
 from securevfl.rows import Rows
 
 TRAINING = "embedding"
+PURPOSES = (TRAINING, "evaluation")
+"""What a party lets its embeddings be summed for."""
 
 
 class SummingServer(VAFLServer):
@@ -240,6 +242,8 @@ class SummingParty(VAFLParty):
     def _contribute(self, rows: Any, purpose: str) -> Contribution:
         """This party's part in a sum; of its own batch the graph is kept."""
         rows = self.model.check_rows(rows)
+        if purpose not in PURPOSES:
+            raise ProtocolError(f"{self.address} is asked into a sum for {purpose!r}, not for training")
         learning = purpose == TRAINING and self._active is not None and np.array_equal(rows, self._active)
         also = self.training_observers if purpose == TRAINING else ()
         contribution = self.model.contribute(

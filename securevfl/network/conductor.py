@@ -28,7 +28,7 @@ from securevfl.network.agreement import (
 from securevfl.network.config import ServerConfig
 from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
-from securevfl.network.node import STAY, Node, Restarted, Unforeseen, told_of, understanding
+from securevfl.network.node import STAY, Node, Restarted, Unforeseen, at_home, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
 from securevfl.protocols.alignment import PrivateAlignment
@@ -257,7 +257,8 @@ class Conductor(Node):
         """Waits until everybody has joined, as the process that is connected now."""
         self.part = "gathering"
         if self.own is not None:
-            self.own = self.own.normalised(self.config.normalise)
+            with at_home("the coordinator's IDs cannot be compared"):
+                self.own = self.own.normalised(self.config.normalise)
         while set(self.joined) != set(self._members):
             peer, kind, fields = await self.next_control()
             if kind != "restarted":
@@ -305,7 +306,8 @@ class Conductor(Node):
     def _take_ids(self, ids: list[str]) -> None:
         if self.own is not None:
             self._ids, self._rows = ids, rows_of(self.own, ids)
-            self._coding = coding_of(self.own, self._rows, self.config.task or None)
+            with at_home("the coordinator's labels of the common records make no task"):
+                self._coding = coding_of(self.own, self._rows, self.config.task or None)
 
     async def _align_privately(self, with_data: list[str]) -> list[str]:
         """Private set intersection, with the coordinator as its leader."""

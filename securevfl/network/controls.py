@@ -14,6 +14,7 @@ from securevfl.network.frames import PHASE_BYTES
 from securevfl.protocols.wire import Value, unpack
 
 ROUND_BYTES = 8
+SALT_BYTES = 32
 MAX_CONTROL = 1 << 20
 LARGE = frozenset({"alignment", "propose", "join", "records"})
 """Kinds that carry sets of IDs or record numbers, plans or bounds, and may fill a whole frame."""
@@ -33,7 +34,7 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
     "alignment": {"round": bytes, "content": bytes},
     "compare": {"round": bytes, "normalise": str},
-    "records": {"numbers": list},
+    "records": {"numbers": list, "salt": bytes},
     "propose": {"proposal": str, "digest": str},
     "agreed": {"digest": str},
     "begin": {"phase": bytes, "part": str, "epoch": int, "restore": int},
@@ -58,7 +59,13 @@ OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 _LISTS = {"checkpoints": "epochs", "numbers": "record numbers"}
-_LENGTHS = {"phase": PHASE_BYTES, "round": ROUND_BYTES, "incarnation": 16, "public_key": 32}
+_LENGTHS = {
+    "phase": PHASE_BYTES,
+    "round": ROUND_BYTES,
+    "incarnation": 16,
+    "public_key": 32,
+    "salt": SALT_BYTES,
+}
 
 
 def read_control(payload: bytes, known: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:

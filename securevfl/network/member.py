@@ -8,8 +8,14 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
-from securevfl.data.share import own_ids, rows_of
-from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.data.share import OwnTable, own_ids, rows_of
+from securevfl.errors import (
+    BudgetExceeded,
+    InputError,
+    NetworkError,
+    ProtocolError,
+    SecureVFLError,
+)
 from securevfl.network.agreement import (
     Agreement,
     Facts,
@@ -20,7 +26,7 @@ from securevfl.network.agreement import (
     save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
+from securevfl.network.node import STAY, Node, Stopped, Unforeseen, at_home, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
@@ -57,6 +63,7 @@ class Member(Node):
         self.mesh.on_restart = self._restart
         self.mesh.on_trouble = self._trouble
         self._digest = ""
+        self._table: OwnTable | None = None
         self._protocol: PrivateAlignment | None = None
         self._machine: AlignmentMachine | None = None
         self._ids: list[str] | None = None
@@ -211,13 +218,25 @@ class Member(Node):
 
     # -- alignment and agreement ----------------------------------------------------------------------------
 
-    def _begin_alignment(self, fields: dict[str, Any]) -> None:
+    def _comparable(self, way: str) -> OwnTable:
+        """The own records with IDs as they are compared, always made from the table as it was read.
+
+        Raises:
+            AtHome: Two records have the same ID then, or one has none.
+            InputError: There is no table.
+        """
         if self.own is None:
             raise InputError(f"{self.name} has no data to align")
+        self._table = self._table or self.own
+        with at_home(f"IDs cannot be compared by {way!r} here"):
+            self.own = self._table.normalised(way)
+        return self.own
+
+    def _begin_alignment(self, fields: dict[str, Any]) -> None:
+        own = self._comparable(fields["normalise"])
         self._round = fields["round"]
         self._protocol = PrivateAlignment(parties=fields["parties"], normalisation=fields["normalise"])
-        self.own = self.own.normalised(fields["normalise"])
-        self._machine = self._protocol.machine(fields["index"], own_ids(self.own))
+        self._machine = self._protocol.machine(fields["index"], own_ids(own))
         self._machine.start()
 
     def _go_on_aligning(self, fields: dict[str, Any]) -> None:
@@ -236,10 +255,7 @@ class Member(Node):
             self._tell("aligned", round=self._round)
 
     def _compare(self, fields: dict[str, Any]) -> None:
-        if self.own is None:
-            raise InputError(f"{self.name} has no data to align")
-        self.own = self.own.normalised(fields["normalise"])
-        ids = sorted(own_ids(self.own))
+        ids = sorted(own_ids(self._comparable(fields["normalise"])))
         self._take_ids(ids)
         self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
 
@@ -275,8 +291,10 @@ class Member(Node):
             return proposal.complete(self.name, None, ())
         if self._ids is None or proposal.ids != commitment(self.session, self._ids):
             raise ProtocolError("the proposal commits to other IDs than were found to be common")
-        self.own = self.own.normalised(proposal.outline.normalise)
-        return proposal.complete(self.name, self.own, rows_of(self.own, self._ids))
+        own = self._comparable(proposal.outline.normalise)
+        with at_home("the IDs that were found are not in the table as the proposal compares them"):
+            rows = rows_of(own, self._ids)
+        return proposal.complete(self.name, own, rows)
 
     def _ask(self, agreement: Agreement) -> None:
         accept = self.config.accept

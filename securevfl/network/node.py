@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
 from securevfl.data.share import OUTLINE_FILE, OwnTable
-from securevfl.errors import NetworkError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import DataError, NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE
 from securevfl.messages import Message
@@ -53,9 +53,37 @@ class Unforeseen(ProtocolError):
         super().__init__(f"{self.told}: {error}")
 
 
+class AtHome(DataError):
+    """An error about this organisation's own records. Its text may quote them, so others are told less.
+
+    Attributes:
+        told: What others are told.
+    """
+
+    def __init__(self, told: str, error: DataError) -> None:
+        self.told = told
+        super().__init__(str(error))
+
+
+@contextlib.contextmanager
+def at_home(told: str) -> Iterator[None]:
+    """What goes wrong with the own records here is said in full here alone.
+
+    Args:
+        told: What others are told.
+
+    Raises:
+        AtHome: Something did.
+    """
+    try:
+        yield
+    except DataError as error:
+        raise AtHome(told, error) from error
+
+
 def told_of(error: SecureVFLError) -> str:
     """What others are told of an error."""
-    return error.told if isinstance(error, Unforeseen) else str(error)
+    return error.told if isinstance(error, Unforeseen | AtHome) else str(error)
 
 
 @contextlib.contextmanager

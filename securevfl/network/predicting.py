@@ -71,6 +71,7 @@ class Predicting(Node):
         digest: The training's agreement.
         organisations: Who took part in it, the coordinator first.
         label_holder: Who obtains the scores.
+        normalise: How the training compared IDs.
         count: How many new records are common to all.
     """
 
@@ -81,6 +82,7 @@ class Predicting(Node):
     digest: str
     organisations: tuple[str, ...]
     label_holder: str
+    normalise: str
     count = 0
     _settled = True
 
@@ -101,6 +103,7 @@ class Predicting(Node):
         if outline is None or self.name not in content["homes"]:
             raise RunError(f"{self.folder.path} is not the folder of {self.name}")
         self.organisations, self.label_holder = tuple(content["organisations"]), outline.label_holder
+        self.normalise = outline.normalise
         self.plan = self.folder.read_plan()
         self.trained = Trained.load_share(self.folder, self.name)
 

@@ -27,9 +27,15 @@ from securevfl.protocols.wire import pack
 from securevfl.rows import Rows
 
 
-def numbers_commitment(session: str, ids: Sequence[str], numbers: Sequence[int]) -> str:
-    """Binds common IDs to their record numbers; only those who know the IDs can compute it."""
-    return commitment(session, [f"{number} {each}" for number, each in zip(numbers, ids, strict=True)])
+def commitments(session: str, salt: bytes, ids: Sequence[str], numbers: Sequence[int]) -> tuple[str, str]:
+    """Binds a prediction to its common IDs, and these to their record numbers.
+
+    A prediction may be of a single person, whom a helper without data could find by trying all IDs there may
+    be. So the salt, which only those with data get, is part of both.
+    """
+    place = f"{session} {salt.hex()}"
+    numbered = [f"{number} {each}" for number, each in zip(numbers, ids, strict=True)]
+    return commitment(place, ids), commitment(place, numbered)
 
 
 @dataclass(frozen=True, kw_only=True)

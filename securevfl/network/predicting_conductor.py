@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import numpy as np
 
 from securevfl.data.share import OwnTable, rows_of
 from securevfl.errors import DataError, NetworkError, SecureVFLError
-from securevfl.network.agreement import commitment
 from securevfl.network.conductor import Conductor
 from securevfl.network.config import ServerConfig
+from securevfl.network.controls import SALT_BYTES
 from securevfl.network.node import Restarted
 from securevfl.network.predicting import Predicting, check_finished
-from securevfl.network.predicting_agreement import Request, numbers_commitment
+from securevfl.network.predicting_agreement import Request, commitments
 from securevfl.network.predicting_seat import PART, PredictingSeat
 from securevfl.network.scores import ScoresFile
 from securevfl.trained import Trained
@@ -44,6 +45,7 @@ class PredictingConductor(Predicting, Conductor):
         self.new, self.scores = new, ScoresFile(out)
         super().__init__(config, say=say)
         self._numbers: list[int] = []
+        self._salt = secrets.token_bytes(SALT_BYTES)
         self._known = 0
 
     async def run(self) -> dict[str, Any]:
@@ -65,6 +67,11 @@ class PredictingConductor(Predicting, Conductor):
         self.open_run()
         if set(self.organisations) != {self.name, *self._members}:
             raise DataError(f"the run was of {', '.join(self.organisations)}; the configuration names others")
+        if self.config.normalise != self.normalise:
+            raise DataError(
+                f"the run compared IDs by {self.normalise!r}, the configuration says "
+                f"{self.config.normalise!r}; known people would pass for new ones, so leave it as it was"
+            )
 
     async def _lead(self) -> dict[str, Any]:
         await self._gather()
@@ -90,18 +97,19 @@ class PredictingConductor(Predicting, Conductor):
         self._numbers = self.trained.number(self._ids, self.count).tolist()
         self.say(f"{self.count} of {len(self.own.ids)} records are common to all")
         for name in self._with_data():
-            self.mesh.tell(name, "records", numbers=self._numbers)
+            self.mesh.tell(name, "records", numbers=self._numbers, salt=self._salt)
 
     async def _have_asked(self) -> PredictingSeat:
         """Has everybody confirm the same understanding of what is predicted."""
         self.part = "agreeing"
+        ids, numbers = commitments(self.session, self._salt, self._ids, self._numbers)
         request = Request(
             run=self.config.run,
             trained=self.digest,
             organisations=self.organisations,
             records=self.count,
-            ids=commitment(self.session, self._ids),
-            numbers=numbers_commitment(self.session, self._ids, self._numbers),
+            ids=ids,
+            numbers=numbers,
             token=self.mesh.incarnation.hex(),
         )
         prediction = request.understood(self.plan, label_holder=self.label_holder, known=self._known)

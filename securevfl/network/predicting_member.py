@@ -9,12 +9,12 @@ import numpy as np
 
 from securevfl.data.share import OwnTable
 from securevfl.errors import NetworkError, ProtocolError
-from securevfl.network.agreement import Understanding, commitment
+from securevfl.network.agreement import Understanding
 from securevfl.network.config import PartyConfig
 from securevfl.network.member import Member
 from securevfl.network.node import STAY
 from securevfl.network.predicting import Predicting, check_finished
-from securevfl.network.predicting_agreement import Prediction, Request, cost_in_words, numbers_commitment
+from securevfl.network.predicting_agreement import Prediction, Request, commitments, cost_in_words
 from securevfl.network.predicting_seat import PART
 from securevfl.trained import Trained
 
@@ -43,6 +43,7 @@ class PredictingMember(Predicting, Member):
         super().__init__(config, confirm=confirm, say=say)
         self.prediction: Prediction | None = None
         self._numbers: list[int] = []
+        self._salt = b""
         self._known = 0
         self._confirmed = ""
         self._begun = False
@@ -63,9 +64,18 @@ class PredictingMember(Predicting, Member):
     def _checkpoints(self) -> list[int]:
         return []
 
+    def _comparable(self, way: str) -> OwnTable:
+        """IDs are compared as in training: spelt otherwise, a known person would pass for a new one."""
+        if way != self.normalise:
+            raise ProtocolError(
+                f"the coordinator compares IDs by {way!r}; the run {self.config.run!r} did by "
+                f"{self.normalise!r}"
+            )
+        return super()._comparable(way)
+
     def _keep_ids(self, ids: list[str]) -> None:
-        """The common IDs of a prediction are kept with their record numbers, once it is confirmed."""
-        self._numbers = []
+        """The common IDs are kept with their record numbers, once a prediction of these is confirmed."""
+        self._numbers, self.prediction = [], None
 
     async def _start_over(self) -> None:
         """Before anything is released it can join again; after that a person decides whether to pay again."""
@@ -78,17 +88,17 @@ class PredictingMember(Predicting, Member):
 
     async def _handle(self, kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
         if kind == "records":
-            self._take_numbers(fields["numbers"])
+            self._take_numbers(fields["numbers"], fields["salt"])
             return None
         return await super()._handle(kind, fields)
 
-    def _take_numbers(self, numbers: list[int]) -> None:
+    def _take_numbers(self, numbers: list[int], salt: bytes) -> None:
         """Takes up the record numbers, unless they contradict those under which records have paid here."""
         if self.own is None or not self._ids or len(numbers) != len(self._ids):
             raise ProtocolError("the coordinator numbers other records than were found to be common")
         self.trained = Trained.load_share(self.folder, self.name)
         self._known = self.trained.adopt(self._ids, numbers)
-        self._numbers = numbers
+        self._numbers, self._salt, self.prediction = numbers, salt, None
 
     def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is asked with what is known here, and asks for confirmation."""
@@ -125,10 +135,8 @@ class PredictingMember(Predicting, Member):
         """The records that are asked for are those that were found and numbered here, no others."""
         ids, numbers = self._ids or [], self._numbers
         numbered = len(ids) == len(numbers) == request.records
-        if (
-            not numbered
-            or request.ids != commitment(self.session, ids)
-            or request.numbers != numbers_commitment(self.session, ids, numbers)
+        if not numbered or (request.ids, request.numbers) != commitments(
+            self.session, self._salt, ids, numbers
         ):
             raise ProtocolError("the coordinator asks for other records than were found to be common")
 

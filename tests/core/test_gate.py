@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 from scipy import stats
 
 from securevfl.accountants.filters import Filter
-from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
+from securevfl.errors import BudgetExceeded, LedgerError, PlanError, TrainingDiverged
 from securevfl.gate import Gate, Mechanism, clip_rows
 from securevfl.ledger import Ledger
 from securevfl.noise import Noise, snap
@@ -72,6 +75,26 @@ def test_noise_is_gaussian_with_the_right_scale() -> None:
 def test_two_gates_never_share_noise() -> None:
     first, second = release(make_gate(), rows(1, 2)).values, release(make_gate(), rows(1, 2)).values
     assert not (first[:, None] == second).all(axis=-1).any()  # three equal values: P < 1e-18
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_processes_never_share_noise() -> None:
+    """Workers that a server forks after it has loaded a run: the same noise twice shows a difference."""
+    script = """
+import os
+from securevfl.noise import Noise
+noise = Noise()
+noise.gaussian((3,), 1.0)
+for _ in range(2):
+    if os.fork() == 0:
+        os.write(1, f"{noise.gaussian((2,), 1.0).tolist()} {noise.stream.words(1)[0]}\\n".encode())
+        os._exit(0)
+    os.wait()
+print(noise.gaussian((2,), 1.0).tolist(), noise.stream.words(1)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    lines = done.stdout.split("\n")[:3]
+    assert len(set(lines)) == 3
 
 
 def test_reproducible_noise_voids_the_guarantee() -> None:
@@ -210,3 +233,27 @@ def test_uniform_noise_covers_its_range() -> None:
 def test_negative_seed_is_refused() -> None:
     with pytest.raises(PlanError, match="negative"):
         Noise.insecure(-1, "p0")
+
+
+@pytest.mark.parametrize("mode", ["strict", "dp-encoder"])
+def test_what_a_release_is_called_does_not_change_what_it_costs(mode: str) -> None:
+    """The word comes from the one who asks: a vector named like a local update, which in mode strict costs
+    nothing, would leave for free."""
+    costs = {}
+    for kind in ("embedding", "update", "contributions", "randomised labels", "means"):
+        gate = make_gate(mode=mode, sigma=2.0, budget=1.5)
+        vectors = torch.ones((1, 3))
+        gate.release(vectors, rows=rows(4), kind=kind, observers=("p0",))
+        costs[kind] = gate.budget.spent_mu
+        with pytest.raises(BudgetExceeded):
+            for _ in range(9):
+                gate.release(vectors, rows=rows(4), kind=kind, observers=("p0",))
+    assert set(costs.values()) == {1.0}
+
+
+def test_a_release_cannot_pass_for_a_session() -> None:
+    """Sessions are not counted when a ledger is read again, so nothing is released under that name."""
+    gate = make_gate()
+    with pytest.raises(LedgerError, match="cannot be of kind 'session'"):
+        gate.release(torch.ones((1, 3)), rows=rows(4), kind="session", observers=("p0",))
+    assert gate.budget.spent_mu == 0

@@ -18,7 +18,9 @@ from torch import nn
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.errors import AccountingError, BudgetExceeded, DataError, RunError
+from securevfl.algorithms import ABSENT, SERVER
+from securevfl.algorithms.prediction import PredictingParty
+from securevfl.errors import AccountingError, BudgetExceeded, DataError, DropoutError, RunError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_records
 from securevfl.views import View
@@ -294,3 +296,20 @@ def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
     files.create(Plan())
     with files.locked(), pytest.raises(RunError, match="in use"), files.locked():
         pass
+
+
+def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training above a threshold goes on without a party; a score would be of another model, unsaid."""
+    data = make(parties=4)
+    run = train(data, Plan(algorithm="vafl", protocol="pairwise", threshold=3, epochs=1, batch=16))
+    answer = PredictingParty._answer
+
+    async def leaving(self: PredictingParty, message: Any) -> None:
+        if self.address == "p2":
+            await self.link.send(SERVER, ABSENT, {})
+        else:
+            await answer(self, message)
+
+    monkeypatch.setattr(PredictingParty, "_answer", leaving)
+    with pytest.raises(DropoutError, match="p2 is gone, and this phase needs everybody"):
+        run.predict(list(data.test))

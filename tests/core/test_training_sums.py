@@ -15,6 +15,7 @@ from securevfl import Plan, VerticalData, train
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.vafl_server import VAFLServer
 from securevfl.engine import Engine
 from securevfl.errors import DeadlockError, DropoutError, PlanError, ProtocolError
 from securevfl.gate import Contribution
@@ -525,3 +526,27 @@ def test_resumed_runs_agree_on_new_keys_and_end_the_same(
         train(tiny, plan, tmp_path / "broken", progress=stop)
     resumed = train(tiny, plan, tmp_path / "broken", resume=True)
     assert np.array_equal(weights_of(resumed), weights_of(straight))
+
+
+@pytest.mark.parametrize("word", ["update", "session", "contributions", ""])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "vafl"},
+        {"algorithm": "vafl", "protocol": "pairwise"},
+        {"algorithm": "afsgd", "protocol": "pairwise"},
+    ],
+)
+def test_a_label_holder_that_asks_under_another_name_gets_nothing(
+    changes: dict, word: str, tiny: VerticalData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It chooses the word that the party's ledger writes down; only those that stand for a cost are taken."""
+    ask, read = VAFLServer._ask, SumRequest.fields
+
+    async def asking(self, party, rows, purpose):
+        return await ask(self, party, rows, word)
+
+    monkeypatch.setattr(VAFLServer, "_ask", asking)
+    monkeypatch.setattr(SumRequest, "fields", lambda self: read(self) | {"purpose": word})
+    with pytest.raises(ProtocolError, match=f"for {word!r}, not for training"):
+        train(tiny, plan_of(sigma=1.0, **changes))

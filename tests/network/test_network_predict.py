@@ -29,11 +29,12 @@ from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError
 from securevfl.folder import RunFolder
 from securevfl.ledger import read_ledger, read_records
 from securevfl.models import load_module
+from securevfl.network.agreement import commitment
 from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather
 from securevfl.network.predicting import read_new_records
-from securevfl.network.predicting_agreement import Request
+from securevfl.network.predicting_agreement import Request, commitments
 from securevfl.network.predicting_conductor import PredictingConductor
 from securevfl.network.predicting_member import PredictingMember
 from securevfl.plan import Plan
@@ -274,6 +275,24 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
         assert record.observers == ("bank",) and record.rows.tolist() == list(range(60, 60 + COUNT))
         assert results[owner]["prediction"][owner]["prediction"] == COUNT
     assert any("counted apart" in line for line in prediction.said["clinic"])
+
+
+def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):
+    """It confirms a commitment to the IDs. Of one person, trying all IDs there may be would be quick."""
+    federation = trained(
+        tmp_path, recommended("sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
+    )
+    ids = strangers(1, first=4)
+    prediction = Prediction(federation, new_rows(federation.names[:3], 1), ids)
+    dealer, clinic = prediction.member("dealer"), prediction.member("clinic")
+    fine(prediction.run(dealer=dealer, clinic=clinic))
+    known = dealer.prediction.request
+    assert known == clinic.prediction.request
+    for salt in (b"", bytes(32)):
+        for place in (dealer.session, f"{dealer.session} {salt.hex()}"):
+            assert known.ids not in [commitment(place, [each]) for each in strangers(100)]
+    assert known.ids in [commitments(dealer.session, clinic._salt, [each], [0])[0] for each in strangers(100)]
+    assert dealer._salt == b""
 
 
 def test_a_sealed_model_refuses_records_that_it_was_trained_on(tmp_path):
@@ -744,6 +763,52 @@ def test_other_numbers_than_were_confirmed_do_not_pass(tmp_path):
     assert isinstance(results["clinic"], ProtocolError)
     assert "other records than were found to be common" in str(results["bank"])
     assert predictions_of(tmp_path / "shop") == []
+
+
+def test_a_coordinator_cannot_rename_a_known_person(tmp_path):
+    """Compared in another way than in training, known IDs would be new ones, which have not paid yet."""
+    plan = PLAN.with_changes(encoder_training="none", sigma=4.0, epochs=1)
+    federation = Federation(tmp_path, plan)
+    loud = {name: replace(table, ids=np.char.upper(table.ids)) for name, table in federation.tables.items()}
+    federation.tables = loud
+    asyncio.run(federation.run())
+    prediction = Prediction(federation, new_rows(federation.names), loud["bank"].ids[:COUNT].tolist())
+    bank = prediction.conductor()
+    bank.config = replace(bank.config, normalise="trim-casefold")
+    bank._open = bank.open_run  # a coordinator that cheats does not refuse itself
+    results = prediction.run(bank=bank)
+    assert "compares IDs by 'trim-casefold'; the run 'test' did by 'exact'" in str(results["bank"])
+    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+
+
+def test_a_configuration_that_compares_ids_otherwise_than_training_did(tmp_path):
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1))
+    federation.server = replace(federation.server, normalise="trim-casefold")
+    prediction = Prediction(federation, new_rows(federation.names), strangers())
+    with pytest.raises(DataError, match="the run compared IDs by 'exact', the configuration says 'trim-case"):
+        asyncio.run(prediction.conductor().run())
+
+
+def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
+    """After everybody has confirmed, the coordinator has other records found, and goes on with these."""
+    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
+    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1), align="psi")
+    both = strangers(2 * COUNT)
+    prediction = Prediction(federation, new_rows(federation.names, 2 * COUNT), both)
+    bank = prediction.conductor()
+    whole, propose = bank.own, bank._propose
+    bank.own = replace(whole, ids=whole.ids[:COUNT], block=whole.block[:COUNT])
+
+    async def switching(who: Any, proposal: str, digest: str) -> None:
+        await propose(who, proposal, digest)
+        bank.own = replace(whole, ids=whole.ids[COUNT:], block=whole.block[COUNT:])
+        await bank._introduce()
+        await bank._align()
+
+    bank._propose = switching
+    results = prediction.run(bank=bank)
+    assert "announces a prediction that was not confirmed here" in str(results["bank"])
+    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
 
 
 @pytest.mark.parametrize("numbers", [[60, 60], [60, 1 << 30], [-1, 60], [0, 60]])

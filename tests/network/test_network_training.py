@@ -8,6 +8,7 @@ import stat
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 
 from securevfl import train
 from securevfl.algorithms import recommended
-from securevfl.errors import InputError, NetworkError, SecureVFLError
+from securevfl.errors import InputError, NetworkError
 from securevfl.ledger import read_records
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather, load_truth
@@ -276,10 +277,53 @@ def test_ids_that_are_spelled_differently_are_the_same_people(tmp_path, align, c
         np.testing.assert_array_equal(block, given.tables[party].block[rows])
 
 
-def test_two_records_that_become_the_same_are_named(tmp_path):
+def test_two_records_that_become_the_same_are_named_at_home_alone(tmp_path):
+    """The coordinator says how IDs are compared; what goes wrong then must not tell it anybody's ID."""
     given = Federation(tmp_path, Plan(epochs=1), normalise="trim-casefold")
     table = given.tables["clinic"]
-    ids = np.array([*table.ids[:-1], table.ids[0].upper()])
-    given.tables["clinic"] = replace(table, ids=ids)
-    with pytest.raises(SecureVFLError, match="remove duplicates first"):
-        asyncio.run(given.run())
+    given.tables["clinic"] = replace(table, ids=np.array([*table.ids[:-2], "Secret7", "SECRET7"]))
+
+    async def attempt() -> list[object]:
+        nodes = [given.conductor(), *(given.member(name) for name in given.members)]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, clinic, _ = map(str, asyncio.run(attempt()))
+    assert "'SECRET7' occurs in positions 58 and 59" in clinic and "remove duplicates first" in clinic
+    assert "clinic: IDs cannot be compared by 'trim-casefold' here" in bank and "secret" not in bank.lower()
+
+
+def test_labels_that_make_no_task_stay_at_home(tmp_path):
+    given = Federation(tmp_path, Plan(epochs=1))
+    table = given.tables["bank"]
+    given.tables["bank"] = replace(table, labels=np.full(len(table.ids), 4711))
+
+    async def attempt() -> list[object]:
+        nodes = [given.conductor(), *(given.member(name) for name in given.members)]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, *others = map(str, asyncio.run(attempt()))
+    assert "all 60 labels are 4711" in bank
+    assert all("make no task" in each and "4711" not in each for each in others)
+
+
+def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_path):
+    """Records would be known by IDs that are not those of later predictions, and would not pay again."""
+    given = Federation(tmp_path, Plan(epochs=1))
+    loud = {name: replace(table, ids=np.char.upper(table.ids)) for name, table in given.tables.items()}
+    given.tables = loud
+    bank = given.conductor()
+    tell = bank.mesh.tell
+
+    def lying(peer: str, kind: str, **fields: Any) -> None:
+        tell(peer, kind, **{**fields, "normalise": "trim-casefold"} if kind == "compare" else fields)
+
+    bank.mesh.tell = lying
+    bank.own = loud["bank"].normalised("trim-casefold")
+
+    async def attempt() -> list[object]:
+        members = [given.member(name) for name in given.members]
+        return await asyncio.gather(*(node.run() for node in (bank, *members)), return_exceptions=True)
+
+    found, clinic, _ = map(str, asyncio.run(attempt()))
+    assert "not in the table as the proposal compares them" in found and "id0" not in found
+    assert "ID 'id0000' was common to all, but is not in the table any more" in clinic

@@ -76,6 +76,13 @@ def test_the_whole_range_is_exact_and_one_more_is_refused(workers):
             protocol.encode(raw)  # also where the caller encoded, for instance to add noise
 
 
+def test_a_refused_value_is_not_quoted():
+    """Over a network others are told why a worker stops; its prediction is none of their business."""
+    with pytest.raises(EncodingError) as refused:
+        BFVSum(workers=3).encode(np.array([0.5, 87654321.0, -1.0]))
+    assert "8765" not in str(refused.value) and "8.765" not in str(refused.value)
+
+
 def test_the_smallest_integer_is_refused():
     """abs() of the most negative 64-bit integer is negative; the check must not rely on it."""
     with pytest.raises(EncodingError):

@@ -22,6 +22,7 @@ from securevfl.protocols.pairwise import (
     Survivors,
 )
 from securevfl.protocols.pairwise_worker import seed_check
+from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
 
 
 def agree(protocol, moments):
@@ -369,14 +370,89 @@ def test_an_aggregator_that_breaks_the_protocol_can_open_a_sum_below_the_thresho
     assert pairs == {3, 4, 5}
 
 
-@pytest.mark.parametrize(("workers", "threshold"), [(4, 3), (5, 4), (6, 5)])
-def test_where_one_may_drop_out_different_lists_gain_nothing(workers, threshold):
-    """Every way to leave one worker out of each honest worker's list."""
+def test_an_aggregator_that_also_lies_about_who_takes_part_can_open_a_single_input():
+    """A limit, as documented: six workers, threshold 4, worker 0 colludes, and the input of worker 1."""
+    protocol = PairwiseMaskSum(workers=6, threshold=4)
+    nodes = {address: protocol.node(address) for address in protocol.addresses}
+    run_setup(nodes)
+    values = [np.array([worker + 0.25, -worker]) for worker in range(6)]
+    driver, _ = begin(nodes, values)
+    worker, colluder = driver.machines, driver.machines[0]
+    while not isinstance(driver.pending[0].message, RelayedShares):
+        driver.step()
+    covered = {owner: shares.covered for owner, shares in worker[AGGREGATOR]._shares.items()}
+    relayed = {e.receiver: e.message for e in driver.pending}
+    # Worker 1 hears that 2 and 3 take no part, so it adds no mask that they share with it.
+    short = dataclasses.replace(relayed[1], participants=[0, 1, 4, 5], sealed=relayed[1].sealed[[0, 3, 4]])
+    masked = {
+        each: worker[each].receive(Envelope(AGGREGATOR, each, short if each == 1 else relayed[each]))
+        for each in range(6)
+    }
+    told = {1: [0, 1, 4, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3, 4], 5: [0, 1, 2, 3, 5]}
+    shares = {(owner, kind): {0: colluder._shares[owner][kind]} for owner in range(6) for kind in (0, 1)}
+    for opener, survivors in told.items():
+        held = sorted(worker[opener]._shares)
+        message = Survivors(round=0, survivors=survivors)
+        (reply,) = worker[opener].receive(Envelope(AGGREGATOR, opener, message))
+        for owner, row in zip(held, reply.message.shares, strict=True):
+            shares[owner, int(owner not in survivors)][opener] = row.tobytes()
+
+    def seed(owner, kind):
+        points = sorted(shares[owner, kind])[: protocol.threshold]
+        parts = [int.from_bytes(shares[owner, kind][point], "big") for point in points]
+        whole = shamir.combine(parts, shamir.weights(tuple(point + 1 for point in points)))
+        return whole.to_bytes(shamir.SHARE_BYTES, "big")[-KEY_BYTES:]
+
+    plus, minus = [], [KeyStream(seed(1, 0))]
+    plus.append(KeyStream(colluder._mask_seeds[1]))  # worker 1 is above 0: it has subtracted their mask
+    for gone in (4, 5):
+        table = covered[gone] ^ KeyStream(seed(gone, 1)).words(covered[gone].shape, np.uint8)
+        minus.append(KeyStream(table[1].tobytes()))  # of their neighbours 0, 1, 2, ... worker 1
+    opened = apply_masks(masked[1][0].message.values.copy(), plus, minus)
+    np.testing.assert_allclose(protocol.fixed_point.decode(opened), values[1], atol=1e-9)
+
+
+def smallest_opened(workers, threshold, lists):
+    """How many honest inputs the smallest sum has that lies open to the aggregator and worker 0.
+
+    Args:
+        workers: All of them; 0 colludes.
+        threshold: Shares that open a seed.
+        lists: Honest worker -> (whom it is told to take no part, whom to have dropped out later).
+    """
     honest = range(1, workers)
-    seen = set()
-    choices = [[None, *(other for other in range(1, workers) if other != own)] for own in honest]
-    share_of = threshold - 1  # how many honest workers must leave somebody out, beside the colluder
-    for left_out in itertools.product(*choices):
-        pairs = {other for other in range(1, workers) if left_out.count(other) >= share_of}
-        seen.add(len(pairs))
-    assert max(seen) == 1
+    known = [
+        {w for w in honest if 1 + sum(w not in out | gone for out, gone in lists.values()) >= threshold},
+        {w for w in honest if 1 + sum(w in gone for out, gone in lists.values()) >= threshold},
+    ]
+    for size in honest:
+        for group in itertools.combinations(sorted(known[0]), size):
+            left = set(honest) - set(group)
+            if all(other in lists[w][0] or other in known[1] for w in group for other in left):
+                return size
+    return None
+
+
+@pytest.mark.parametrize(("workers", "threshold"), [(4, 3), (5, 4)])
+def test_where_one_may_drop_out_different_lists_gain_nothing(workers, threshold):
+    """Every way to leave one worker out of each honest worker's lists, as no part or as dropped out."""
+    nobody = frozenset()
+    choices = []
+    for own in range(1, workers):
+        others = [frozenset({other}) for other in range(1, workers) if other != own]
+        choices.append([(nobody, nobody), *((o, nobody) for o in others), *((nobody, o) for o in others)])
+    sizes = [
+        smallest_opened(workers, threshold, dict(enumerate(each, start=1)))
+        for each in itertools.product(*choices)
+    ]
+    assert min(size for size in sizes if size is not None) == threshold - 1  # the smallest honest sum allowed
+
+
+def test_the_search_for_lists_finds_the_known_attacks():
+    def lists(out, told):
+        return {w: (out.get(w, set()), set(range(6)) - set(told[w]) - out.get(w, set())) for w in told}
+
+    three = {1: [0, 1, 2, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 4], 5: [0, 1, 2, 5]}
+    one = {1: [0, 1, 4, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3, 4], 5: [0, 1, 2, 3, 5]}
+    assert smallest_opened(6, 4, lists({}, three)) == 2  # three with the colluder
+    assert smallest_opened(6, 4, lists({1: {2, 3}}, one)) == 1
