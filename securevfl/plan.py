@@ -335,7 +335,7 @@ def _check_numbers(plan: Plan) -> None:
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number above 0")
     for name in ("sigma", "gradient_sigma", "clip", "gradient_clip"):
         if getattr(plan, name) > MOST:
-            raise PlanError(f"{name} is {getattr(plan, name)}; released values have 32 bits, use at most {MOST:g}")
+            raise PlanError(f"{name} is {getattr(plan, name)}; values have 32 bits, use at most {MOST:g}")
     for name in ("average_last", "centring"):
         if not 0 <= getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be at least 0 and below 1")

@@ -98,7 +98,7 @@ def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
 
 
 def _check_active(plan: Plan, algorithm: Algorithm) -> None:
-    """Whoever names active workers means that the others get no labels; most algorithms know no such thing."""
+    """Whoever names active workers means that the others get no labels; only some algorithms know that."""
     if plan.active and not algorithm.has_passive:
         raise PlanError(
             f"active names workers that get the labels, but {plan.algorithm!r} has no passive ones; "

@@ -283,8 +283,8 @@ class SumParticipant:
             }
         except EncodingError as error:
             raise TrainingDiverged(
-                f"{self.address}: values are too large for protocol {channel.kind!r}; lower the learning rate "
-                f"or scale the features ({error})"
+                f"{self.address}: values are too large for protocol {channel.kind!r}; lower the learning "
+                f"rate or scale the features ({error})"
             ) from error
         if channel.hosts[self.address] == channel.receiver:
             parts = {"values": values if at_home else np.zeros(values.shape), "entered": entering}

@@ -1,5 +1,6 @@
 """Flex-VFL and its baselines: steps, weights, rates, time, equality with each other, and who sees what."""
 
+import copy
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from round_data import tiny
 from torch import nn
 
-from securevfl import Plan, train
+from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.flex_clock import MOST_STEPS, capacity
 from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS, LocalSGD, gradient_weights
 from securevfl.errors import PlanError
@@ -157,6 +158,45 @@ def test_one_step_per_round_is_synchronous_sgd(fusion: str, private: bool, class
     # 8 float32 steps of size below 1, each rounded to 2^-24 of its value.
     assert float((vector(one) - vector(central)).abs().max()) < 1e-6
     assert torch.equal(vector(one), vector(fits_one))
+
+
+def one_round(start: Run, data: VerticalData, chosen: Plan) -> torch.Tensor:
+    """A round written out (Alg. 1): everybody steps on its own part, the others' staying as they were."""
+    assert start.head is not None
+    inputs = [torch.from_numpy(np.array(x)) for x in data.train]
+    labels = torch.from_numpy(np.array(data.y_train))
+    with torch.no_grad():
+        snapshot = [encoder(x) for encoder, x in zip(start.encoders.values(), inputs, strict=True)]
+    names, found = ("p0", "p1", "p2", "server"), []
+    for k, module in enumerate([*start.encoders.values(), start.head]):
+        own = copy.deepcopy(module)
+        momentum = 0.9 if chosen.optimiser == "momentum" else 0.0
+        optimiser = torch.optim.SGD(own.parameters(), lr=0.2, weight_decay=chosen.l2, momentum=momentum)
+        for _ in range(round(chosen.timeout * SPEEDS[names[k]])):
+            each = [own(x) if i == k else snapshot[i] for i, x in enumerate(inputs)]
+            fused = sum(each[1:], each[0]) if chosen.fusion == "sum" else torch.cat(each, dim=1)
+            outputs = (own if k == 3 else start.head)(fused)[:, 0]
+            optimiser.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(outputs, labels).backward()
+            optimiser.step()
+        found += [p.detach().flatten() for p in own.parameters()]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum"])
+@pytest.mark.parametrize(
+    ("fusion", "protocol"),
+    [("concat", "plain"), ("sum", "plain"), ("sum", "plain-tree"), ("sum", "two-tree")],
+)
+def test_local_steps_against_a_loop_written_out(fusion: str, protocol: str, optimiser: str) -> None:
+    data = tiny()
+    chosen = plan(
+        epochs=1, batch=40, timeout=20.0, speeds=SPEEDS, scaling="none", fusion=fusion, optimiser=optimiser
+    ).with_changes(protocol=protocol, model="mlp", hidden=(4,), embedding=3, head="linear")
+    run = train(data, chosen)
+    start = train(data, chosen.with_changes(learning_rate=1e-30))
+    # 20 float32 steps that move parameters by at most 0.2 * 10 * gradient each; sums round to 2^-32.
+    assert float((vector(run) - one_round(start, data, chosen)).abs().max()) < 2e-6
 
 
 def test_decay_is_by_round() -> None:

@@ -339,7 +339,7 @@ def test_a_budget_without_room_for_a_step_says_what_to_do(tiny: VerticalData) ->
 @pytest.mark.parametrize("protocol", HIDING)
 def test_values_that_no_sum_can_hold_are_divergence(protocol: str, tiny: VerticalData) -> None:
     plan = plan_of(algorithm="fdml", protocol=protocol, learning_rate=1e12)
-    with pytest.raises(TrainingDiverged, match=rf"p\d: values are too large for protocol '{protocol}'; lower"):
+    with pytest.raises(TrainingDiverged, match=rf"p\d: values are too large for protocol '{protocol}'"):
         train(tiny, plan)
 
 
