@@ -389,9 +389,33 @@ def test_passive_workers_never_see_a_label_but_its_derivative(three: VerticalDat
     records = read_records(tmp_path / "run")
     assert {r.observers for r in records if r.kind == "labels"} == {("p1",)}
     assert {r.observers for r in records if r.kind == "derivative"} == {("p2",)}
-    # What p1 lets into p2's totals is seen by the label holder and, as a derivative, by p2.
-    steps = {r.observers for r in records if r.owner == "p1" and r.kind == "product"}
-    assert steps == {("p0",), ("p0", "p2")}
+    # What p1 lets into p2's totals is seen by the label holder and, as a derivative, by p2; what it lets into
+    # p0's totals, by p2 in p0's later products. What p2 lets into its own is seen by the label holder alone.
+    steps = [{r.observers for r in records if r.owner == f"p{i}" and r.kind == "product"} for i in (1, 2)]
+    assert steps == [{("p0", "p2")}, {("p0",), ("p0", "p1")}]
+
+
+@pytest.mark.parametrize("protocol", ["plain", "two-tree", "pairwise", "bfv"])
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+def test_every_product_counts_against_everybody(
+    algorithm: str, protocol: str, three: VerticalData, tmp_path: Path
+) -> None:
+    """A worker's step carries the others' products into all that it lets out later: mode strict, all vectors.
+
+    The requests are counted in the views.
+    """
+    plan = Plan(algorithm=algorithm, protocol=protocol, epochs=2, batch=30, sigma=5.0, record_views=True)
+    run = train(three, plan.with_changes(delays="exponential"), tmp_path / "run")
+    views = [View(tmp_path / "run" / "views" / party) for party in three.parties]
+    asked = {seen.fields["round"]: seen.fields for view in views for seen in view.messages("sum-request")}
+    for owner in ("p1", "p2"):
+        counted = sum(
+            len(each["rows"])
+            for each in asked.values()
+            if each["for"] != owner  # of one's own step the product stays at home
+        )
+        assert run.privacy[owner]["releases"] == counted
+        assert run.privacy[owner]["mu"] == pytest.approx(2 / 5.0 * np.sqrt(counted), rel=1e-4)
 
 
 # -- sparse features --------------------------------------------------------------------------------------
