@@ -167,7 +167,7 @@ class Engine:
                     break
         except BudgetExceeded as refused:
             if self.server.processed == 0:
-                raise
+                raise BudgetExceeded(f"{refused}; not one step fits: raise the budget or sigma") from refused
             self.stopped = f"budget: {refused}"
         self._final_evaluation()
         self.wall = time.monotonic() - begun

@@ -22,6 +22,8 @@ OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
 PROTECTS = ("person", "features", "label")
+MOST = 1e30
+"""Largest noise and clip: a float32 holds it, and a hundred million standard deviations of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class Plan:
         snapshot_every: SVRG of the AFSGD family computes a full gradient after so many epochs.
         delay_bound: D of VAFL: no embedding older than D iterations is used; 0 sets no bound.
         staleness: tau of FDML: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
-        timeout: Time units of local training per round, Flex family.
+        timeout: Time units of local training per round, Flex family; at least one local step must fit.
         private_labels: Flex family: the server keeps the labels and answers with gradients.
         delays: Duration of a party's step: ``constant``, ``poisson``, ``exponential`` or ``trace``.
         speeds: How many times faster than 1 a party is, by name.
@@ -166,7 +168,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "hidden_noise", "active"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_types(self)
         _check_choices(self)
         _check_numbers(self)
@@ -231,7 +234,7 @@ def nearest(name: str, known: Any) -> str:
 
 
 def _unknown_field(name: str) -> str:
-    return f"a plan has no field {name!r}; {nearest(name, (f.name for f in fields(Plan)))}"
+    return f"a plan has no field {name!r}; {nearest(name, [f.name for f in fields(Plan)])}"
 
 
 def _text(value: Any) -> str:
@@ -260,14 +263,17 @@ def _check_types(plan: Plan) -> None:
             "bool": isinstance(value, bool),
             "int": isinstance(value, int) and not isinstance(value, bool),
             "float": number,
-        }.get(kind, True)
+        }.get(kind, isinstance(value, Mapping if kind.startswith("Mapping") else tuple))
         if not good:
-            raise PlanError(f"{spec.name} is {value!r}; expected {kind}")
+            raise PlanError(f"{spec.name} is {value!r}; expected {_WORDS.get(kind.partition('[')[0], kind)}")
+
+
+_WORDS = {"tuple": "a list, such as [8, 4] or ['p0']", "Mapping": "a table, such as {p1 = 2.0}"}
 
 
 def _choice(name: str, value: str, known: Any) -> None:
     if value not in known:
-        raise PlanError(f"unknown {name} {value!r}; {nearest(value, known)}")
+        raise PlanError(f"unknown {name} {value!r}; {nearest(str(value), known)}")
 
 
 def _check_choices(plan: Plan) -> None:
@@ -284,6 +290,8 @@ def _check_choices(plan: Plan) -> None:
     _choice("device", plan.device, ("cpu", "cuda", "auto"))
     if plan.protocol != "plain" and plan.fusion == "concat":
         raise PlanError(f"protocol {plan.protocol!r} sums embeddings; it cannot serve fusion 'concat'")
+    if plan.delays == "trace" and not plan.delay_trace:
+        raise PlanError("delays 'trace' needs delay_trace, a JSON file with each party's step durations")
     if plan.threshold and plan.protocol != "pairwise":
         raise PlanError(
             f"threshold {plan.threshold} belongs to protocol 'pairwise', which recovers from dropouts; "
@@ -325,6 +333,9 @@ def _check_numbers(plan: Plan) -> None:
     for name in ("clip", "gradient_clip", "learning_rate", "timeout", "weight_bound"):
         if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) > 0):
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number above 0")
+    for name in ("sigma", "gradient_sigma", "clip", "gradient_clip"):
+        if getattr(plan, name) > MOST:
+            raise PlanError(f"{name} is {getattr(plan, name)}; values have 32 bits, use at most {MOST:g}")
     for name in ("average_last", "centring"):
         if not 0 <= getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}; it must be at least 0 and below 1")

@@ -65,6 +65,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"it runs on {', '.join(algorithm.protocols)}"
         )
     _check_optimisers(plan, algorithm)
+    _check_active(plan, algorithm)
     _check_threshold(plan, algorithm)
     _check_defence(plan, algorithm, data)
     algorithm.check(plan, data)
@@ -94,6 +95,15 @@ def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
                 f"algorithm {plan.algorithm!r} has no optimiser {name!r}; "
                 f"it has {', '.join(algorithm.optimisers)}"
             )
+
+
+def _check_active(plan: Plan, algorithm: Algorithm) -> None:
+    """Whoever names active workers means that the others get no labels; only some algorithms know that."""
+    if plan.active and not algorithm.has_passive:
+        raise PlanError(
+            f"active names workers that get the labels, but {plan.algorithm!r} has no passive ones; "
+            "leave active empty"
+        )
 
 
 def _check_threshold(plan: Plan, algorithm: Algorithm) -> None:

@@ -30,6 +30,7 @@ class AFSGD(Algorithm):
     summary = "asynchronous SGD on linear models: every worker steps on its own demand-driven sums"
     protocols = SUMS
     optimisers = ("sgd",)
+    has_passive = True
     estimator: ClassVar[str] = "sgd"
     synchronous: ClassVar[bool] = False
 
@@ -56,6 +57,11 @@ class AFSGD(Algorithm):
             raise PlanError(f"{self.name} trains on raw records; encoder_training can only be 'raw'")
         if plan.decay != "none":
             raise PlanError(f"{self.name} has a constant learning rate; set decay 'none'")
+        if plan.private_labels:
+            raise PlanError(
+                f"{self.name} gives the labels to active workers and their derivatives to the others; "
+                "for private labels use vafl or flex"
+            )
         if plan.label_holder == "server" or data.label_holder not in data.parties:
             raise PlanError(f"{self.name} needs a label holder with features: active workers have both")
         unknown = set(plan.active) - set(data.parties)

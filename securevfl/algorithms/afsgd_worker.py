@@ -133,16 +133,25 @@ class LinearWorker(Role):
         await self.sums.join(request, self._contribute(request, self.block.batch(request.rows)))
 
     def _contribute(self, request: SumRequest, batch: Batch) -> Contribution:
-        """The local product, through the gate. Who else sees the total depends on what it is for."""
+        """The local product, through the gate."""
         if request.purpose not in PURPOSES:
             raise ProtocolError(
                 f"{self.address} is asked into a sum for {request.purpose!r}, not for training"
             )
         product = torch.from_numpy(batch.product(self.block.weights))
-        also = self.sums.parties if request.purpose in SHARED else (request.requester,)
+        also = self._reached(request)
         return self.sums.channel(request.channel).protect(
             self.gate, product, party=self.address, rows=request.rows, kind=request.purpose, also=also
         )
+
+    def _reached(self, request: SumRequest) -> tuple[str, ...]:
+        """Who gets the total, or something computed from it, beside the one who obtains it.
+
+        A step changes the requester's weights, and with them every product that it lets out afterwards, so a
+        step of another worker's reaches everybody. What comes of one's own passes one's own gate again.
+        """
+        trains = request.purpose == STEP and request.requester != self.address
+        return self.sums.parties if trains or request.purpose in SHARED else (request.requester,)
 
     async def _take_labels(self, message: Message) -> None:
         labels = message["values"]

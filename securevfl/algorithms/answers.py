@@ -23,6 +23,9 @@ class GradientAnswers:
         self.level = plan.defence_level or self.defence.level
         self.gate = setup.gates[setup.label_holder]
         self.labels = np.asarray(setup.data.y_train)
+        # What a party learns is in its later embeddings, and in a plain tree other parties read these.
+        others = tuple(sorted(set(setup.hosts.values()) - {setup.label_holder}))
+        self.readers = others if plan.protocol == "plain-tree" else ()
         self.mechanism = Mechanism(clip=plan.gradient_clip, sigma=self.level * plan.gradient_clip)
 
     def release(
@@ -32,6 +35,7 @@ class GradientAnswers:
         values = gradient.numpy(force=True)
         if not observers:
             return values, None
+        observers = self.readers or observers
         if self.defence.counted:
             # A record's own gradient is its share of the mean, times the number of records.
             noisy, head = self.gate.release_noisy(

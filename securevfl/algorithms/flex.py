@@ -18,10 +18,11 @@ from collections.abc import Mapping
 
 from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.channels import SUMS
+from securevfl.algorithms.flex_clock import MOST_STEPS, capacity
 from securevfl.algorithms.flex_party import FlexParty
 from securevfl.algorithms.flex_server import FlexServer
 from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS
-from securevfl.algorithms.pace import fastest_step
+from securevfl.algorithms.pace import fastest_step, known_steps
 from securevfl.algorithms.sharing import check_sums
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
@@ -37,19 +38,22 @@ class Flex(Algorithm):
     optimisers = LOCAL_OPTIMISERS
     adaptive = False
     waits_for_timeout = True
+    counts_steps = True
 
     def needs_everybody(self, plan: Plan) -> str:
         """Rounds are of all parties."""
         return ONE_ORDER
 
     def check(self, plan: Plan, data: VerticalData) -> None:
-        """Secure sums must be possible, and are not kept from round to round."""
+        """Secure sums must be possible, and are not kept from round to round; a step must fit the timeout."""
         if plan.protocol != "plain" and plan.encoder_training == "none":
             raise PlanError(
                 f"{self.name} sums the same frozen embeddings anew in every pass; "
                 "use protocol 'plain' or algorithm 'vafl', which release each record once"
             )
         check_sums(plan, data)
+        if self.counts_steps:
+            _check_timeout(plan, known_steps(plan, data.parties))
 
     def steps(self, capacities: Mapping[str, int]) -> int | None:
         """How many steps everybody takes, given how many would fit; None leaves it to each of them."""
@@ -71,6 +75,28 @@ class Flex(Algorithm):
         """Every local step is an update of all records of the batch."""
         most = max(1, math.floor(plan.timeout / fastest_step(plan, data.parties) + 1e-9))
         return plan.epochs * most
+
+
+def _check_timeout(plan: Plan, steps: Mapping[str, tuple[float, ...]]) -> None:
+    """Raises `PlanError` if the plan says already that no step fits the timeout, or any number of them."""
+    if plan.delays == "poisson":
+        raise PlanError(
+            "delays 'poisson' has steps that take no time, of which any number would fit the timeout; "
+            "use 'constant', 'exponential' or 'trace'"
+        )
+    for name, durations in steps.items():
+        shortest, longest = min(durations, default=math.inf), max(durations, default=0.0)
+        # A trace may have rounds in which a party is too busy; it takes its one step late then.
+        if plan.delays != "trace" and longest > plan.timeout * (1 + 1e-9):
+            raise PlanError(
+                f"timeout {plan.timeout:g} is too short for one local step of {name}, which takes "
+                f"{longest:g}; set timeout to at least that or raise its speed"
+            )
+        if plan.timeout > shortest * MOST_STEPS:
+            raise PlanError(
+                f"timeout {plan.timeout:g} has room for more than {MOST_STEPS} local steps of {name}, which "
+                f"takes {shortest:g} for one; lower timeout"
+            )
 
 
 class FlexAdaptive(Flex):
@@ -104,6 +130,11 @@ class SyncMax(Flex):
         """The fastest one's number."""
         return max(capacities.values())
 
+    def updates(self, plan: Plan, data: VerticalData) -> float:
+        """The fastest one may be the server."""
+        server = 1.0 / float(plan.speeds.get(SERVER, 1.0))
+        return max(super().updates(plan, data), float(plan.epochs * capacity(plan.timeout, server)))
+
 
 class PBCD(Flex):
     """Parallel block coordinate descent: one step per round."""
@@ -111,6 +142,7 @@ class PBCD(Flex):
     name = "p-bcd"
     summary = "baseline of flex: one local step per round; shares labels"
     waits_for_timeout = False
+    counts_steps = False
 
     def steps(self, capacities: Mapping[str, int]) -> int | None:
         """One."""

@@ -125,9 +125,10 @@ class LinearBlock:
         """One gradient step on the loss and on l2/2 * ||weights||^2."""
         self.weights -= rate * (direction + l2 * self.weights)
 
+    @_quietly
     def check_finite(self, name: str) -> None:
-        """Raises `TrainingDiverged` if a weight is no longer a number."""
-        if not np.isfinite(self.weights).all():
+        """Raises `TrainingDiverged` if a weight is no longer a number in the model's 32 bits."""
+        if not np.isfinite(self.weights.astype(np.float32)).all():
             raise TrainingDiverged(f"{name}: the model is no longer finite; lower the learning rate")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from securevfl.algorithms.base import Setup
+from securevfl.algorithms.base import SERVER, Setup
 from securevfl.plan import Plan
 from securevfl.runtime.delays import StepDelay, read_trace
 from securevfl.seeds import numpy_generator
@@ -41,6 +41,14 @@ def step_shares(plan: Plan, parties: tuple[str, ...]) -> dict[str, float]:
         rates[party] = 1.0 / max(mean / float(plan.speeds.get(party, 1.0)) + 2 * plan.latency, 1e-9)
     slack = 1.25 if plan.delays in ("poisson", "exponential") else 1.0
     return {party: min(1.0, slack * rate / sum(rates.values())) for party, rate in rates.items()}
+
+
+def known_steps(plan: Plan, parties: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
+    """The durations of each party's steps, and of the server's, as far as the plan fixes them."""
+    traces = read_trace(Path(plan.delay_trace), parties) if plan.delays == "trace" else {}
+    known = (1.0,) if plan.delays == "constant" else ()
+    steps = {party: traces.get(party, known) for party in parties} | {SERVER: (1.0,)}
+    return {name: tuple(each / float(plan.speeds.get(name, 1.0)) for each in steps[name]) for name in steps}
 
 
 def fastest_step(plan: Plan, parties: tuple[str, ...]) -> float:

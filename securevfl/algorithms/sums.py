@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import HIDING, Channel
-from securevfl.errors import DropoutError, ProtocolError
+from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
 from securevfl.gate import Contribution
 from securevfl.messages import Message
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
@@ -274,10 +274,18 @@ class SumParticipant:
         values = contribution.values
         at_home = contribution.head is None
         entering = channel.empty(self.gate, values.shape) if at_home else values
-        machines = {
-            address: node.round(entering if address >= 0 else None, round=request.number, shape=values.shape)
-            for address, node in self._here(request.channel)
-        }
+        try:
+            machines = {
+                address: node.round(
+                    entering if address >= 0 else None, round=request.number, shape=values.shape
+                )
+                for address, node in self._here(request.channel)
+            }
+        except EncodingError as error:
+            raise TrainingDiverged(
+                f"{self.address}: values are too large for protocol {channel.kind!r}; lower the learning "
+                f"rate or scale the features ({error})"
+            ) from error
         if channel.hosts[self.address] == channel.receiver:
             parts = {"values": values if at_home else np.zeros(values.shape), "entered": entering}
             await self._hand_over(channel, request.number, _OWN, parts)

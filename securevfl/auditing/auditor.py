@@ -18,7 +18,15 @@ from securevfl.attacks.contract import Attack
 from securevfl.attacks.registry import find_attack
 from securevfl.attacks.runner import Outcome, evaluate_all
 from securevfl.attacks.source import Source
-from securevfl.auditing.checks import FAILED, Check, check_bypass, check_integrity, check_keys, check_noise
+from securevfl.auditing.checks import (
+    FAILED,
+    Check,
+    check_bypass,
+    check_integrity,
+    check_keys,
+    check_noise,
+    check_sums,
+)
 from securevfl.auditing.matrix import Findings, matrix
 from securevfl.auditing.report import Report
 from securevfl.auditing.words import headline, sentences
@@ -69,7 +77,7 @@ def audit(
     checks = [check_integrity(source)]
     if checks[0].status == FAILED:
         return _finish(source, [], checks, {}, reason)
-    checks += [check_keys(source), *check_bypass(source), *check_noise(source)]
+    checks += [check_keys(source), *check_bypass(source), *check_sums(source), *check_noise(source)]
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
     outcomes = _attack(source, chosen, seed, workers, isolated, progress)
     return _finish(source, outcomes, checks, measured, reason)

@@ -2,13 +2,15 @@
 
 - Integrity: every ledger's chain, signatures, and the heads that observers hold.
 - Keys: no secret key lies in any file of the run.
-- Bypass: what an observer received must stand in the sender's ledger, vector by vector.
+- Bypass: what an observer received must name an entry of the sender's ledger.
+- Sums: whoever let values into a secure sum must have written them down, vector by vector.
 - Noise: what left at the end of training, minus what the final model gives for the same records, must be
   as wide as the ledger says.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.attacks.protocol_keys import scan_files
 from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError
@@ -107,6 +110,49 @@ def _contradiction(seen: Seen, ledgers: dict[str, list[Entry]]) -> str | None:
     if seen.head.position >= len(entries) or entries[seen.head.position].digest != seen.head.digest:
         return f"{what} names an entry that is not in the ledger of {seen.head.owner}"
     return None
+
+
+def check_sums(source: Source) -> list[Check]:
+    """Compares the sums that each party put values into, as the views have them, with its ledger."""
+    homes, sums = read_homes(source.files.path), _sums(source)
+    return [
+        _sums_of(owner, rounds, source.records)
+        for owner, rounds in sorted(sums.items())
+        if homes is None or owner in homes
+    ]
+
+
+def _sums_of(owner: str, rounds: list[dict[str, Any]], records: list[ReleaseRecord]) -> Check:
+    due, written = Counter[str](), Counter[str]()
+    for each in rounds:
+        due[each["purpose"]] += len(each["rows"])
+    for record in records:
+        if record.owner == owner and record.mechanism not in HIDDEN:
+            written[record.kind] += record.vectors
+    short = next((kind for kind in sorted(due) if written[kind] < due[kind]), None)
+    detail = f"all {due.total():,} vectors in {len(rounds):,} sums are accounted for"
+    if short is not None:
+        detail = f"{due[short]:,} vectors went into sums ({short}), but the ledger has {written[short]:,}"
+    status = OK if short is None else FAILED
+    return Check(name="every sum in the ledger", status=status, detail=detail, owner=owner)
+
+
+def _sums(source: Source) -> dict[str, list[dict[str, Any]]]:
+    """Party -> announcements of the sums that it sent something into, for other organisations' totals."""
+    asked: dict[tuple[str, int], dict[str, Any]] = {}
+    sent: set[tuple[str, str, int]] = set()
+    for observer in source.observers:
+        for seen in View(source.view_folder(observer)):
+            if seen.kind == "sum-request":
+                asked[seen.fields["channel"], seen.fields["round"]] = seen.fields
+            elif {"channel", "round", "from", "to"} <= seen.fields.keys():
+                sent.add((seen.sender, seen.fields["channel"], seen.fields["round"]))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for sender, channel, number in sorted(sent):
+        receiver = source.label_holder if channel == "server" else channel
+        if sender in source.parties and sender != receiver and (channel, number) in asked:
+            found.setdefault(sender, []).append(asked[channel, number])
+    return found
 
 
 def check_noise(source: Source) -> list[Check]:

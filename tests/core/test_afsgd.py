@@ -18,6 +18,7 @@ from securevfl.engine import Engine
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.models import task_loss
 from securevfl.resolve import resolve
+from securevfl.views import View
 
 ASYNCHRONOUS = ("afsgd", "afsvrg", "afsaga")
 SYNCHRONOUS = ("fsgd", "fsvrg", "fsaga")
@@ -281,6 +282,38 @@ def test_a_straggler_holds_up_only_the_synchronous_one(pair: tuple[str, str], th
     assert times[pair[0]] - snapshot <= 3 * steps / 2.25 + 2 * 4
 
 
+def test_others_read_the_freshest_product(three: VerticalData, tmp_path: Path) -> None:
+    """A replay of one worker's view: what it sends in the middle of a step has all steps before in it."""
+    rates = {"p0": 1.0, "p1": 0.31, "p2": 0.77}  # no two steps end at the same instant
+    plan = Plan(algorithm="afsgd", epochs=2, batch=30, speeds=rates, latency=0.01, scaling="none")
+    train(three, plan.with_changes(record_views=True, learning_rate=0.5), tmp_path / "run")
+    start = train(three, plan.with_changes(learning_rate=1e-30, l2=0.0))
+    weights = start.encoders["p2"].output.weight.detach().numpy().T.astype(np.float64)
+    features, labels = np.asarray(three.train[2], np.float64), three.y_train
+    rows: dict[int, np.ndarray] = {}
+    totals: dict[int, list[np.ndarray]] = {}
+    due: list[tuple[float, int, np.ndarray]] = []
+    during = 0
+    for seen in View(tmp_path / "run" / "views" / "p2"):
+        while due and due[0][0] <= seen.time:
+            _, number, total = due.pop(0)
+            direction = features[rows[number]].T @ loss_derivative("binary", total, labels[rows[number]])
+            weights = weights - 0.5 * (direction / len(rows[number]) + plan.l2 * weights)
+        number = seen.fields.get("round", -1)
+        if seen.kind == "sum-request" and seen.fields["purpose"] == "product":
+            rows[number] = seen.fields["rows"]
+            if seen.fields["for"] == "p2":
+                totals[number] = [features[rows[number]] @ weights]
+        elif seen.kind == "plain.value" and seen.sent and number in rows:
+            np.testing.assert_allclose(seen.fields["values"], features[rows[number]] @ weights, atol=1e-6)
+            during += bool(due)
+        elif seen.kind == "plain.value" and not seen.sent:
+            totals[number].append(seen.fields["values"])
+            if len(totals[number]) == 3:
+                due.append((seen.time + 1 / 0.77, number, np.sum(totals[number], axis=0)))
+    assert during > 10
+
+
 # -- secure sums ------------------------------------------------------------------------------------------
 
 
@@ -356,9 +389,33 @@ def test_passive_workers_never_see_a_label_but_its_derivative(three: VerticalDat
     records = read_records(tmp_path / "run")
     assert {r.observers for r in records if r.kind == "labels"} == {("p1",)}
     assert {r.observers for r in records if r.kind == "derivative"} == {("p2",)}
-    # What p1 lets into p2's totals is seen by the label holder and, as a derivative, by p2.
-    steps = {r.observers for r in records if r.owner == "p1" and r.kind == "product"}
-    assert steps == {("p0",), ("p0", "p2")}
+    # What p1 lets into p2's totals is seen by the label holder and, as a derivative, by p2; what it lets into
+    # p0's totals, by p2 in p0's later products. What p2 lets into its own is seen by the label holder alone.
+    steps = [{r.observers for r in records if r.owner == f"p{i}" and r.kind == "product"} for i in (1, 2)]
+    assert steps == [{("p0", "p2")}, {("p0",), ("p0", "p1")}]
+
+
+@pytest.mark.parametrize("protocol", ["plain", "two-tree", "pairwise", "bfv"])
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+def test_every_product_counts_against_everybody(
+    algorithm: str, protocol: str, three: VerticalData, tmp_path: Path
+) -> None:
+    """A worker's step carries the others' products into all that it lets out later: mode strict, all vectors.
+
+    The requests are counted in the views.
+    """
+    plan = Plan(algorithm=algorithm, protocol=protocol, epochs=2, batch=30, sigma=5.0, record_views=True)
+    run = train(three, plan.with_changes(delays="exponential"), tmp_path / "run")
+    views = [View(tmp_path / "run" / "views" / party) for party in three.parties]
+    asked = {seen.fields["round"]: seen.fields for view in views for seen in view.messages("sum-request")}
+    for owner in ("p1", "p2"):
+        counted = sum(
+            len(each["rows"])
+            for each in asked.values()
+            if each["for"] != owner  # of one's own step the product stays at home
+        )
+        assert run.privacy[owner]["releases"] == counted
+        assert run.privacy[owner]["mu"] == pytest.approx(2 / 5.0 * np.sqrt(counted), rel=1e-4)
 
 
 # -- sparse features --------------------------------------------------------------------------------------
@@ -405,6 +462,7 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
         ({"label_holder": "server"}, "label holder with features"),
         ({"active": ("p0", "p9")}, "p9"),
         ({"active": ("p1",)}, "p0 is always active"),
+        ({"private_labels": True}, "for private labels use vafl or flex"),
         ({"protocol": "two-tree", "collusion": 2}, "at least 4 are needed"),
     ],
 )
@@ -417,6 +475,8 @@ def test_divergence_is_reported(three: VerticalData) -> None:
     data = VerticalData.load(TASKS["regression"], parties=3)
     with pytest.raises(TrainingDiverged, match="lower the learning rate"):
         train(data, Plan(algorithm="afsgd", epochs=200, learning_rate=1e3))
+    with pytest.raises(TrainingDiverged, match="lower the learning rate"):  # finite, but not as a float32
+        train(three, Plan(algorithm="afsgd", epochs=1, learning_rate=1e38, l2=1.0))
 
 
 class Interrupted(Exception):

@@ -23,7 +23,7 @@ from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
 from securevfl.auditing.page import render
 from securevfl.auditing.words import strength
 from securevfl.errors import AttackError, InputError, RunError
-from securevfl.gate import Gate
+from securevfl.gate import Contribution, Gate
 from securevfl.noise import Noise
 
 TINY = "synthetic:rows=400,features=9,informative=6"
@@ -122,6 +122,30 @@ def test_reused_noise_is_found_by_canaries(
 
     monkeypatch.setattr(Noise, "gaussian", reused)
     assert "canary audit of" in violations(audited(tiny, FROZEN, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("protocol", ["plain-tree", "two-tree", "pairwise", "bfv"])
+@pytest.mark.parametrize("algorithm", ["vafl", "afsgd", "flex"])
+def test_values_past_the_gate_into_a_sum_are_found(
+    algorithm: str, protocol: str, tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(
+        algorithm=algorithm, protocol=protocol, data=TINY, parties=3, epochs=1, batch=200, timeout=2.0
+    )
+    plan = plan.with_changes(record_views=True)
+    honest, kind = Gate.contribute, {"vafl": "embedding", "afsgd": "product", "flex": "embedding"}[algorithm]
+    report = audited(tiny, plan, tmp_path / "honest", canaries=-1)
+    found = [c for c in report.content["checks"] if c["name"] == "every sum in the ledger"]
+    assert {c["status"] for c in found} == {"ok"} and {c["owner"] for c in found} >= {"p1", "p2"}
+
+    def leaking(self: Gate, vectors: Any, **options: Any) -> Contribution:
+        if options["kind"] != kind or self.owner != "p2":
+            return honest(self, vectors, **options)
+        return Contribution(values=vectors.detach().double().numpy(), source=vectors, head=self.ledger.head)
+
+    monkeypatch.setattr(Gate, "contribute", leaking)
+    report = audited(tiny, plan, tmp_path / "leaking", canaries=-1)
+    assert f"vectors went into sums ({kind}), but the ledger has 0" in violations(report)
 
 
 def test_release_past_the_gate_is_found(

@@ -171,6 +171,17 @@ class TestGradients:
         count = sum(r.vectors for r in records)
         assert run.result["privacy"]["p0"]["mu"] == pytest.approx(2 * 0.5 / 2.5 * math.sqrt(count))
 
+    @pytest.mark.parametrize("changes", [{}, {"algorithm": "flex", "private_labels": True}])
+    def test_in_a_plain_tree_others_read_what_came_of_a_gradient(self, changes: dict, tmp_path: Path) -> None:
+        """A party's subtotals reach other parties, and carry what the gradients before have taught it."""
+        three = VerticalData.load("synthetic:rows=40,features=6", parties=3)
+        plan = Plan(epochs=1, batch=16, defence="noise", defence_level=5.0, protocol="plain-tree", **changes)
+        run = train(three, plan, tmp_path / "run")
+        records = [r for r in read_records(tmp_path / "run") if r.owner == "p0"]
+        assert {r.observers for r in records} == {("p1", "p2")}
+        count = sum(r.vectors for r in records)
+        assert run.result["privacy"]["p0"]["mu"] == pytest.approx(2 / 5.0 * math.sqrt(count))
+
     def test_noise_has_the_size_that_is_written_down(self, data: VerticalData, tmp_path: Path) -> None:
         plan = Plan(epochs=20, batch=16, defence="noise", defence_level=50.0, record_views=True)
         train(data, plan, tmp_path / "run")

@@ -60,10 +60,11 @@ def test_without_staleness_it_is_synchronous(classes: int) -> None:
     assert ours.metrics[-1]["lead"] == 0
 
 
-def test_one_worker_against_a_loop_written_out() -> None:
+@pytest.mark.parametrize("decay", ["none", "sqrt"])
+def test_one_worker_against_a_loop_written_out(decay: str) -> None:
     """The same training without any of our code but the initial model and the order of records."""
     data = tiny(parties=1)
-    run = train(data, plan(l2=0.01, scaling="none"))
+    run = train(data, plan(l2=0.01, scaling="none", decay=decay))
     again = train(data, plan(l2=0.01, scaling="none").with_changes(learning_rate=1e-30))
     module = nn.Linear(3, 1)
     with torch.no_grad():
@@ -74,8 +75,12 @@ def test_one_worker_against_a_loop_written_out() -> None:
 
     order = numpy_generator(0, "batches", 0)
     inputs, labels = torch.from_numpy(np.array(data.train[0])), torch.from_numpy(np.array(data.y_train))
+    step = 0
     for _ in range(3):
         for rows in np.split(order.permutation(40), range(7, 40, 7)):
+            step += 1
+            if decay == "sqrt":  # Proposition 1: eta / sqrt(t)
+                optimiser.param_groups[0]["lr"] = 0.3 / np.sqrt(step)
             optimiser.zero_grad()
             nn.functional.binary_cross_entropy_with_logits(
                 module(inputs[rows])[:, 0], labels[rows]

@@ -1,5 +1,6 @@
 """Flex-VFL and its baselines: steps, weights, rates, time, equality with each other, and who sees what."""
 
+import copy
 import json
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from round_data import tiny
 from torch import nn
 
-from securevfl import Plan, train
-from securevfl.algorithms.flex_clock import capacity
+from securevfl import Plan, VerticalData, train
+from securevfl.algorithms.flex_clock import MOST_STEPS, capacity
 from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS, LocalSGD, gradient_weights
 from securevfl.errors import PlanError
 from securevfl.ledger import read_records
@@ -66,7 +67,7 @@ def test_weights_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("timeout", "pace", "steps"),
-    [(20, 5, 4), (20, 10, 2), (0.3, 0.1, 3), (20, 4 / 3, 15), (1, 7, 1), (2.9, 1, 2)],
+    [(20, 5, 4), (20, 10, 2), (0.3, 0.1, 3), (20, 4 / 3, 15), (1, 7, 1), (2.9, 1, 2), (1, 1e-12, MOST_STEPS)],
 )
 def test_capacity(timeout: float, pace: float, steps: int) -> None:
     assert capacity(timeout, pace) == steps
@@ -159,6 +160,45 @@ def test_one_step_per_round_is_synchronous_sgd(fusion: str, private: bool, class
     assert torch.equal(vector(one), vector(fits_one))
 
 
+def one_round(start: Run, data: VerticalData, chosen: Plan) -> torch.Tensor:
+    """A round written out (Alg. 1): everybody steps on its own part, the others' staying as they were."""
+    assert start.head is not None
+    inputs = [torch.from_numpy(np.array(x)) for x in data.train]
+    labels = torch.from_numpy(np.array(data.y_train))
+    with torch.no_grad():
+        snapshot = [encoder(x) for encoder, x in zip(start.encoders.values(), inputs, strict=True)]
+    names, found = ("p0", "p1", "p2", "server"), []
+    for k, module in enumerate([*start.encoders.values(), start.head]):
+        own = copy.deepcopy(module)
+        momentum = 0.9 if chosen.optimiser == "momentum" else 0.0
+        optimiser = torch.optim.SGD(own.parameters(), lr=0.2, weight_decay=chosen.l2, momentum=momentum)
+        for _ in range(round(chosen.timeout * SPEEDS[names[k]])):
+            each = [own(x) if i == k else snapshot[i] for i, x in enumerate(inputs)]
+            fused = sum(each[1:], each[0]) if chosen.fusion == "sum" else torch.cat(each, dim=1)
+            outputs = (own if k == 3 else start.head)(fused)[:, 0]
+            optimiser.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(outputs, labels).backward()
+            optimiser.step()
+        found += [p.detach().flatten() for p in own.parameters()]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum"])
+@pytest.mark.parametrize(
+    ("fusion", "protocol"),
+    [("concat", "plain"), ("sum", "plain"), ("sum", "plain-tree"), ("sum", "two-tree")],
+)
+def test_local_steps_against_a_loop_written_out(fusion: str, protocol: str, optimiser: str) -> None:
+    data = tiny()
+    chosen = plan(
+        epochs=1, batch=40, timeout=20.0, speeds=SPEEDS, scaling="none", fusion=fusion, optimiser=optimiser
+    ).with_changes(protocol=protocol, model="mlp", hidden=(4,), embedding=3, head="linear")
+    run = train(data, chosen)
+    start = train(data, chosen.with_changes(learning_rate=1e-30))
+    # 20 float32 steps that move parameters by at most 0.2 * 10 * gradient each; sums round to 2^-32.
+    assert float((vector(run) - one_round(start, data, chosen)).abs().max()) < 2e-6
+
+
 def test_decay_is_by_round() -> None:
     run = train(tiny(), plan(decay="sqrt"))
     assert run.metrics[-1]["rates"]["p1"] == pytest.approx(0.2 / np.sqrt(8))
@@ -215,6 +255,19 @@ def test_a_target_epsilon_is_kept_with_local_steps() -> None:
     assert 1.5 < run.privacy["p1"]["epsilon"] <= 3.0
 
 
+def test_a_target_epsilon_counts_the_steps_of_a_fast_server() -> None:
+    """With sync-max the parties take as many steps as the server manages, and pay for them."""
+    chosen = plan("sync-max", encoder_training="dp", epsilon=3.0, scaling="none", speeds={"server": 5.0})
+    run = train(tiny(), chosen)
+    assert run.metrics[-1]["steps"]["p1"] == 20
+    assert run.stopped is None
+
+
+def test_one_step_per_round_needs_no_timeout() -> None:
+    slow, usual = (train(tiny(), plan("p-bcd", timeout=t, delays="poisson")) for t in (0.1, 4.0))
+    assert torch.equal(vector(slow), vector(usual))
+
+
 def test_frozen_encoders_pay_once() -> None:
     before = train(tiny(), plan(encoder_training="none", sigma=1.0, scaling="none", epochs=1))
     run = train(tiny(), plan(encoder_training="none", sigma=1.0, scaling="none", epochs=4))
@@ -257,8 +310,20 @@ def test_adam_is_refused(algorithm: str) -> None:
         ({"optimisers": {"p1": "sdg"}}, "did you mean 'sgd'"),
         ({"decay": "linear"}, "unknown decay"),
         ({"proximal": -1.0}, "proximal"),
+        ({"timeout": 0.5}, "too short for one local step of p0, which takes 1"),
+        ({"speeds": {"p2": 0.2}}, "too short for one local step of p2, which takes 5"),
+        ({"speeds": {"server": 0.1}}, "too short for one local step of server"),
+        ({"timeout": 1e300}, "room for more than 10000 local steps of p0"),
+        ({"delays": "poisson"}, "steps that take no time"),
     ],
 )
 def test_plans_that_cannot_work(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         train(tiny(), plan(**changes))
+
+
+def test_a_trace_without_time_is_refused(tmp_path: Any) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"p0": [1.0], "p1": [2.0, 0.0], "p2": [99.0]}))
+    with pytest.raises(PlanError, match="more than 10000 local steps of p1, which takes 0"):
+        train(tiny(), plan(delays="trace", delay_trace=str(trace)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -17,6 +18,8 @@ from securevfl.errors import BudgetExceeded, LedgerError, PlanError, TrainingDiv
 from securevfl.gate import Gate, Mechanism, clip_rows
 from securevfl.ledger import Ledger
 from securevfl.noise import Noise, snap
+from securevfl.protocols.noise import NoisySum
+from securevfl.protocols.tree_sums import TwoTreeSum
 
 
 def make_gate(
@@ -46,6 +49,25 @@ def rows(*numbers: int) -> np.ndarray:
 def release(gate: Gate, numbers: np.ndarray, value: float = 5.0, width: int = 3):
     vectors = torch.full((len(numbers), width), value, requires_grad=True)
     return gate.release(vectors, rows=numbers, kind="embedding", observers=("p0",))
+
+
+@pytest.mark.parametrize("size", [0.5, 5.0, 1e6])
+def test_what_enters_a_sum_is_clipped(size: float) -> None:
+    """The ledger's sensitivity of a sum is 2 C, so that is how far a party's part may move at most."""
+    gate = make_gate(clip=0.7)
+    protocol = TwoTreeSum(workers=4)
+    noisy = NoisySum(protocol, sigma=1e-3, colluders=1)
+    vectors = torch.nn.functional.normalize(torch.randn((50, 6)), dim=1) * size
+    entered = gate.contribute(
+        vectors, rows=rows(*range(50)), kind="embedding", observers=("p0",), noise=noisy
+    )
+    values = protocol.fixed_point.decode(entered.values)
+    expected = vectors.double().numpy() * min(1.0, 0.7 / size)
+    # A share has standard deviation 1e-3 / sqrt(3); eight of them are never exceeded by 300 draws.
+    assert np.abs(values - expected).max() < 8e-3 / math.sqrt(3)
+    (entry,) = [json.loads(line) for line in gate.ledger.lines if "embedding" in line]
+    assert entry["sensitivity"] == pytest.approx(2 * 0.7, rel=1e-6)
+    assert entry["sigma"] == pytest.approx(1e-3, rel=1e-5)
 
 
 def test_clipped_norms_never_exceed_the_bound() -> None:

@@ -56,6 +56,14 @@ def test_every_field_is_documented() -> None:
         ({"encoder_training": "none", "scaling": "standard"}, "couples records"),
         ({"protocol": "bfv", "fusion": "concat"}, "cannot serve fusion 'concat'"),
         ({"speeds": {"p1": 0}}, "speeds of 'p1' is 0"),
+        ({"speeds": 3}, "speeds is 3; expected a table"),
+        ({"learning_rates": [1, 2]}, r"learning_rates is \[1, 2\]; expected a table"),
+        ({"active": 5}, "active is 5; expected a list"),
+        ({"active": "p0"}, "active is 'p0'; expected a list"),
+        ({"hidden": 3}, "hidden is 3; expected a list"),
+        ({"optimisers": {"p1": 5}}, "unknown optimiser 5; known are adam"),
+        ({"delays": "trace"}, "needs delay_trace"),
+        ({"sigma": 1e300}, r"sigma is 1e\+300; values have 32 bits"),
     ],
 )
 def test_contradictions(changes: dict, match: str) -> None:
@@ -68,6 +76,8 @@ def test_unknown_fields_suggest_the_nearest(tmp_path: Path) -> None:
         Plan.from_mapping({"sigm": 1})
     with pytest.raises(PlanError, match="did you mean 'epochs'"):
         Plan().with_changes(epoch=3)
+    with pytest.raises(PlanError, match=r"no field 'zzz'; known are active, algorithm, .*, wire"):
+        Plan().with_changes(zzz=3)
     with pytest.raises(PlanError, match="cannot be read"):
         Plan.from_toml(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = 1")
@@ -93,6 +103,7 @@ def data() -> VerticalData:
         ({"algorithm": "vafl-tsync", "wait_for": 4}, "wait_for between 1 and 3, not 4"),
         ({"speeds": {"p9": 1.0}}, "names 'p9'"),
         ({"algorithm": "local", "label_holder": "server"}, "it has none"),
+        ({"algorithm": "fdml", "active": ("p0", "p1")}, "'fdml' has no passive ones"),
     ],
 )
 def test_plans_that_do_not_fit_the_data(data: VerticalData, changes: dict, match: str) -> None:

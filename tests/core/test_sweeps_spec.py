@@ -106,7 +106,8 @@ def test_lists_and_tables_can_be_varied() -> None:
         ("sigma = 1\nepsilon = 1", "exclude each other"),
         ("epochs = [1", "not TOML"),
         ("title = 3", "title is 3"),
-        ("[grid]\nseed = [1]\nepochs = [1]\nbatch = [1]\nspeeds = [3]", "make no plan"),
+        ("[grid]\nseed = [1]\nepochs = [1]\nbatch = [1]\nspeeds = [3]", "speeds is 3; expected a table"),
+        ("[[point]]\nalgorithm = { a = 1 }", "make no plan"),
         (f"[grid]\nseeds = 1001\nepochs = {list(range(1, 102))}", "101,101 points; at most 100,000"),
     ],
 )

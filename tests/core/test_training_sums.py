@@ -17,7 +17,14 @@ from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.algorithms.vafl_server import VAFLServer
 from securevfl.engine import Engine
-from securevfl.errors import DeadlockError, DropoutError, PlanError, ProtocolError
+from securevfl.errors import (
+    BudgetExceeded,
+    DeadlockError,
+    DropoutError,
+    PlanError,
+    ProtocolError,
+    TrainingDiverged,
+)
 from securevfl.gate import Contribution
 from securevfl.ledger import read_records
 from securevfl.messages import Message
@@ -323,6 +330,18 @@ def test_private_updates_work_on_sums(tiny: VerticalData) -> None:
     plan = plan_of(protocol="two-tree", encoder_training="dp", sigma=2.0, gradient_sigma=1.0, epochs=1)
     run = train(tiny, plan)
     assert run.privacy["p1"]["mode"] == "dp-encoder" and run.privacy["p1"]["mu"] is not None
+
+
+def test_a_budget_without_room_for_a_step_says_what_to_do(tiny: VerticalData) -> None:
+    with pytest.raises(BudgetExceeded, match="not one step fits: raise the budget or sigma"):
+        train(tiny, plan_of(protocol="two-tree", sigma=1.0, budget_epsilon=0.01))
+
+
+@pytest.mark.parametrize("protocol", HIDING)
+def test_values_that_no_sum_can_hold_are_divergence(protocol: str, tiny: VerticalData) -> None:
+    plan = plan_of(algorithm="fdml", protocol=protocol, learning_rate=1e12)
+    with pytest.raises(TrainingDiverged, match=rf"p\d: values are too large for protocol '{protocol}'"):
+        train(tiny, plan)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------
