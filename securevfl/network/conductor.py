@@ -17,7 +17,14 @@ from typing import Any, ClassVar
 
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
-from securevfl.errors import BudgetExceeded, DataError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import (
+    BudgetExceeded,
+    DataError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+    SecureVFLError,
+)
 from securevfl.network.agreement import (
     Facts,
     Proposal,
@@ -109,10 +116,11 @@ class Conductor(Node):
                     log.warning("going back", extra={"reason": str(restarted)})
                     self.say(f"{restarted}; everybody goes back to {self.back_to}")
         except SecureVFLError as error:
-            await self._stop(told_of(error))
+            await self._stop(told_of(error), again=isinstance(error, NetworkError))
             raise
         except asyncio.CancelledError:
-            await self._stop(f"{self.name} was interrupted", again=True)
+            news = f"{self.name} was interrupted; what was done is kept, start again to go on"
+            await self._stop(news, again=True)
             raise
         finally:
             watch.cancel()
@@ -222,6 +230,7 @@ class Conductor(Node):
             }
             if new := sorted(self._fresh & set(self.joined) - self._away):
                 self.part = "readmitting"
+                self._check_remembers(new)
                 await self._introduce()
                 await self._confirm(new)
             enough = len(self._away) < len(self.config.parties) and self._missed(self._away) <= 0
@@ -231,6 +240,13 @@ class Conductor(Node):
             peer, kind, fields = await self.next_control()
             if kind not in ("away", "restarted"):
                 self._check_event(peer, kind, fields)
+
+    def _check_remembers(self, new: Collection[str]) -> None:
+        """Raises `Restarted` if one comes back without the common IDs: only all together find them again."""
+        ids = commitment(self.session, self._ids)
+        for name in new:
+            if name in self.config.parties and self.joined[name].aligned != ids:
+                raise Restarted(f"{name} has started anew with an empty folder")
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
@@ -502,8 +518,8 @@ class Conductor(Node):
             if kind == "restarted":
                 restarted = peer
                 waiting.discard(peer)
-            elif kind == "join":
-                self._take_join(peer, fields)
+            elif kind in ("join", "failed"):
+                self._check_event(peer, kind, fields)
             elif kind == "aborted" and fields["phase"] == phase and peer in waiting & set(self.joined):
                 waiting.discard(peer)
                 known = vars(self.joined[peer])

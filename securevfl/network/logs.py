@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from securevfl.errors import RunError
+
 _FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "count", "organisation", "run")
 MAX_TEXT = 500
 
@@ -48,10 +50,19 @@ def _plain(value: object) -> str | int | None:
 
 
 def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:
-    """Sends the network's log to a file that only its owner can read; returns the handler to remove."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Sends the network's log to a file that only its owner can read; returns the handler to remove.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"the log {path} cannot be written: {error.strerror}; choose another folder"
+        ) from error
     handler.setFormatter(JsonLines(organisation=organisation, run=run))
     log = logging.getLogger("securevfl.network")
     log.setLevel(logging.INFO)

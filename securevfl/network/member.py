@@ -162,11 +162,8 @@ class Member(Node):
             case "abort":
                 await self._abort(fields)
             case "stop":
-                again = " " if fields.get("again") else " for good; "
-                raise Stopped(
-                    f"the coordinator stops{again}({fields.get('reason')}); what was done is kept, start "
-                    "again to go on"
-                )
+                mend = "; what was done is kept, mend that before everybody starts again"
+                raise Stopped(f"the coordinator stops: {fields['reason']}{'' if fields['again'] else mend}")
             case "finish":
                 self._finish(fields)
             case "goodbye":

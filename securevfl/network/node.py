@@ -17,7 +17,7 @@ from securevfl.algorithms import ABSENT, SERVER
 from securevfl.data.share import OUTLINE_FILE, OwnTable
 from securevfl.errors import NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE
+from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.messages import Message
 from securevfl.network.agreement import ALIGNMENT_FILE, Agreement
 from securevfl.network.config import NodeConfig
@@ -137,7 +137,9 @@ class Node(ABC):
             if any(each.name.removesuffix(".part") not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_agreement(path)
+        if self.name not in content["homes"]:
+            raise RunError(f"{path} belongs to {', '.join(content['homes'])}, not to {self.name}")
         if content["run"] != self.config.run:
             raise RunError(f"{path} belongs to run {content['run']!r}, not to {self.config.run!r}")
         return str(content["digest"])
@@ -215,8 +217,8 @@ class Node(ABC):
         self.mesh.links[SERVER].deliver(Message(kind=ABSENT, sender=peer, receiver=SERVER))
 
     def _waits(self) -> str:
-        waits = [f"{address} waits for {link.waiting}" for address, link in self.mesh.links.items()]
-        return "; ".join(waits)
+        waits = [f"{name} waits for {link.waiting}" for name, link in self.mesh.links.items() if link.waiting]
+        return "; ".join(waits) or "raise phase_timeout"
 
     async def stop_task(self, task: asyncio.Task[Any] | None) -> None:
         """Ends what runs here, if anything does."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ from crashes import Process, check_ledgers, finish, models, processes, run_with_
 from federation import Federation
 
 from securevfl.algorithms import find_algorithm
-from securevfl.errors import NetworkError, RunError
+from securevfl.errors import NetworkError, ProtocolError, RunError
 from securevfl.network.frames import Frame, Kind
 from securevfl.plan import Plan
 
@@ -309,3 +310,75 @@ def test_a_folder_has_one_process_at_a_time(tmp_path):
 
     asyncio.run(play())
     assert json.loads((tmp_path / "clinic" / "result.json").read_text())["epochs"] == 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stop_says_what_to_do(tmp_path, again):
+    """An interruption is nothing to mend; what cannot work is."""
+    federation = Federation(tmp_path, plan())
+    if not again:
+        federation.tables["clinic"] = replace(federation.tables["clinic"], ids=np.array(["x"] * 60))
+
+    async def play() -> str:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        while again and found["shop"].node.part != "epoch":
+            await asyncio.sleep(0.005)
+        if again:
+            found["bank"].task.cancel()
+        results = await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
+        return str(results[2])
+
+    told = asyncio.run(play())
+    if again:
+        assert told == (
+            "the coordinator stops: bank was interrupted; what was done is kept, start again to go on"
+        )
+    else:
+        assert told.startswith("the coordinator stops: clinic does not have exactly the IDs of bank")
+        assert told.endswith("; what was done is kept, mend that before everybody starts again")
+
+
+def test_whoever_fails_while_a_phase_is_given_up_ends_the_run(tmp_path):
+    """Its process is gone: waiting for it would only end when patience does."""
+    federation = Federation(tmp_path, plan())
+
+    async def play() -> None:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        shop = found["shop"].node
+        shop._abort = partial(_fail, "no space left")
+        within("epoch", 2)(found["clinic"])
+        async with asyncio.timeout(60):
+            await found["clinic"].crashed.wait()
+        await found["clinic"].crash()
+        found["clinic"].start()
+        async with asyncio.timeout(15):
+            with pytest.raises(ProtocolError, match="shop stops: shop: no space left"):
+                await found["bank"].task
+        found["clinic"].task.cancel()
+        await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
+
+    asyncio.run(play())
+
+
+async def _fail(reason: str, fields: object) -> None:
+    raise RunError(reason)
+
+
+def test_a_phase_that_takes_too_long_says_what_to_do(tmp_path):
+    federation = Federation(tmp_path, plan())
+    network = replace(federation.server.network, phase_timeout=1e-9)
+    federation.server = replace(federation.server, network=network)
+
+    async def play() -> None:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        with pytest.raises(NetworkError, match=r"prepare of epoch 0 took more than 1e-09 s; raise phase_t"):
+            await found["bank"].task
+        await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
+
+    asyncio.run(play())
