@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
 from securevfl.data.share import own_ids, rows_of
@@ -33,6 +33,15 @@ LAST_CALL = 10.0
 """Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
 
 
+Confirm = Callable[[Understanding], Awaitable[bool]]
+"""Asks a person; meanwhile the process must go on talking to the others and hear a stop."""
+
+
+async def refuse(understanding: Understanding) -> bool:
+    """Where nobody can be asked, nothing is accepted."""
+    return False
+
+
 class Member(Node):
     """A party's or helper's process.
 
@@ -49,7 +58,7 @@ class Member(Node):
         self,
         config: PartyConfig,
         *,
-        confirm: Callable[[Understanding], bool] = lambda agreement: False,
+        confirm: Confirm = refuse,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
@@ -154,7 +163,7 @@ class Member(Node):
             case "compare":
                 self._compare(fields)
             case "propose":
-                self._consider(fields)
+                await self._consider(fields)
             case "agreed":
                 self._take_seat(fields)
             case "begin":
@@ -248,7 +257,7 @@ class Member(Node):
     def _keep_ids(self, ids: list[str]) -> None:
         save_alignment(self.folder.path, ids)
 
-    def _consider(self, fields: dict[str, Any]) -> None:
+    async def _consider(self, fields: dict[str, Any]) -> None:
         """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
         proposal = Proposal.from_json(str(fields["proposal"]))
         agreement = self._understood(proposal)
@@ -260,7 +269,7 @@ class Member(Node):
         if self._digest and self._digest != agreement.digest:
             raise InputError(f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}")
         if not self._digest:
-            self._ask(agreement)
+            await self._ask(agreement)
         self.keep_agreement(agreement)
         self._digest = agreement.digest
         self._tell("confirmed", digest=agreement.digest)
@@ -275,18 +284,18 @@ class Member(Node):
         self.own = self.own.normalised(proposal.outline.normalise)
         return proposal.complete(self.name, self.own, rows_of(self.own, self._ids))
 
-    def _ask(self, agreement: Agreement) -> None:
+    async def _ask(self, agreement: Agreement) -> None:
         accept = self.config.accept
         objection = "" if accept is None else accept.objection(agreement.plan, agreement.digest)
-        self._decide(agreement, objection, "the plan")
+        await self._decide(agreement, objection, "the plan")
 
-    def _decide(self, agreement: Understanding, objection: str, what: str) -> None:
+    async def _decide(self, agreement: Understanding, objection: str, what: str) -> None:
         """Shows what is asked, and goes by the rules, or asks where there are none."""
         for line in agreement.summary():
             self.say(line)
         if objection:
             raise InputError(f"{self.name} does not accept {what}: {objection}")
-        if self.config.accept is None and not self.confirm(agreement):
+        if self.config.accept is None and not await self.confirm(agreement):
             raise InputError(f"{self.name} does not accept {what}")
 
     def _take_seat(self, fields: dict[str, Any]) -> None:

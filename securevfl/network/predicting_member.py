@@ -9,9 +9,9 @@ import numpy as np
 
 from securevfl.data.share import OwnTable
 from securevfl.errors import NetworkError, ProtocolError
-from securevfl.network.agreement import Understanding, commitment
+from securevfl.network.agreement import commitment
 from securevfl.network.config import PartyConfig
-from securevfl.network.member import Member
+from securevfl.network.member import Confirm, Member, refuse
 from securevfl.network.node import STAY
 from securevfl.network.predicting import Predicting, check_finished
 from securevfl.network.predicting_agreement import Prediction, Request, cost_in_words, numbers_commitment
@@ -36,7 +36,7 @@ class PredictingMember(Predicting, Member):
         config: PartyConfig,
         *,
         new: OwnTable | None,
-        confirm: Callable[[Understanding], bool] = lambda prediction: False,
+        confirm: Confirm = refuse,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.new = new
@@ -90,7 +90,7 @@ class PredictingMember(Predicting, Member):
         self._known = self.trained.adopt(self._ids, numbers)
         self._numbers = numbers
 
-    def _consider(self, fields: dict[str, Any]) -> None:
+    async def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is asked with what is known here, and asks for confirmation."""
         prediction = self._understood_request(Request.from_json(str(fields["proposal"])))
         if prediction.digest != fields["digest"]:
@@ -101,7 +101,7 @@ class PredictingMember(Predicting, Member):
         if self._confirmed != prediction.digest:
             accept, count = self.config.accept, prediction.request.records
             objection = accept.objection_to_prediction(self.plan, self.digest, count) if accept else ""
-            self._decide(prediction, objection, "the prediction")
+            await self._decide(prediction, objection, "the prediction")
         self._confirmed, self.prediction = prediction.digest, prediction
         self._tell("confirmed", digest=prediction.digest)
 
@@ -145,6 +145,8 @@ class PredictingMember(Predicting, Member):
     def _take_seat(self, fields: dict[str, Any]) -> None:
         if self.prediction is None or fields["digest"] != self.prediction.digest or self._begun:
             raise ProtocolError("the coordinator announces a prediction that was not confirmed here")
+        if self.own is not None:  # it may have numbered others since
+            self._check_records(self.prediction.request)
         self.sit(self._ids or (), self._numbers)
 
     async def _begin(self, fields: dict[str, Any]) -> None:
