@@ -35,15 +35,22 @@ def commitment(run: str, ids: Sequence[str]) -> str:
 
 
 def save_alignment(folder: Path, ids: Sequence[str]) -> None:
-    """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it."""
+    """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it.
+
+    Raises:
+        RunError: They cannot be written.
+    """
     path = folder / ALIGNMENT_FILE
     part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(list(ids), file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(list(ids), file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def load_alignment(folder: Path) -> list[str] | None:

@@ -168,7 +168,7 @@ class Conductor(Node):
                 self._leave_out(peer)
                 continue
             if got in ("away", "restarted") and peer not in self._away:
-                self._say_why_waiting(peer)
+                self._say_why_waiting(peer, back=got == "restarted")
             self._check_event(peer, got, fields)
             fits = all(fields.get(key) == value for key, value in match.items())
             if got == kind and peer in who and peer not in found and fits:
@@ -206,13 +206,16 @@ class Conductor(Node):
         plan, parties = self.seat.plan, self.seat.data.parties
         return self.seat.algorithm.fewest(plan) - sum(party not in away for party in parties)
 
-    def _say_why_waiting(self, peer: str) -> None:
-        """Says that training waits, where it goes on without some but not without so many."""
+    def _say_why_waiting(self, peer: str, *, back: bool) -> None:
+        """Says that everybody waits for one that is away, or that too few are left to go on without it."""
         away = self._away | {peer}
         if self.seat is not None and self.part == "epoch" and self._missed(away) > 0:
             fewest = self.seat.algorithm.fewest(self.seat.plan)
             log.warning("too few parties", extra={"peer": peer})
             self.say(f"{', '.join(sorted(away))} away: sums need {fewest} parties (threshold); waiting")
+        elif not back:
+            log.warning("waiting for", extra={"peer": peer})
+            self.say(f"{peer} is away; waiting for it for up to {self.patience:g} s")
 
     def _leave_out(self, peer: str) -> None:
         """Goes on without an organisation, until a phase begins and it is back."""

@@ -18,6 +18,7 @@ from federation import Federation
 
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import NetworkError, ProtocolError, RunError
+from securevfl.network.agreement import save_alignment
 from securevfl.network.frames import Frame, Kind
 from securevfl.plan import Plan
 
@@ -156,10 +157,11 @@ def test_streams_that_break_all_the_time_lose_nothing(tmp_path):
 
 
 def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
-    federation = Federation(tmp_path, plan(), patience=0.3)
+    federation = Federation(tmp_path, plan(), patience=0.3, absence=0.1)
+    found: dict[str, Process] = {}
 
     async def stop() -> dict[str, BaseException]:
-        found = processes(federation)
+        found.update(processes(federation))
         for each in found.values():
             each.start()
         found["clinic"].crash_in_phase("epoch", 4)
@@ -173,6 +175,7 @@ def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
     errors = asyncio.run(stop())
     assert isinstance(errors["bank"], NetworkError)
     assert isinstance(errors["shop"], NetworkError)
+    assert "clinic is away; waiting for it for up to 0.3 s" in found["bank"].said
     assert re.match("clinic has not been reachable for 0.3 s", str(errors["bank"]))
     assert "clinic has not been reachable" in str(errors["shop"])
     assert all("\n" not in str(error) for error in errors.values())
@@ -362,6 +365,11 @@ def test_whoever_fails_while_a_phase_is_given_up_ends_the_run(tmp_path):
         await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
 
     asyncio.run(play())
+
+
+def test_ids_that_cannot_be_kept_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"alignment\.json cannot be written: No such file"):
+        save_alignment(tmp_path / "nowhere", ["a"])
 
 
 async def _fail(reason: str, fields: object) -> None:
