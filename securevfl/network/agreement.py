@@ -29,6 +29,10 @@ from securevfl.resolve import resolve
 ALIGNMENT_FILE = "alignment.json"
 
 
+class CommonDataError(DataError):
+    """Something is wrong with the data as everybody knows it; the text holds nothing of anybody's table."""
+
+
 def commitment(run: str, ids: Sequence[str]) -> str:
     """Binds a run to its common IDs; only those who know the IDs can compute it."""
     return hmac.new(run.encode(), pack_strings(list(ids)), hashlib.sha256).hexdigest()
@@ -105,7 +109,7 @@ class Facts:
             if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
                 raise ValueError("bounds do not fit the columns")
         except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"an organisation's facts cannot be read: {error}") from error
+            raise CommonDataError(f"an organisation's facts cannot be read: {error}") from error
         return facts
 
 

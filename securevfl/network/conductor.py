@@ -26,6 +26,7 @@ from securevfl.errors import (
     SecureVFLError,
 )
 from securevfl.network.agreement import (
+    CommonDataError,
     Facts,
     Proposal,
     commitment,
@@ -260,7 +261,7 @@ class Conductor(Node):
             return  # it has restarted since, and will join again
         facts = Facts.from_json(str(fields.get("facts")))
         if (facts.columns == 0) != (peer not in self.config.parties):
-            raise DataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
+            raise CommonDataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
         self.joined[peer] = Joined(
             facts=facts,
             introduction=introduction,
@@ -318,7 +319,7 @@ class Conductor(Node):
             self._align_privately(with_data) if self.config.align == "psi" else self._compare(with_data)
         )
         if not ids:
-            raise DataError("the organisations have no ID in common")
+            raise CommonDataError("the organisations have no ID in common")
         return ids
 
     def _take_ids(self, ids: list[str]) -> None:
@@ -365,7 +366,7 @@ class Conductor(Node):
         answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
             if fields.get("ids") != commitment(self.session, ids):
-                raise DataError(
+                raise CommonDataError(
                     f'{name} does not have exactly the IDs of {self.name}; set align = "psi" to find the '
                     "common ones"
                 )
@@ -377,7 +378,7 @@ class Conductor(Node):
         agreement = self._proposal().complete(self.name, self.own, self._rows, self._coding)
         earlier = self.open_folder()
         if earlier and earlier != agreement.digest:
-            raise DataError(
+            raise RunError(
                 f"the run in {self.folder.path} was agreed on as {earlier}, now it would be "
                 f"{agreement.digest}; choose another folder for another plan or other data"
             )

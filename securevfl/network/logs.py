@@ -60,7 +60,7 @@ class LogFile(logging.FileHandler):
         """One line in place of a traceback for each event."""
         if not self._told:
             self._told = True
-            print(f"securevfl: the log {self.baseFilename} can no longer be written", file=sys.stderr)
+            sys.stderr.write(f"securevfl: the log {self.baseFilename} can no longer be written\n")
 
     def close(self) -> None:
         """Closes the file; what could not be written is lost."""

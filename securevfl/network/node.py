@@ -15,11 +15,18 @@ from typing import Any, ClassVar
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
 from securevfl.data.share import OUTLINE_FILE, OwnTable
-from securevfl.errors import NetworkError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import (
+    DataError,
+    EncodingError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+    SecureVFLError,
+)
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.messages import Message
-from securevfl.network.agreement import ALIGNMENT_FILE, Agreement
+from securevfl.network.agreement import ALIGNMENT_FILE, Agreement, CommonDataError
 from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import load_builder
@@ -54,8 +61,12 @@ class Unforeseen(ProtocolError):
 
 
 def told_of(error: SecureVFLError) -> str:
-    """What others are told of an error."""
-    return error.told if isinstance(error, Unforeseen) else str(error)
+    """What others are told of an error: nothing that quotes an ID, a label or a value of the table here."""
+    if isinstance(error, Unforeseen):
+        return error.told
+    if isinstance(error, DataError | EncodingError) and not isinstance(error, CommonDataError):
+        return "its own data cannot be used, as is said there"
+    return str(error)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import stat
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 
 from securevfl import train
 from securevfl.algorithms import recommended
-from securevfl.errors import InputError, NetworkError, SecureVFLError
+from securevfl.errors import InputError, NetworkError
 from securevfl.ledger import read_records
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather, load_truth
@@ -276,10 +277,35 @@ def test_ids_that_are_spelled_differently_are_the_same_people(tmp_path, align, c
         np.testing.assert_array_equal(block, given.tables[party].block[rows])
 
 
-def test_two_records_that_become_the_same_are_named(tmp_path):
+def attempt(given: Federation) -> dict[str, str]:
+    """What everybody ends with."""
+
+    async def play() -> list[object]:
+        nodes = [given.conductor(), *(given.member(name) for name in given.members)]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    return dict(zip(given.names, map(str, asyncio.run(play())), strict=True))
+
+
+def test_two_records_that_become_the_same_are_named_to_their_owner_alone(tmp_path):
     given = Federation(tmp_path, Plan(epochs=1), normalise="trim-casefold")
     table = given.tables["clinic"]
     ids = np.array([*table.ids[:-1], table.ids[0].upper()])
     given.tables["clinic"] = replace(table, ids=ids)
-    with pytest.raises(SecureVFLError, match="remove duplicates first"):
-        asyncio.run(given.run())
+    ended = attempt(given)
+    assert "remove duplicates first" in ended["clinic"]
+    assert "clinic: its own data cannot be used" in ended["bank"]
+    assert "own data cannot be used" in ended["shop"]
+    assert not re.search("id0000", ended["bank"] + ended["shop"], re.IGNORECASE)
+
+
+@pytest.mark.parametrize("label", ["17", "ill"])
+def test_nobody_learns_a_label_from_labels_that_cannot_be_used(tmp_path, label):
+    """A party that brings one record alone would else be told the label of its choice."""
+    given = Federation(tmp_path, Plan(epochs=1), task="regression" if label == "ill" else "")
+    given.tables["bank"] = replace(given.tables["bank"], labels=np.array([label] * 60))
+    ended = attempt(given)
+    assert label in ended["bank"]
+    for name in ("clinic", "shop"):
+        assert "its own data cannot be used" in ended[name]
+        assert label not in ended[name]
