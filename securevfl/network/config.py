@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from securevfl.algorithms import find_algorithm
+from securevfl.algorithms import SERVER, find_algorithm
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
@@ -307,6 +307,8 @@ def _parties(path: Path, content: dict[str, Any], own: str) -> tuple[str, ...]:
     parties = tuple(check_name(name) for name in names)
     if not parties or len({*parties, own}) <= len(parties):
         raise InputError(f"{path}: parties must name at least one other organisation, each once")
+    if SERVER in (own, *parties):
+        raise InputError(f"{path}: no organisation may be called {SERVER!r}; certify it under another name")
     return parties
 
 

@@ -90,6 +90,7 @@ def test_algorithms_bring_their_defaults(folder):
         (('run = "credit"', f'run = "{"x" * 5000}"'), "1 to 200 printable characters"),
         (('run = "credit"', 'run = "a\\nb"'), "1 to 200 printable characters"),
         (('folder = "run"', 'folder = "a\\u0000b"'), "without a null character"),
+        (('parties = ["clinic"]', 'parties = ["server"]'), "may be called 'server'"),
         (('parties = ["clinic"]', "parties = [5]"), "parties is .5.; expected list"),
         (('parties = ["clinic"]', 'parties = ["../x"]'), "cannot be an organisation's name"),
         (("127.0.0.1:0", "127.0.0.1:²"), "is no address"),
