@@ -31,7 +31,6 @@ from securevfl.network.agreement import (
     Proposal,
     commitment,
     load_alignment,
-    save_alignment,
 )
 from securevfl.network.config import ServerConfig
 from securevfl.network.controls import ROUND_BYTES
@@ -304,7 +303,7 @@ class Conductor(Node):
                 self._take_ids(known)
                 return
         ids = await self._common_ids(with_data)
-        save_alignment(self.folder.path, ids)
+        self.keep_ids(ids)
         self._take_ids(ids)
         self.say(f"{len(ids)} records are common to all")
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
 from securevfl.data.share import own_ids, rows_of
-from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.network.agreement import (
     Agreement,
     Facts,
@@ -17,7 +17,6 @@ from securevfl.network.agreement import (
     Understanding,
     commitment,
     load_alignment,
-    save_alignment,
 )
 from securevfl.network.config import PartyConfig
 from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
@@ -250,12 +249,9 @@ class Member(Node):
         self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
 
     def _take_ids(self, ids: list[str]) -> None:
-        self._keep_ids(ids)
+        self.keep_ids(ids)
         self._ids = ids
         self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
-
-    def _keep_ids(self, ids: list[str]) -> None:
-        save_alignment(self.folder.path, ids)
 
     async def _consider(self, fields: dict[str, Any]) -> None:
         """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
@@ -267,7 +263,10 @@ class Member(Node):
                 f"{agreement.digest}; are both on the same version?"
             )
         if self._digest and self._digest != agreement.digest:
-            raise InputError(f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}")
+            raise RunError(
+                f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}; choose another "
+                "folder for another plan"
+            )
         if not self._digest:
             await self._ask(agreement)
         self.keep_agreement(agreement)

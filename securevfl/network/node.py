@@ -26,7 +26,13 @@ from securevfl.errors import (
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.messages import Message
-from securevfl.network.agreement import ALIGNMENT_FILE, Agreement, CommonDataError
+from securevfl.network.agreement import (
+    ALIGNMENT_FILE,
+    Agreement,
+    CommonDataError,
+    load_alignment,
+    save_alignment,
+)
 from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import load_builder
@@ -168,6 +174,17 @@ class Node(ABC):
         write_text(self.folder.path / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
         write_text(self.folder.plan_file, agreement.plan.to_toml())
         write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
+
+    def keep_ids(self, ids: list[str]) -> None:
+        """Keeps the common IDs, for a process that follows and for the audit.
+
+        Raises:
+            RunError: The folder's run was agreed on with others; those stay.
+        """
+        path = self.folder.path
+        if (path / AGREEMENT_FILE).exists() and load_alignment(path) not in (None, ids):
+            raise RunError(f"the run in {path} has other common records; choose another folder for a new run")
+        save_alignment(path, ids)
 
     def take_seat(self, agreement: Agreement) -> Seat:
         """Builds the roles that run here."""

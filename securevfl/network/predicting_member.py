@@ -63,7 +63,7 @@ class PredictingMember(Predicting, Member):
     def _checkpoints(self) -> list[int]:
         return []
 
-    def _keep_ids(self, ids: list[str]) -> None:
+    def keep_ids(self, ids: list[str]) -> None:
         """The common IDs of a prediction are kept with their record numbers, once it is confirmed."""
         self._numbers = []
 

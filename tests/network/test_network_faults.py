@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -390,3 +391,29 @@ def test_a_phase_that_takes_too_long_says_what_to_do(tmp_path):
         await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("renewed", ["bank", "clinic"])
+def test_a_folder_keeps_the_common_records_of_its_run(tmp_path, renewed):
+    """Others in a new folder, with other records, do not change what belongs to the run in an old one."""
+    federation = Federation(tmp_path, plan(epochs=1))
+    asyncio.run(federation.run())
+    (tmp_path / "bank" / "result.json").unlink()  # else it would say that it has finished
+    old = {"bank": "clinic", "clinic": "bank"}[renewed]
+    before = (tmp_path / old / "alignment.json").read_bytes()
+    for name in federation.names:
+        table = federation.tables[name]
+        labels = None if table.labels is None else table.labels[:40]
+        federation.tables[name] = replace(table, ids=table.ids[:40], block=table.block[:40], labels=labels)
+        if name != old:
+            shutil.rmtree(tmp_path / name)
+
+    async def play() -> dict[str, str]:
+        found = processes(federation)
+        tasks = [each.start() for each in found.values()]
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(zip(found, map(str, ended), strict=True))
+
+    ended = asyncio.run(play())
+    assert f"the run in {tmp_path / old} has other common records; choose another folder" in ended[old]
+    assert (tmp_path / old / "alignment.json").read_bytes() == before
