@@ -321,3 +321,10 @@ def test_a_party_cannot_have_the_servers_name():
     data = VerticalData.from_arrays(blocks, np.arange(20) % 2)
     with pytest.raises(PlanError, match="a party is called 'server', which names the label holder's role"):
         train(data, Plan(epochs=1))
+
+
+def test_a_cluster_that_is_not_there_leaves_no_folder(tiny: VerticalData, tmp_path: Path) -> None:
+    """Whoever installs Ray, or starts the cluster, can give the same command again."""
+    with pytest.raises(SecureVFLError, match="Ray"):
+        train(tiny, Plan(epochs=1), tmp_path / "run", ray="127.0.0.1:1")
+    assert not (tmp_path / "run").exists()
