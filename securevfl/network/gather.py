@@ -10,7 +10,7 @@ from typing import Any
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OUTLINE_FILE, OwnTable, read_outline, whole
-from securevfl.errors import RunError
+from securevfl.errors import LedgerError, RunError
 from securevfl.folder import RunFolder
 from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
@@ -60,13 +60,16 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
 
 
 def _write_result(out: Path, folders: Sequence[Path]) -> None:
-    """The label holder's result with everybody's spending; none where no result is there."""
+    """The label holder's result with everybody's spending; none where a result or a sound ledger lacks."""
     results = [RunFolder(folder).read_result() for folder in folders if (folder / "result.json").is_file()]
     if not results:
         return
     files, outline = RunFolder(out), read_outline(out)
     result = max(results, key=lambda each: len(each["test"]))
-    records = written_records(out)
+    try:
+        records = written_records(out)
+    except LedgerError:  # there is nothing to add up; the audit says what is wrong with it
+        return
     result |= {
         "privacy": spending(records, files.read_plan().delta),
         "labels": label_exposure(records, "" if outline is None else outline.label_holder),

@@ -109,3 +109,13 @@ def test_nobody_takes_up_anothers_folder(federation, tmp_path):
     member = Federation(tmp_path, federation.plan).member("clinic")
     with pytest.raises(RunError, match="belongs to shop, not to clinic"):
         asyncio.run(member.run())
+
+
+def test_a_ledger_that_was_begun_anew_is_gathered_and_found(federation, tmp_path):
+    folders = [tmp_path / name for name in federation.names]
+    for folder in folders:
+        shutil.copytree(federation.folder / folder.name, folder)
+    path = tmp_path / "clinic" / "ledger" / "clinic.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    gather(folders, tmp_path / "joint")
+    assert audit(tmp_path / "joint", attacks="none").verdict == "violated"
