@@ -321,13 +321,24 @@ def read_homes(run_folder: Path) -> tuple[str, ...] | None:
     Raises:
         RunError: The file that says so is damaged.
     """
+    return read_agreement(run_folder)["homes"] if (run_folder / AGREEMENT_FILE).exists() else None
+
+
+def read_agreement(run_folder: Path) -> dict[str, Any]:
+    """What the organisations of a run over a network agreed on: `run`, `digest`, `homes`, `organisations`.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
     path = run_folder / AGREEMENT_FILE
-    if not path.exists():
-        return None
+    if not path.is_file():
+        raise RunError(f"{run_folder} holds no run over a network: there is no {AGREEMENT_FILE} in it")
     try:
-        return tuple(str(name) for name in json.loads(path.read_text(encoding="utf-8"))["homes"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        names = {key: tuple(str(name) for name in content[key]) for key in ("homes", "organisations")}
+        return {**{key: str(content[key]) for key in ("run", "digest")}, **names}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged: {error}") from error
+        raise RunError(f"{path} is damaged: {error!r}") from error
 
 
 def read_records(run_folder: Path) -> list[ReleaseRecord]:

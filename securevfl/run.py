@@ -211,10 +211,15 @@ def _run_engine(
 
 
 def _engine_on(ray: str) -> Callable[..., Engine]:
-    from securevfl.actors.engine import ActorEngine
-    from securevfl.actors.pool import RayPool
+    """Builds engines on a cluster, which is looked for only then."""
 
-    return partial(ActorEngine, seats=RayPool(ray))
+    def make(*given: Any, **options: Any) -> Engine:
+        from securevfl.actors.engine import ActorEngine
+        from securevfl.actors.pool import RayPool
+
+        return ActorEngine(*given, seats=RayPool(ray), **options)
+
+    return make
 
 
 def load_run(

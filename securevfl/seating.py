@@ -31,7 +31,13 @@ def label_holder_of(plan: Plan, data: VerticalData) -> str:
 
 
 def hosts_of(algorithm: Algorithm, data: VerticalData, label_holder: str) -> dict[str, str]:
-    """Who runs which address: parties their own, the label holder the server's, helpers theirs."""
+    """Who runs which address: parties their own, the label holder the server's, helpers theirs.
+
+    Raises:
+        PlanError: A party has the name of another role.
+    """
+    if SERVER in data.parties:
+        raise PlanError(f"a party is called {SERVER!r}, which names the label holder's role; rename it")
     for name in algorithm.helpers:
         if name in (*data.parties, label_holder, SERVER):
             raise PlanError(f"a party is called {name!r}, which names a helper of this algorithm; rename it")

@@ -220,9 +220,9 @@ class Receipts:
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a file in one step, so that a crash leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:

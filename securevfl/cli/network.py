@@ -82,8 +82,8 @@ def join(
     settings = read_party_config(config)
     again, say = f"securevfl join --config {config}", partial(_say, json=json)
 
-    def confirm(agreement: Understanding) -> bool:
-        return yes or _ask(agreement)
+    async def confirm(agreement: Understanding) -> bool:
+        return yes or await _ask(agreement)
 
     if predict is not None:
         from securevfl.network.predicting import read_new_records
@@ -142,11 +142,26 @@ def _measured(test: dict[str, float | None]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in test.items() if value is not None)
 
 
-def _ask(agreement: Understanding) -> bool:
+async def _ask(agreement: Understanding) -> bool:
     if not sys.stdin.isatty():
         typer.echo("nobody is here to ask: give --yes, or write rules under [accept]", err=True)
         return False
-    return typer.confirm(f"Take part as agreed ({agreement.digest})?", default=False)
+    while True:
+        typer.echo(f"Take part as agreed ({agreement.digest})? [y/N]: ", nl=False)
+        answer = (await _line()).strip().lower()
+        if answer in ("y", "yes", "n", "no", ""):
+            return answer.startswith("y")
+
+
+async def _line() -> str:
+    """The next line that is typed; while nobody types, connections live and Ctrl-C is heard."""
+    loop, typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline()
 
 
 def _run(node: Node, again: str, json: bool) -> None:

@@ -29,21 +29,32 @@ from securevfl.resolve import resolve
 ALIGNMENT_FILE = "alignment.json"
 
 
+class CommonDataError(DataError):
+    """Something is wrong with the data as everybody knows it; the text holds nothing of anybody's table."""
+
+
 def commitment(run: str, ids: Sequence[str]) -> str:
     """Binds a run to its common IDs; only those who know the IDs can compute it."""
     return hmac.new(run.encode(), pack_strings(list(ids)), hashlib.sha256).hexdigest()
 
 
 def save_alignment(folder: Path, ids: Sequence[str]) -> None:
-    """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it."""
+    """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it.
+
+    Raises:
+        RunError: They cannot be written.
+    """
     path = folder / ALIGNMENT_FILE
     part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(list(ids), file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(list(ids), file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def load_alignment(folder: Path) -> list[str] | None:
@@ -98,7 +109,7 @@ class Facts:
             if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
                 raise ValueError("bounds do not fit the columns")
         except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"an organisation's facts cannot be read: {error}") from error
+            raise CommonDataError(f"an organisation's facts cannot be read: {error}") from error
         return facts
 
 

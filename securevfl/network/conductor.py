@@ -17,18 +17,25 @@ from typing import Any, ClassVar
 
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, coding_of, own_ids, rows_of, split_rows
-from securevfl.errors import BudgetExceeded, DataError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import (
+    BudgetExceeded,
+    DataError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+    SecureVFLError,
+)
 from securevfl.network.agreement import (
+    CommonDataError,
     Facts,
     Proposal,
     commitment,
     load_alignment,
-    save_alignment,
 )
 from securevfl.network.config import ServerConfig
 from securevfl.network.controls import ROUND_BYTES
 from securevfl.network.frames import PHASE_BYTES
-from securevfl.network.node import STAY, Node, Restarted, Unforeseen, at_home, told_of, understanding
+from securevfl.network.node import STAY, Node, Restarted, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
 from securevfl.protocols.alignment import PrivateAlignment
@@ -109,10 +116,11 @@ class Conductor(Node):
                     log.warning("going back", extra={"reason": str(restarted)})
                     self.say(f"{restarted}; everybody goes back to {self.back_to}")
         except SecureVFLError as error:
-            await self._stop(told_of(error))
+            await self._stop(told_of(error), again=isinstance(error, NetworkError))
             raise
         except asyncio.CancelledError:
-            await self._stop(f"{self.name} was interrupted", again=True)
+            news = f"{self.name} was interrupted; what was done is kept, start again to go on"
+            await self._stop(news, again=True)
             raise
         finally:
             watch.cancel()
@@ -160,7 +168,7 @@ class Conductor(Node):
                 self._leave_out(peer)
                 continue
             if got in ("away", "restarted") and peer not in self._away:
-                self._say_why_waiting(peer)
+                self._say_why_waiting(peer, back=got == "restarted")
             self._check_event(peer, got, fields)
             fits = all(fields.get(key) == value for key, value in match.items())
             if got == kind and peer in who and peer not in found and fits:
@@ -198,13 +206,16 @@ class Conductor(Node):
         plan, parties = self.seat.plan, self.seat.data.parties
         return self.seat.algorithm.fewest(plan) - sum(party not in away for party in parties)
 
-    def _say_why_waiting(self, peer: str) -> None:
-        """Says that training waits, where it goes on without some but not without so many."""
+    def _say_why_waiting(self, peer: str, *, back: bool) -> None:
+        """Says that everybody waits for one that is away, or that too few are left to go on without it."""
         away = self._away | {peer}
         if self.seat is not None and self.part == "epoch" and self._missed(away) > 0:
             fewest = self.seat.algorithm.fewest(self.seat.plan)
             log.warning("too few parties", extra={"peer": peer})
             self.say(f"{', '.join(sorted(away))} away: sums need {fewest} parties (threshold); waiting")
+        elif not back:
+            log.warning("waiting for", extra={"peer": peer})
+            self.say(f"{peer} is away; waiting for it for up to {self.patience:g} s")
 
     def _leave_out(self, peer: str) -> None:
         """Goes on without an organisation, until a phase begins and it is back."""
@@ -222,6 +233,7 @@ class Conductor(Node):
             }
             if new := sorted(self._fresh & set(self.joined) - self._away):
                 self.part = "readmitting"
+                self._check_remembers(new)
                 await self._introduce()
                 await self._confirm(new)
             enough = len(self._away) < len(self.config.parties) and self._missed(self._away) <= 0
@@ -232,6 +244,13 @@ class Conductor(Node):
             if kind not in ("away", "restarted"):
                 self._check_event(peer, kind, fields)
 
+    def _check_remembers(self, new: Collection[str]) -> None:
+        """Raises `Restarted` if one comes back without the common IDs: only all together find them again."""
+        ids = commitment(self.session, self._ids)
+        for name in new:
+            if name in self.config.parties and self.joined[name].aligned != ids:
+                raise Restarted(f"{name} has started anew with an empty folder")
+
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
         introduction.check(self.session, self.config.identity.ca_pem)
@@ -241,7 +260,7 @@ class Conductor(Node):
             return  # it has restarted since, and will join again
         facts = Facts.from_json(str(fields.get("facts")))
         if (facts.columns == 0) != (peer not in self.config.parties):
-            raise DataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
+            raise CommonDataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
         self.joined[peer] = Joined(
             facts=facts,
             introduction=introduction,
@@ -257,8 +276,7 @@ class Conductor(Node):
         """Waits until everybody has joined, as the process that is connected now."""
         self.part = "gathering"
         if self.own is not None:
-            with at_home("the coordinator's IDs cannot be compared"):
-                self.own = self.own.normalised(self.config.normalise)
+            self.own = self.own.normalised(self.config.normalise)
         while set(self.joined) != set(self._members):
             peer, kind, fields = await self.next_control()
             if kind != "restarted":
@@ -285,7 +303,7 @@ class Conductor(Node):
                 self._take_ids(known)
                 return
         ids = await self._common_ids(with_data)
-        save_alignment(self.folder.path, ids)
+        self.keep_ids(ids)
         self._take_ids(ids)
         self.say(f"{len(ids)} records are common to all")
 
@@ -300,14 +318,13 @@ class Conductor(Node):
             self._align_privately(with_data) if self.config.align == "psi" else self._compare(with_data)
         )
         if not ids:
-            raise DataError("the organisations have no ID in common")
+            raise CommonDataError("the organisations have no ID in common")
         return ids
 
     def _take_ids(self, ids: list[str]) -> None:
         if self.own is not None:
             self._ids, self._rows = ids, rows_of(self.own, ids)
-            with at_home("the coordinator's labels of the common records make no task"):
-                self._coding = coding_of(self.own, self._rows, self.config.task or None)
+            self._coding = coding_of(self.own, self._rows, self.config.task or None)
 
     async def _align_privately(self, with_data: list[str]) -> list[str]:
         """Private set intersection, with the coordinator as its leader."""
@@ -348,7 +365,7 @@ class Conductor(Node):
         answers = await self._collect("compared", with_data, round=self._round)
         for name, fields in answers.items():
             if fields.get("ids") != commitment(self.session, ids):
-                raise DataError(
+                raise CommonDataError(
                     f'{name} does not have exactly the IDs of {self.name}; set align = "psi" to find the '
                     "common ones"
                 )
@@ -360,7 +377,7 @@ class Conductor(Node):
         agreement = self._proposal().complete(self.name, self.own, self._rows, self._coding)
         earlier = self.open_folder()
         if earlier and earlier != agreement.digest:
-            raise DataError(
+            raise RunError(
                 f"the run in {self.folder.path} was agreed on as {earlier}, now it would be "
                 f"{agreement.digest}; choose another folder for another plan or other data"
             )
@@ -504,8 +521,8 @@ class Conductor(Node):
             if kind == "restarted":
                 restarted = peer
                 waiting.discard(peer)
-            elif kind == "join":
-                self._take_join(peer, fields)
+            elif kind in ("join", "failed"):
+                self._check_event(peer, kind, fields)
             elif kind == "aborted" and fields["phase"] == phase and peer in waiting & set(self.joined):
                 waiting.discard(peer)
                 known = vars(self.joined[peer])

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from securevfl.algorithms import find_algorithm
+from securevfl.algorithms import SERVER, find_algorithm
+from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
 from securevfl.network.greeting import PREDICT
 from securevfl.network.identity import Identity, check_name, load_identity
-from securevfl.plan import Plan
+from securevfl.network.tables import (
+    build_table,
+    check_address,
+    check_number,
+    check_type,
+    read_toml,
+    take_table,
+    take_text,
+)
+from securevfl.plan import PROTOCOLS, Plan
 from securevfl.protocols.alignment import NORMALISATIONS
 
 ALIGNMENTS = ("psi", "none")
+MAX_RUN_NAME = 200
+MAX_TIME_UNIT = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +60,7 @@ class DataConfig:
             label_column=self.label_column or None,
             leave_out=self.leave_out,
             one_hot=self.one_hot,
-            bounds={name: (pair[0], pair[1]) for name, pair in self.bounds.items()},
+            bounds={name: _pair(name, pair) for name, pair in self.bounds.items()},
             delimiter=self.delimiter,
         )
 
@@ -63,6 +73,12 @@ class DataConfig:
             one_hot=self.one_hot,
             delimiter=self.delimiter,
         )
+
+
+def _pair(column: str, bounds: Sequence[float]) -> tuple[float, float]:
+    if len(bounds) != 2:
+        raise InputError(f"bounds of column {column!r} are {bounds!r}; write [low, high]")
+    return bounds[0], bounds[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,31 +210,19 @@ class PartyConfig(NodeConfig):
     accept: Acceptance | None = None
 
 
-def check_address(text: str) -> str:
-    """An address of the form `host:port`.
-
-    Raises:
-        InputError: It is not.
-    """
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(f"{text!r} is no address; write host:port, such as bank.example:8750")
-    return text
-
-
 def read_server_config(path: Path) -> ServerConfig:
     """Reads `server.toml`.
 
     Raises:
         InputError: A key is unknown, missing or of the wrong type; the message names it.
     """
-    content, common = _read(path), {}
+    content = read_toml(path)
     common = _common(path, content)
     plan = _plan(path, content.pop("plan", {}))
-    parties = tuple(check_name(name) for name in _take(path, content, "parties", list))
-    if not parties or len({*parties, common["identity"].name}) <= len(parties):
-        raise InputError(f"{path}: parties must name at least one other organisation, each once")
-    config: ServerConfig = _build(ServerConfig, path, content, **common, plan=plan, parties=parties)
+    parties = _parties(path, content, common["identity"].name)
+    config: ServerConfig = build_table(
+        ServerConfig, path, content, taken=("plan", "data", "network"), **common, plan=plan, parties=parties
+    )
     if not config.listen:
         raise InputError(f'{path}: listen is missing; write listen = "0.0.0.0:8750"')
     if config.data is None or not config.data.label_column:
@@ -227,6 +231,11 @@ def read_server_config(path: Path) -> ServerConfig:
         raise InputError(f"{path}: align is {config.align!r}; use one of {', '.join(ALIGNMENTS)}")
     if config.normalise not in NORMALISATIONS:
         raise InputError(f"{path}: normalise is {config.normalise!r}; use {', '.join(NORMALISATIONS)}")
+    if config.task and config.task not in TASKS:
+        raise InputError(f"{path}: task is {config.task!r}; use one of {', '.join(TASKS)}")
+    if not 0 < config.test_fraction < 1:
+        raise InputError(f"{path}: test_fraction is {config.test_fraction!r}; it must be between 0 and 1")
+    check_number(path, "time_unit", config.time_unit, high=MAX_TIME_UNIT)
     return config
 
 
@@ -236,19 +245,24 @@ def read_party_config(path: Path) -> PartyConfig:
     Raises:
         InputError: A key is unknown, missing or of the wrong type; the message names it.
     """
-    content = _read(path)
+    content = read_toml(path)
     common = _common(path, content)
-    accept = content.pop("accept", None)
-    config: PartyConfig = _build(
+    accept = take_table(path, content, "accept")
+    config: PartyConfig = build_table(
         PartyConfig,
         path,
         content,
+        taken=("accept", "data", "network"),
         **common,
-        accept=None if accept is None else _build(Acceptance, path, dict(accept)),
-        coordinator=check_name(_take(path, content, "coordinator", str)),
-        address=_take(path, content, "address", str),
+        accept=None if accept is None else _acceptance(path, accept),
+        coordinator=check_name(take_text(path, content, "coordinator")),
+        address=check_address(take_text(path, content, "address")),
     )
-    check_address(config.address)
+    if config.coordinator == config.identity.name:
+        raise InputError(
+            f"{path}: coordinator is {config.coordinator!r}, whose own certificate is used here; write who "
+            "leads the run"
+        )
     if config.data is not None and config.data.label_column:
         raise InputError(f"{path}: only the coordinator has a label_column; leave the column out instead")
     return config
@@ -258,46 +272,65 @@ def read_tables(paths: Sequence[Path]) -> dict[str, OwnTable]:
     """The tables that configurations name, by organisation."""
     tables = {}
     for path in paths:
-        content = _read(path)
+        content = read_toml(path)
         common = _common(path, content)
         if common["data"] is not None:
             tables[common["identity"].name] = common["data"].read(common["base"])
     return tables
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no TOML: {error}") from error
-
-
 def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     base = Path(path).resolve().parent
-    data, network = content.pop("data", None), content.pop("network", {})
-    certificates = base / _take(path, content, "certificates", str)
-    run = _take(path, content, "run", str)
-    if run.endswith(PREDICT):
-        raise InputError(f"{path}: run is {run!r}; names that end with {PREDICT!r} stand for predictions")
+    data, network = take_table(path, content, "data"), take_table(path, content, "network")
+    certificates = base / take_text(path, content, "certificates")
     return {
-        "run": run,
+        "run": _run_name(path, take_text(path, content, "run")),
         "base": base,
-        "folder": base / _take(path, content, "folder", str),
+        "folder": base / take_text(path, content, "folder"),
         "identity": load_identity(certificates),
-        "data": None if data is None else _build(DataConfig, path, dict(data)),
-        "network": _build(NetworkConfig, path, dict(network)),
+        "data": None if data is None else build_table(DataConfig, path, data, table="data"),
+        "network": _network(path, network or {}),
     }
 
 
-def _take(path: Path, content: dict[str, Any], name: str, kind: type) -> Any:
-    if name not in content:
-        raise InputError(f"{path}: {name} is missing")
-    value = content.pop(name)
-    if not isinstance(value, kind):
-        raise InputError(f"{path}: {name} is {value!r}; expected a {kind.__name__}")
-    return value
+def _run_name(path: Path, run: str) -> str:
+    if not run.strip() or not run.isprintable() or len(run) > MAX_RUN_NAME:
+        raise InputError(f"{path}: run is {run[:40]!r}; use 1 to {MAX_RUN_NAME} printable characters")
+    if run.endswith(PREDICT):
+        raise InputError(f"{path}: run is {run!r}; names that end with {PREDICT!r} stand for predictions")
+    return run
+
+
+def _parties(path: Path, content: dict[str, Any], own: str) -> tuple[str, ...]:
+    names = content.pop("parties", [])
+    check_type(path, "parties", names, "list[str]")
+    parties = tuple(check_name(name) for name in names)
+    if not parties or len({*parties, own}) <= len(parties):
+        raise InputError(f"{path}: parties must name at least one other organisation, each once")
+    if SERVER in (own, *parties):
+        raise InputError(f"{path}: no organisation may be called {SERVER!r}; certify it under another name")
+    return parties
+
+
+def _network(path: Path, content: dict[str, Any]) -> NetworkConfig:
+    config: NetworkConfig = build_table(NetworkConfig, path, content, table="network")
+    for name in ("patience", "absence", "phase_timeout"):
+        check_number(path, name, getattr(config, name))
+    return config
+
+
+def _acceptance(path: Path, content: dict[str, Any]) -> Acceptance:
+    """Rules that mean what they seem to: a NaN would accept any epsilon, a misspelt name would refuse all."""
+    accept: Acceptance = build_table(Acceptance, path, content, table="accept")
+    for name in ("epsilon", "predictions"):
+        check_number(path, name, getattr(accept, name))
+    check_number(path, "delta", accept.delta, high=1.0)
+    for name in accept.algorithms:
+        find_algorithm(name)
+    for name in accept.protocols:
+        if name not in PROTOCOLS:
+            raise InputError(f"{path}: unknown protocol {name!r}; known are {', '.join(PROTOCOLS)}")
+    return accept
 
 
 def _plan(path: Path, content: Any) -> Plan:
@@ -315,37 +348,3 @@ def _plan(path: Path, content: Any) -> Plan:
 
 def _defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return find_algorithm(str(content.get("algorithm", Plan().algorithm))).defaults
-
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "list": (list,),
-    "dict": (dict,),
-}
-
-
-def _build(cls: type[Any], path: Path, content: dict[str, Any], **given: Any) -> Any:
-    """A dataclass from a table; what is left over is unknown."""
-    known = {each.name: str(each.type) for each in fields(cls)}
-    for name, value in content.items():
-        if name not in known or name in given:
-            near = difflib.get_close_matches(name, [*known, "plan", "accept"], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
-            raise InputError(f"{path}: unknown key {name!r}{hint}")
-        kinds = _KINDS.get(known[name].partition("[")[0])
-        if kinds is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise InputError(f"{path}: {name} is {value!r}; expected {known[name]}")
-    for name in ("listen", "public", "status"):
-        if content.get(name):
-            check_address(content[name])
-    try:
-        return cls(**given, **content)
-    except TypeError as error:
-        raise InputError(f"{path}: {_missing(cls, {**given, **content})}") from error
-
-
-def _missing(cls: type[Any], present: Mapping[str, Any]) -> str:
-    names = [each.name for each in fields(cls) if each.name not in present]
-    return f"one of {', '.join(names)} is missing"

@@ -10,9 +10,9 @@ from typing import Any
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OUTLINE_FILE, OwnTable, read_outline, whole
-from securevfl.errors import RunError
+from securevfl.errors import LedgerError, RunError
 from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE, read_homes
+from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
 from securevfl.prediction import written_records
 from securevfl.run import label_exposure, spending
@@ -36,11 +36,11 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     """
     if out.exists():
         raise RunError(f"{out} exists already; choose another folder")
-    found = [(folder, _agreement(folder)) for folder in folders]
+    found = [(folder, read_agreement(folder)) for folder in folders]
     digests = {content["digest"] for _, content in found}
     if len(digests) != 1:
         raise RunError(f"the folders are of {len(digests)} different agreements; bring those of one run")
-    homes = [name for folder, _ in found for name in read_homes(folder) or ()]
+    homes = [name for _, content in found for name in content["homes"]]
     if len(set(homes)) != len(homes):
         raise RunError("two folders are of the same organisation")
     out.mkdir(parents=True, mode=0o700)
@@ -48,10 +48,10 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         for part in PARTS:
             if (folder / part).is_dir():
                 shutil.copytree(folder / part, out / part, dirs_exist_ok=True)
-    first = found[0][0]
     for name in ("plan.toml", OUTLINE_FILE, ALIGNMENT_FILE):
-        source = next((folder / name for folder, _ in found if (folder / name).is_file()), first / name)
-        shutil.copy(source, out / name)
+        source = next((folder / name for folder, _ in found if (folder / name).is_file()), None)
+        if source is not None:  # a helper knows no IDs
+            shutil.copy(source, out / name)
     content = {**found[0][1], "homes": sorted(homes)}
     write_text(out / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
     _write_result(out, [folder for folder, _ in found])
@@ -59,21 +59,17 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     return {"organisations": sorted(homes), "missing": missing, "out": str(out)}
 
 
-def _agreement(folder: Path) -> dict[str, Any]:
-    path = folder / AGREEMENT_FILE
-    if not path.is_file():
-        raise RunError(f"{folder} holds no run over a network: there is no {AGREEMENT_FILE} in it")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 def _write_result(out: Path, folders: Sequence[Path]) -> None:
-    """The label holder's result with everybody's spending; none where no result is there."""
+    """The label holder's result with everybody's spending; none where a result or a sound ledger lacks."""
     results = [RunFolder(folder).read_result() for folder in folders if (folder / "result.json").is_file()]
     if not results:
         return
     files, outline = RunFolder(out), read_outline(out)
     result = max(results, key=lambda each: len(each["test"]))
-    records = written_records(out)
+    try:
+        records = written_records(out)
+    except LedgerError:  # there is nothing to add up; the audit says what is wrong with it
+        return
     result |= {
         "privacy": spending(records, files.read_plan().delta),
         "labels": label_exposure(records, "" if outline is None else outline.label_holder),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from securevfl.errors import RunError
 
 _FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "count", "organisation", "run")
 MAX_TEXT = 500
@@ -47,11 +51,37 @@ def _plain(value: object) -> str | int | None:
     return str(value)[:MAX_TEXT] if isinstance(value, str | float) else f"<{type(value).__name__}>"
 
 
+class LogFile(logging.FileHandler):
+    """A log that can no longer be written, on a full disk, says so once and ends nothing."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
+        """One line in place of a traceback for each event."""
+        if not self._told:
+            self._told = True
+            sys.stderr.write(f"securevfl: the log {self.baseFilename} can no longer be written\n")
+
+    def close(self) -> None:
+        """Closes the file; what could not be written is lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:
-    """Sends the network's log to a file that only its owner can read; returns the handler to remove."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Sends the network's log to a file that only its owner can read; returns the handler to remove.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        handler = LogFile(path, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"the log {path} cannot be written: {error.strerror}; choose another folder"
+        ) from error
     handler.setFormatter(JsonLines(organisation=organisation, run=run))
     log = logging.getLogger("securevfl.network")
     log.setLevel(logging.INFO)

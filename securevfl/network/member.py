@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
 from securevfl.data.share import OwnTable, own_ids, rows_of
-from securevfl.errors import (
-    BudgetExceeded,
-    InputError,
-    NetworkError,
-    ProtocolError,
-    SecureVFLError,
-)
+from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, RunError, SecureVFLError
 from securevfl.network.agreement import (
     Agreement,
     Facts,
@@ -23,10 +17,9 @@ from securevfl.network.agreement import (
     Understanding,
     commitment,
     load_alignment,
-    save_alignment,
 )
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, Node, Stopped, Unforeseen, at_home, told_of, understanding
+from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
 from securevfl.protocols.alignment import PrivateAlignment
@@ -37,6 +30,15 @@ log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
 LAST_CALL = 10.0
 """Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
+
+
+Confirm = Callable[[Understanding], Awaitable[bool]]
+"""Asks a person; meanwhile the process must go on talking to the others and hear a stop."""
+
+
+async def refuse(understanding: Understanding) -> bool:
+    """Where nobody can be asked, nothing is accepted."""
+    return False
 
 
 class Member(Node):
@@ -55,7 +57,7 @@ class Member(Node):
         self,
         config: PartyConfig,
         *,
-        confirm: Callable[[Understanding], bool] = lambda agreement: False,
+        confirm: Confirm = refuse,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
@@ -161,7 +163,7 @@ class Member(Node):
             case "compare":
                 self._compare(fields)
             case "propose":
-                self._consider(fields)
+                await self._consider(fields)
             case "agreed":
                 self._take_seat(fields)
             case "begin":
@@ -169,11 +171,8 @@ class Member(Node):
             case "abort":
                 await self._abort(fields)
             case "stop":
-                again = " " if fields.get("again") else " for good; "
-                raise Stopped(
-                    f"the coordinator stops{again}({fields.get('reason')}); what was done is kept, start "
-                    "again to go on"
-                )
+                mend = "; what was done is kept, mend that before everybody starts again"
+                raise Stopped(f"the coordinator stops: {fields['reason']}{'' if fields['again'] else mend}")
             case "finish":
                 self._finish(fields)
             case "goodbye":
@@ -222,14 +221,13 @@ class Member(Node):
         """The own records with IDs as they are compared, always made from the table as it was read.
 
         Raises:
-            AtHome: Two records have the same ID then, or one has none.
+            DataError: Two records have the same ID then, or one has none.
             InputError: There is no table.
         """
         if self.own is None:
             raise InputError(f"{self.name} has no data to align")
         self._table = self._table or self.own
-        with at_home(f"IDs cannot be compared by {way!r} here"):
-            self.own = self._table.normalised(way)
+        self.own = self._table.normalised(way)
         return self.own
 
     def _begin_alignment(self, fields: dict[str, Any]) -> None:
@@ -260,14 +258,11 @@ class Member(Node):
         self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
 
     def _take_ids(self, ids: list[str]) -> None:
-        self._keep_ids(ids)
+        self.keep_ids(ids)
         self._ids = ids
         self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
 
-    def _keep_ids(self, ids: list[str]) -> None:
-        save_alignment(self.folder.path, ids)
-
-    def _consider(self, fields: dict[str, Any]) -> None:
+    async def _consider(self, fields: dict[str, Any]) -> None:
         """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
         proposal = Proposal.from_json(str(fields["proposal"]))
         agreement = self._understood(proposal)
@@ -277,9 +272,12 @@ class Member(Node):
                 f"{agreement.digest}; are both on the same version?"
             )
         if self._digest and self._digest != agreement.digest:
-            raise InputError(f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}")
+            raise RunError(
+                f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}; choose another "
+                "folder for another plan"
+            )
         if not self._digest:
-            self._ask(agreement)
+            await self._ask(agreement)
         self.keep_agreement(agreement)
         self._digest = agreement.digest
         self._tell("confirmed", digest=agreement.digest)
@@ -292,22 +290,20 @@ class Member(Node):
         if self._ids is None or proposal.ids != commitment(self.session, self._ids):
             raise ProtocolError("the proposal commits to other IDs than were found to be common")
         own = self._comparable(proposal.outline.normalise)
-        with at_home("the IDs that were found are not in the table as the proposal compares them"):
-            rows = rows_of(own, self._ids)
-        return proposal.complete(self.name, own, rows)
+        return proposal.complete(self.name, own, rows_of(own, self._ids))
 
-    def _ask(self, agreement: Agreement) -> None:
+    async def _ask(self, agreement: Agreement) -> None:
         accept = self.config.accept
         objection = "" if accept is None else accept.objection(agreement.plan, agreement.digest)
-        self._decide(agreement, objection, "the plan")
+        await self._decide(agreement, objection, "the plan")
 
-    def _decide(self, agreement: Understanding, objection: str, what: str) -> None:
+    async def _decide(self, agreement: Understanding, objection: str, what: str) -> None:
         """Shows what is asked, and goes by the rules, or asks where there are none."""
         for line in agreement.summary():
             self.say(line)
         if objection:
             raise InputError(f"{self.name} does not accept {what}: {objection}")
-        if self.config.accept is None and not self.confirm(agreement):
+        if self.config.accept is None and not await self.confirm(agreement):
             raise InputError(f"{self.name} does not accept {what}")
 
     def _take_seat(self, fields: dict[str, Any]) -> None:

@@ -15,11 +15,24 @@ from typing import Any, ClassVar
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
 from securevfl.data.share import OUTLINE_FILE, OwnTable
-from securevfl.errors import DataError, NetworkError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import (
+    DataError,
+    EncodingError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+    SecureVFLError,
+)
 from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE
+from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.messages import Message
-from securevfl.network.agreement import ALIGNMENT_FILE, Agreement
+from securevfl.network.agreement import (
+    ALIGNMENT_FILE,
+    Agreement,
+    CommonDataError,
+    load_alignment,
+    save_alignment,
+)
 from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import load_builder
@@ -53,37 +66,13 @@ class Unforeseen(ProtocolError):
         super().__init__(f"{self.told}: {error}")
 
 
-class AtHome(DataError):
-    """An error about this organisation's own records. Its text may quote them, so others are told less.
-
-    Attributes:
-        told: What others are told.
-    """
-
-    def __init__(self, told: str, error: DataError) -> None:
-        self.told = told
-        super().__init__(str(error))
-
-
-@contextlib.contextmanager
-def at_home(told: str) -> Iterator[None]:
-    """What goes wrong with the own records here is said in full here alone.
-
-    Args:
-        told: What others are told.
-
-    Raises:
-        AtHome: Something did.
-    """
-    try:
-        yield
-    except DataError as error:
-        raise AtHome(told, error) from error
-
-
 def told_of(error: SecureVFLError) -> str:
-    """What others are told of an error."""
-    return error.told if isinstance(error, Unforeseen | AtHome) else str(error)
+    """What others are told of an error: nothing that quotes an ID, a label or a value of the table here."""
+    if isinstance(error, Unforeseen):
+        return error.told
+    if isinstance(error, DataError | EncodingError) and not isinstance(error, CommonDataError):
+        return "its own data cannot be used, as is said there"
+    return str(error)
 
 
 @contextlib.contextmanager
@@ -165,7 +154,9 @@ class Node(ABC):
             if any(each.name.removesuffix(".part") not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_agreement(path)
+        if self.name not in content["homes"]:
+            raise RunError(f"{path} belongs to {', '.join(content['homes'])}, not to {self.name}")
         if content["run"] != self.config.run:
             raise RunError(f"{path} belongs to run {content['run']!r}, not to {self.config.run!r}")
         return str(content["digest"])
@@ -183,6 +174,17 @@ class Node(ABC):
         write_text(self.folder.path / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
         write_text(self.folder.plan_file, agreement.plan.to_toml())
         write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
+
+    def keep_ids(self, ids: list[str]) -> None:
+        """Keeps the common IDs, for a process that follows and for the audit.
+
+        Raises:
+            RunError: The folder's run was agreed on with others; those stay.
+        """
+        path = self.folder.path
+        if (path / AGREEMENT_FILE).exists() and load_alignment(path) not in (None, ids):
+            raise RunError(f"the run in {path} has other common records; choose another folder for a new run")
+        save_alignment(path, ids)
 
     def take_seat(self, agreement: Agreement) -> Seat:
         """Builds the roles that run here."""
@@ -243,8 +245,8 @@ class Node(ABC):
         self.mesh.links[SERVER].deliver(Message(kind=ABSENT, sender=peer, receiver=SERVER))
 
     def _waits(self) -> str:
-        waits = [f"{address} waits for {link.waiting}" for address, link in self.mesh.links.items()]
-        return "; ".join(waits)
+        waits = [f"{name} waits for {link.waiting}" for name, link in self.mesh.links.items() if link.waiting]
+        return "; ".join(waits) or "raise phase_timeout"
 
     async def stop_task(self, task: asyncio.Task[Any] | None) -> None:
         """Ends what runs here, if anything does."""

@@ -8,7 +8,6 @@ stays counted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from securevfl.data.share import OwnTable, read_outline, rows_of
 from securevfl.errors import RunError
 from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE
+from securevfl.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.network.config import NodeConfig
 from securevfl.network.greeting import PREDICT
 from securevfl.network.node import Node
@@ -98,11 +97,11 @@ class Predicting(Node):
         """
         check_finished(self.folder)
         self.digest = self.open_folder()
-        content = json.loads((self.folder.path / AGREEMENT_FILE).read_text(encoding="utf-8"))
+        content = read_agreement(self.folder.path)
         outline = read_outline(self.folder.path)
-        if outline is None or self.name not in content["homes"]:
+        if outline is None:
             raise RunError(f"{self.folder.path} is not the folder of {self.name}")
-        self.organisations, self.label_holder = tuple(content["organisations"]), outline.label_holder
+        self.organisations, self.label_holder = content["organisations"], outline.label_holder
         self.normalise = outline.normalise
         self.plan = self.folder.read_plan()
         self.trained = Trained.load_share(self.folder, self.name)

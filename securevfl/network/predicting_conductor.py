@@ -142,7 +142,7 @@ class PredictingConductor(Predicting, Conductor):
                 if kind in ("finished", "failed", "restarted"):
                     waiting.discard(peer)
                 if kind == "restarted":
-                    self.mesh.tell(peer, "stop", reason="the prediction is over", again=False)
+                    self.mesh.tell(peer, "stop", reason="the prediction is over", again=True)
         except SecureVFLError as error:
             self.say(f"the scores are written, but: {error}")
         self.mesh.tell_all("goodbye")

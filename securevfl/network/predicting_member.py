@@ -9,9 +9,8 @@ import numpy as np
 
 from securevfl.data.share import OwnTable
 from securevfl.errors import NetworkError, ProtocolError
-from securevfl.network.agreement import Understanding
 from securevfl.network.config import PartyConfig
-from securevfl.network.member import Member
+from securevfl.network.member import Confirm, Member, refuse
 from securevfl.network.node import STAY
 from securevfl.network.predicting import Predicting, check_finished
 from securevfl.network.predicting_agreement import Prediction, Request, commitments, cost_in_words
@@ -36,7 +35,7 @@ class PredictingMember(Predicting, Member):
         config: PartyConfig,
         *,
         new: OwnTable | None,
-        confirm: Callable[[Understanding], bool] = lambda prediction: False,
+        confirm: Confirm = refuse,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.new = new
@@ -73,7 +72,7 @@ class PredictingMember(Predicting, Member):
             )
         return super()._comparable(way)
 
-    def _keep_ids(self, ids: list[str]) -> None:
+    def keep_ids(self, ids: list[str]) -> None:
         """The common IDs are kept with their record numbers, once a prediction of these is confirmed."""
         self._numbers, self.prediction = [], None
 
@@ -100,7 +99,7 @@ class PredictingMember(Predicting, Member):
         self._known = self.trained.adopt(self._ids, numbers)
         self._numbers, self._salt, self.prediction = numbers, salt, None
 
-    def _consider(self, fields: dict[str, Any]) -> None:
+    async def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is asked with what is known here, and asks for confirmation."""
         prediction = self._understood_request(Request.from_json(str(fields["proposal"])))
         if prediction.digest != fields["digest"]:
@@ -111,7 +110,7 @@ class PredictingMember(Predicting, Member):
         if self._confirmed != prediction.digest:
             accept, count = self.config.accept, prediction.request.records
             objection = accept.objection_to_prediction(self.plan, self.digest, count) if accept else ""
-            self._decide(prediction, objection, "the prediction")
+            await self._decide(prediction, objection, "the prediction")
         self._confirmed, self.prediction = prediction.digest, prediction
         self._tell("confirmed", digest=prediction.digest)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from securevfl.network.greeting import MAX_REASON, Greeting, other_run, read_gre
 from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 
+# gRPC would write lines of its own to standard error for every handshake that fails.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
     import grpc
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
@@ -37,8 +41,17 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
 SERVICE, METHOD = "securevfl.Network", "Stream"
 HANDSHAKE_SECONDS = 10.0
 SLOWEST_RETRY = 5.0
+MAX_STREAMS = 1024
+"""All streams that come in; who takes part is not known yet where listening begins."""
 MAX_GREETING = 2
 """Streams of one organisation that may be in their handshake at the same time."""
+
+HINTS = {
+    "Hostname Verification": "somebody else answers at its address: check address and name",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate there is not of this authority or not valid now: compare "
+    "ca.pem and clocks",
+}
+"""What TLS says when a peer is not who it should be -> what to do."""
 
 log = logging.getLogger("securevfl.network")
 
@@ -225,7 +238,7 @@ class Transport:
         Raises:
             NetworkError: The address cannot be used.
         """
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=4 * len(self.sessions) + 4)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         credentials = grpc.ssl_server_credentials(
@@ -238,7 +251,8 @@ class Transport:
             await server.start()
         except RuntimeError as error:
             raise NetworkError(
-                f"cannot listen at {address}: is the port free and the host of this machine?"
+                f"cannot listen at {address} ({_why_not(address)}): is the port free and the host of this "
+                "machine?"
             ) from error
         self._server = server
         return int(port)
@@ -322,6 +336,7 @@ class Transport:
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
         reason = str(details or f"no answer ({type(error).__name__})")[:MAX_REASON]
         reason = reason.rpartition("last error: ")[2]
+        reason += next((f"; {hint}" for part, hint in HINTS.items() if part in reason), "")
         if self.trouble.get(peer) != reason:
             self.trouble[peer] = reason
             self.handlers.trouble(peer, reason)
@@ -371,3 +386,17 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
+
+
+def _why_not(address: str) -> str:
+    """What the operating system has against listening at an address, which gRPC keeps to itself."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as door:
+            door.bind(place)
+    except OSError as error:
+        return str(error.strerror or error)
+    return "unknown reason"

@@ -314,3 +314,17 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
         train(tiny, Plan(epochs=1, record_views=True), tmp_path / "run", encoders=encoders)
     assert Tracked.opened and Tracked.all_closed()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_party_cannot_have_the_servers_name():
+    blocks = {name: np.ones((20, 2), np.float32) for name in ("bank", "server")}
+    data = VerticalData.from_arrays(blocks, np.arange(20) % 2)
+    with pytest.raises(PlanError, match="a party is called 'server', which names the label holder's role"):
+        train(data, Plan(epochs=1))
+
+
+def test_a_cluster_that_is_not_there_leaves_no_folder(tiny: VerticalData, tmp_path: Path) -> None:
+    """Whoever installs Ray, or starts the cluster, can give the same command again."""
+    with pytest.raises(SecureVFLError, match="Ray"):
+        train(tiny, Plan(epochs=1), tmp_path / "run", ray="127.0.0.1:1")
+    assert not (tmp_path / "run").exists()

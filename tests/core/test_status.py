@@ -319,3 +319,17 @@ def test_errors_are_logged_on_one_line(log: Path) -> None:
         logging.getLogger("securevfl.network").exception("failed")
     (line,) = log.read_text().splitlines()
     assert json.loads(line)["error"] == "ValueError: what was\nwrong"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.usefixtures("log")
+def test_a_full_disk_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("securevfl.network")
+    handler = log_to(Path("/dev/full"), organisation="bank", run="first")
+    try:
+        logger.info("one")
+        logger.info("two")
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert capsys.readouterr().err == "securevfl: the log /dev/full can no longer be written\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -320,3 +321,23 @@ def test_with_everybody_there_the_network_trains_the_same_model(tmp_path):
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=0, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["kept", "emptied"])
+def test_a_party_that_lost_its_folder_finds_the_common_records_again(tmp_path, emptied):
+    """It was left out, and comes back without the common IDs: everybody aligns and begins again."""
+    given = federation(tmp_path, protocol="plain", threshold=0, epochs=4)
+
+    async def play():
+        found = start(given)
+        await lose(found, "shop", "embedding", 3)
+        await until(lambda: any("without it" in text for text in found["bank"].said))
+        if emptied:
+            shutil.rmtree(tmp_path / "shop")
+        found["shop"].start()
+        return found, await finish(found)
+
+    found, results = asyncio.run(play())
+    assert all(each["epochs"] == 4 for each in results.values())
+    said = "shop has started anew with an empty folder; everybody goes back to the last common epoch"
+    assert (said in found["bank"].said) == emptied

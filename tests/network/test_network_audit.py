@@ -82,3 +82,40 @@ def test_gathering_refuses_what_does_not_belong_together(federation, tmp_path):
     assert found["missing"] == ["shop"]
     with pytest.raises(RunError, match="exists already"):
         gather(folders, tmp_path / "d")
+
+
+def test_a_helpers_folder_alone_has_no_ids(federation, tmp_path):
+    helper = tmp_path / "helper"
+    shutil.copytree(federation.folder / "clinic", helper)
+    (helper / "alignment.json").unlink()
+    assert gather([helper], tmp_path / "joint")["missing"] == ["bank", "shop"]
+    with pytest.raises(RunError, match="which records a networked run had in common"):
+        load_truth(tmp_path / "joint", federation.tables)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"run": "test", "digest": "d", "homes": 3}'])
+def test_a_damaged_agreement_is_named(federation, tmp_path, content):
+    shutil.copytree(federation.folder / "clinic", tmp_path / "clinic")
+    (tmp_path / "clinic" / "agreement.json").write_text(content)
+    with pytest.raises(RunError, match=r"agreement\.json is damaged"):
+        gather([tmp_path / "clinic"], tmp_path / "joint")
+    member = Federation(tmp_path, federation.plan).member("clinic")
+    with pytest.raises(RunError, match=r"agreement\.json is damaged"):
+        asyncio.run(member.run())
+
+
+def test_nobody_takes_up_anothers_folder(federation, tmp_path):
+    shutil.copytree(federation.folder / "shop", tmp_path / "clinic")
+    member = Federation(tmp_path, federation.plan).member("clinic")
+    with pytest.raises(RunError, match="belongs to shop, not to clinic"):
+        asyncio.run(member.run())
+
+
+def test_a_ledger_that_was_begun_anew_is_gathered_and_found(federation, tmp_path):
+    folders = [tmp_path / name for name in federation.names]
+    for folder in folders:
+        shutil.copytree(federation.folder / folder.name, folder)
+    path = tmp_path / "clinic" / "ledger" / "clinic.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    gather(folders, tmp_path / "joint")
+    assert audit(tmp_path / "joint", attacks="none").verdict == "violated"

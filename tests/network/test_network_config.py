@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_algorithms_bring_their_defaults(folder):
     [
         (('listen = "127.0.0.1:0"', ""), "listen is missing"),
         (('run = "credit"', ""), "run is missing"),
-        (('folder = "run"', "folder = 3"), "folder is 3; expected a str"),
+        (('folder = "run"', "folder = 3"), "folder is 3; expected str"),
         (('parties = ["clinic"]', "parties = []"), "parties must name"),
         (('parties = ["clinic"]', 'parties = ["bank"]'), "parties must name"),
         (('parties = ["clinic"]', 'parties = ["Clinic!"]'), "cannot be an organisation's name"),
@@ -85,6 +86,26 @@ def test_algorithms_bring_their_defaults(folder):
         (("[data]", "[network]\npatience = true\n[data]"), "patience is True; expected float"),
         (("[data]", 'align = "maybe"\n[data]'), "align is 'maybe'"),
         (("[data]", "[data"), "is no TOML"),
+        (('run = "credit"', 'run = ""'), "1 to 200 printable characters"),
+        (('run = "credit"', f'run = "{"x" * 5000}"'), "1 to 200 printable characters"),
+        (('run = "credit"', 'run = "a\\nb"'), "1 to 200 printable characters"),
+        (('folder = "run"', 'folder = "a\\u0000b"'), "without a null character"),
+        (('parties = ["clinic"]', 'parties = ["server"]'), "may be called 'server'"),
+        (('parties = ["clinic"]', "parties = [5]"), "parties is .5.; expected list"),
+        (('parties = ["clinic"]', 'parties = ["../x"]'), "cannot be an organisation's name"),
+        (("127.0.0.1:0", "127.0.0.1:²"), "is no address"),
+        (("127.0.0.1:0", "http://bank:8750"), "is no address"),
+        (("127.0.0.1:0", "::1:8750"), "is no address"),
+        (("[data]", "test_fraction = nan\n[data]"), "test_fraction is nan"),
+        (("[data]", "time_unit = -1.0\n[data]"), "time_unit is -1.0"),
+        (("[data]", 'task = "guess"\n[data]'), "task is 'guess'"),
+        (("[data]", "network = 5\n[data]"), "network is 5; write a table"),
+        (("[data]", "[network]\npatience = nan\n[data]"), "patience is nan"),
+        (("[data]", "[network]\nphase_timeout = -1\n[data]"), "phase_timeout is -1"),
+        (('file = "bank.csv"', 'plan = "plan.toml"'), "unknown key 'plan' in .data."),
+        (('file = "bank.csv"', "bounds = {a = 5}"), "bounds is .*; expected dict"),
+        (('file = "bank.csv"', "one_hot = {a = 5}"), "one_hot is .*; expected dict"),
+        (('file = "bank.csv"', "leave_out = [5]"), "leave_out is .5.; expected list"),
     ],
 )
 def test_bad_server_files(folder, change, message):
@@ -99,6 +120,12 @@ def test_bad_server_files(folder, change, message):
         (('address = "127.0.0.1:8750"', 'adress = "x:1"'), "address is missing"),
         (('file = "clinic.csv"', 'file = "clinic.csv"\nlabel_column = "b"'), "only the coordinator"),
         (("[data]", "[accept]\nepsilom = 1.0\n[data]"), "did you mean 'epsilon'"),
+        (("[data]", "accept = 5\n[data]"), "accept is 5; write a table"),
+        (("[data]", "[accept]\nepsilon = nan\n[data]"), "epsilon is nan"),
+        (("[data]", "[accept]\ndelta = 2.0\n[data]"), "delta is 2.0"),
+        (("[data]", '[accept]\nalgorithms = ["vaffle"]\n[data]'), "unknown algorithm 'vaffle'"),
+        (("[data]", '[accept]\nprotocols = ["plane"]\n[data]'), "unknown protocol 'plane'"),
+        (('coordinator = "bank"', 'coordinator = "clinic"'), "write who leads the run"),
     ],
 )
 def test_bad_party_files(folder, change, message):
@@ -111,6 +138,8 @@ def test_bad_party_files(folder, change, message):
     [
         ("serve", SERVER.replace("bank.csv", "none.csv"), "none.csv"),
         ("serve", SERVER.replace('"y"', '"z"'), "no column 'z'"),
+        ("serve", SERVER.replace('"bank.csv"', '"bank.csv"\nbounds = {a = [1.0]}'), "write [low, high]"),
+        ("serve", SERVER.replace('"run"', '"/proc/nowhere/run"'), "cannot be written"),
         ("join", PARTY.replace("127.0.0.1:8750", "nowhere"), "write host:port"),
     ],
 )
@@ -118,6 +147,16 @@ def test_commands_say_it_in_one_line(folder, command, text, message):
     result = CliRunner().invoke(app, [command, "--config", str(written(folder, text))])
     assert result.exit_code != 0
     assert message in str(result.exception)
+
+
+def test_a_port_that_is_taken_is_named_with_the_reason(folder):
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        text = SERVER.replace("127.0.0.1:0", address).replace('"run"', '"taken"')
+        result = CliRunner().invoke(app, ["serve", "--config", str(written(folder, text))])
+    assert f"cannot listen at {address} (Address already in use)" in str(result.exception)
 
 
 def test_acceptance_objects():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +18,8 @@ from crashes import Process, check_ledgers, finish, models, processes, run_with_
 from federation import Federation
 
 from securevfl.algorithms import find_algorithm
-from securevfl.errors import NetworkError, RunError
+from securevfl.errors import NetworkError, ProtocolError, RunError
+from securevfl.network.agreement import save_alignment
 from securevfl.network.frames import Frame, Kind
 from securevfl.plan import Plan
 
@@ -155,10 +158,11 @@ def test_streams_that_break_all_the_time_lose_nothing(tmp_path):
 
 
 def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
-    federation = Federation(tmp_path, plan(), patience=0.3)
+    federation = Federation(tmp_path, plan(), patience=0.3, absence=0.1)
+    found: dict[str, Process] = {}
 
     async def stop() -> dict[str, BaseException]:
-        found = processes(federation)
+        found.update(processes(federation))
         for each in found.values():
             each.start()
         found["clinic"].crash_in_phase("epoch", 4)
@@ -172,6 +176,7 @@ def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
     errors = asyncio.run(stop())
     assert isinstance(errors["bank"], NetworkError)
     assert isinstance(errors["shop"], NetworkError)
+    assert "clinic is away; waiting for it for up to 0.3 s" in found["bank"].said
     assert re.match("clinic has not been reachable for 0.3 s", str(errors["bank"]))
     assert "clinic has not been reachable" in str(errors["shop"])
     assert all("\n" not in str(error) for error in errors.values())
@@ -309,3 +314,106 @@ def test_a_folder_has_one_process_at_a_time(tmp_path):
 
     asyncio.run(play())
     assert json.loads((tmp_path / "clinic" / "result.json").read_text())["epochs"] == 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stop_says_what_to_do(tmp_path, again):
+    """An interruption is nothing to mend; what cannot work is."""
+    federation = Federation(tmp_path, plan())
+    if not again:
+        federation.tables["clinic"] = replace(federation.tables["clinic"], ids=np.array(["x"] * 60))
+
+    async def play() -> str:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        while again and found["shop"].node.part != "epoch":
+            await asyncio.sleep(0.005)
+        if again:
+            found["bank"].task.cancel()
+        results = await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
+        return str(results[2])
+
+    told = asyncio.run(play())
+    if again:
+        assert told == (
+            "the coordinator stops: bank was interrupted; what was done is kept, start again to go on"
+        )
+    else:
+        assert told.startswith("the coordinator stops: clinic does not have exactly the IDs of bank")
+        assert told.endswith("; what was done is kept, mend that before everybody starts again")
+
+
+def test_whoever_fails_while_a_phase_is_given_up_ends_the_run(tmp_path):
+    """Its process is gone: waiting for it would only end when patience does."""
+    federation = Federation(tmp_path, plan())
+
+    async def play() -> None:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        shop = found["shop"].node
+        shop._abort = partial(_fail, "no space left")
+        within("epoch", 2)(found["clinic"])
+        async with asyncio.timeout(60):
+            await found["clinic"].crashed.wait()
+        await found["clinic"].crash()
+        found["clinic"].start()
+        async with asyncio.timeout(15):
+            with pytest.raises(ProtocolError, match="shop stops: shop: no space left"):
+                await found["bank"].task
+        found["clinic"].task.cancel()
+        await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
+
+    asyncio.run(play())
+
+
+def test_ids_that_cannot_be_kept_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"alignment\.json cannot be written: No such file"):
+        save_alignment(tmp_path / "nowhere", ["a"])
+
+
+async def _fail(reason: str, fields: object) -> None:
+    raise RunError(reason)
+
+
+def test_a_phase_that_takes_too_long_says_what_to_do(tmp_path):
+    federation = Federation(tmp_path, plan())
+    network = replace(federation.server.network, phase_timeout=1e-9)
+    federation.server = replace(federation.server, network=network)
+
+    async def play() -> None:
+        found = processes(federation)
+        for each in found.values():
+            each.start()
+        with pytest.raises(NetworkError, match=r"prepare of epoch 0 took more than 1e-09 s; raise phase_t"):
+            await found["bank"].task
+        await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("renewed", ["bank", "clinic"])
+def test_a_folder_keeps_the_common_records_of_its_run(tmp_path, renewed):
+    """Others in a new folder, with other records, do not change what belongs to the run in an old one."""
+    federation = Federation(tmp_path, plan(epochs=1))
+    asyncio.run(federation.run())
+    (tmp_path / "bank" / "result.json").unlink()  # else it would say that it has finished
+    old = {"bank": "clinic", "clinic": "bank"}[renewed]
+    before = (tmp_path / old / "alignment.json").read_bytes()
+    for name in federation.names:
+        table = federation.tables[name]
+        labels = None if table.labels is None else table.labels[:40]
+        federation.tables[name] = replace(table, ids=table.ids[:40], block=table.block[:40], labels=labels)
+        if name != old:
+            shutil.rmtree(tmp_path / name)
+
+    async def play() -> dict[str, str]:
+        found = processes(federation)
+        tasks = [each.start() for each in found.values()]
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(zip(found, map(str, ended), strict=True))
+
+    ended = asyncio.run(play())
+    assert f"the run in {tmp_path / old} has other common records; choose another folder" in ended[old]
+    assert (tmp_path / old / "alignment.json").read_bytes() == before

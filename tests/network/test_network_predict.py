@@ -377,7 +377,7 @@ def test_everybody_is_shown_what_is_asked_and_may_refuse(tmp_path):
     federation.members["clinic"] = replace(federation.members["clinic"], accept=None)
     shown: list[Any] = []
 
-    def refuse(prediction: Any) -> bool:
+    async def refuse(prediction: Any) -> bool:
         shown.append(prediction)
         return False
 
@@ -809,6 +809,27 @@ def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
     results = prediction.run(bank=bank)
     assert "announces a prediction that was not confirmed here" in str(results["bank"])
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+
+
+def test_other_numbers_after_the_confirmation_do_not_pass(tmp_path):
+    """What was confirmed is what is released, even if the coordinator numbers the records again after it."""
+    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1))
+    prediction = Prediction(federation, new_rows(federation.names), strangers())
+    bank = prediction.conductor()
+    tell, numbered = bank.mesh.tell, []
+
+    def lying(peer: str, kind: str, **fields: Any) -> None:
+        if kind == "records":
+            numbered[:] = fields["numbers"]
+        if kind == "agreed" and peer == "clinic":
+            tell(peer, "records", numbers=numbered[::-1], salt=bank._salt)
+        tell(peer, kind, **fields)
+
+    bank.mesh.tell = lying
+    results = prediction.run(bank=bank)
+    assert isinstance(results["clinic"], ProtocolError)
+    assert "announces a prediction that was not confirmed here" in str(results["bank"])
+    assert predictions_of(tmp_path / "clinic") == []
 
 
 @pytest.mark.parametrize("numbers", [[60, 60], [60, 1 << 30], [-1, 60], [0, 60]])

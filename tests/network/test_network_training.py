@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import stat
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from securevfl import train
 from securevfl.algorithms import recommended
 from securevfl.errors import InputError, NetworkError
 from securevfl.ledger import read_records
+from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather, load_truth
 from securevfl.plan import Plan
@@ -277,33 +279,38 @@ def test_ids_that_are_spelled_differently_are_the_same_people(tmp_path, align, c
         np.testing.assert_array_equal(block, given.tables[party].block[rows])
 
 
-def test_two_records_that_become_the_same_are_named_at_home_alone(tmp_path):
-    """The coordinator says how IDs are compared; what goes wrong then must not tell it anybody's ID."""
+def attempt(given: Federation, bank: Conductor | None = None) -> dict[str, str]:
+    """What everybody ends with."""
+
+    async def play() -> list[object]:
+        nodes = [bank or given.conductor(), *(given.member(name) for name in given.members)]
+        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    return dict(zip(given.names, map(str, asyncio.run(play())), strict=True))
+
+
+def test_two_records_that_become_the_same_are_named_to_their_owner_alone(tmp_path):
     given = Federation(tmp_path, Plan(epochs=1), normalise="trim-casefold")
     table = given.tables["clinic"]
-    given.tables["clinic"] = replace(table, ids=np.array([*table.ids[:-2], "Secret7", "SECRET7"]))
-
-    async def attempt() -> list[object]:
-        nodes = [given.conductor(), *(given.member(name) for name in given.members)]
-        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
-
-    bank, clinic, _ = map(str, asyncio.run(attempt()))
-    assert "'SECRET7' occurs in positions 58 and 59" in clinic and "remove duplicates first" in clinic
-    assert "clinic: IDs cannot be compared by 'trim-casefold' here" in bank and "secret" not in bank.lower()
+    ids = np.array([*table.ids[:-1], table.ids[0].upper()])
+    given.tables["clinic"] = replace(table, ids=ids)
+    ended = attempt(given)
+    assert "remove duplicates first" in ended["clinic"]
+    assert "clinic: its own data cannot be used" in ended["bank"]
+    assert "own data cannot be used" in ended["shop"]
+    assert not re.search("id0000", ended["bank"] + ended["shop"], re.IGNORECASE)
 
 
-def test_labels_that_make_no_task_stay_at_home(tmp_path):
-    given = Federation(tmp_path, Plan(epochs=1))
-    table = given.tables["bank"]
-    given.tables["bank"] = replace(table, labels=np.full(len(table.ids), 4711))
-
-    async def attempt() -> list[object]:
-        nodes = [given.conductor(), *(given.member(name) for name in given.members)]
-        return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
-
-    bank, *others = map(str, asyncio.run(attempt()))
-    assert "all 60 labels are 4711" in bank
-    assert all("make no task" in each and "4711" not in each for each in others)
+@pytest.mark.parametrize("label", ["17", "ill"])
+def test_nobody_learns_a_label_from_labels_that_cannot_be_used(tmp_path, label):
+    """A party that brings one record alone would else be told the label of its choice."""
+    given = Federation(tmp_path, Plan(epochs=1), task="regression" if label == "ill" else "")
+    given.tables["bank"] = replace(given.tables["bank"], labels=np.array([label] * 60))
+    ended = attempt(given)
+    assert label in ended["bank"]
+    for name in ("clinic", "shop"):
+        assert "its own data cannot be used" in ended[name]
+        assert label not in ended[name]
 
 
 def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_path):
@@ -320,10 +327,6 @@ def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_p
     bank.mesh.tell = lying
     bank.own = loud["bank"].normalised("trim-casefold")
 
-    async def attempt() -> list[object]:
-        members = [given.member(name) for name in given.members]
-        return await asyncio.gather(*(node.run() for node in (bank, *members)), return_exceptions=True)
-
-    found, clinic, _ = map(str, asyncio.run(attempt()))
-    assert "not in the table as the proposal compares them" in found and "id0" not in found
-    assert "ID 'id0000' was common to all, but is not in the table any more" in clinic
+    ended = attempt(given, bank)
+    assert "clinic: its own data cannot be used" in ended["bank"] and "id0" not in ended["bank"]
+    assert "ID 'id0000' was common to all, but is not in the table any more" in ended["clinic"]

@@ -23,7 +23,7 @@ from securevfl.network.conductor import Conductor
 from securevfl.network.frames import Frame, Kind
 from securevfl.network.greeting import Greeting, reason_of
 from securevfl.network.identity import Identity, load_identity, server_name
-from securevfl.network.session import new_incarnation
+from securevfl.network.session import Session, new_incarnation
 from securevfl.plan import Plan
 from securevfl.protocols.wire import pack
 
@@ -280,6 +280,41 @@ def test_silent_streams_of_one_do_not_keep_out_the_others(tmp_path):
             call.cancel()
 
     attack(tmp_path, work)
+
+
+def test_one_that_listens_before_it_knows_the_others_takes_them_all(tmp_path):
+    names = [f"party-{number}" for number in range(12)]
+    issue(create_authority(tmp_path / "ca", name="large"), ["yard", *names], out=tmp_path)
+    known = {name: load_identity(tmp_path / name) for name in ("yard", *names)}
+
+    def nobody(*anything: Any) -> None:
+        pass
+
+    def transport_of(name: str, *peers: str) -> transport.Transport:
+        return transport.Transport(
+            known[name],
+            run="test",
+            incarnation=new_incarnation(),
+            sessions={peer: Session(peer) for peer in peers},
+            handlers=transport.Handlers(
+                frame=nobody, connected=nobody, lost=nobody, trouble=nobody, failed=nobody
+            ),
+        )
+
+    async def play() -> None:
+        yard, others = transport_of("yard"), [transport_of(name, "yard") for name in names]
+        port = await yard.listen("127.0.0.1:0")
+        yard.sessions.update({name: Session(name) for name in names})
+        try:
+            for other in others:
+                other.dial("yard", f"127.0.0.1:{port}")
+            async with asyncio.timeout(30):
+                while not all(session.connected for session in yard.sessions.values()):
+                    await asyncio.sleep(0.05)
+        finally:
+            await asyncio.gather(*(each.close() for each in (*others, yard)))
+
+    asyncio.run(play())
 
 
 # -- later frames -------------------------------------------------------------------------------------------
