@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from securevfl.errors import DropoutError, ProtocolError, TopologyError
+from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import AGGREGATOR, Address, Machine, Message, Node, SecureSum, name_of
 from securevfl.protocols.keys import PairKeys
 from securevfl.protocols.neighbours import NeighbourGraph
@@ -15,7 +16,7 @@ from securevfl.protocols.ring import FixedPoint, Ring
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicKeys(Message):
-    """A worker's public keys, to the aggregator."""
+    """A worker's public keys, followed by its signature where keys are signed, to the aggregator."""
 
     kind = "pairwise.public-keys"
     public: bytes
@@ -25,7 +26,7 @@ class PublicKeys(Message):
 class KeyDirectory(Message):
     """Who takes part, and the public keys of the receiver's neighbours among them.
 
-    One row per neighbour, in ascending order of address.
+    One row per neighbour, in ascending order of address, as that neighbour sent it.
     """
 
     kind = "pairwise.key-directory"
@@ -108,8 +109,8 @@ class PairwiseMaskSum(SecureSum):
     > (holders + collusion) / 2 is enforced. If it tells different workers different lists, it can still open
     a sum of fewer, down to one input, unless threshold is the number of workers minus one. Everything runs
     through the aggregator; shares are sealed end to end. An aggregator that swaps public keys during the
-    setup is noticed only if workers compare `PairwiseNode.fingerprints` or the keys travel over channels it
-    does not control.
+    setup is noticed before anything masked leaves if the workers' nodes have an `Authenticator`; else only if
+    they compare `PairwiseNode.fingerprints`.
 
     Who learns what: the aggregator learns the sum and who contributed; the workers learn who contributed. Not
     promised: a correct sum if somebody lies. A retry over another set of workers reveals the difference.
@@ -185,9 +186,15 @@ class PairwiseMaskSum(SecureSum):
         """The aggregator."""
         return (AGGREGATOR,)
 
-    def node(self, address: Address) -> PairwiseNode:
-        """Fresh secret state for one participant."""
-        return PairwiseNode(self, address)
+    def node(self, address: Address, authenticator: Authenticator | None = None) -> PairwiseNode:
+        """Fresh secret state for one participant.
+
+        Args:
+            address: Of the participant.
+            authenticator: Signs the worker's public keys and checks those of the others, in which case all
+                workers need one; the aggregator needs none.
+        """
+        return PairwiseNode(self, address, authenticator)
 
     def holders(self, worker: Address) -> tuple[Address, ...]:
         """Who holds shares of a worker's seeds: its neighbours and itself, in ascending order."""
@@ -250,8 +257,11 @@ class PairwiseNode(Node):
 
     protocol: PairwiseMaskSum
 
-    def __init__(self, protocol: PairwiseMaskSum, address: Address) -> None:
+    def __init__(
+        self, protocol: PairwiseMaskSum, address: Address, authenticator: Authenticator | None = None
+    ) -> None:
         super().__init__(protocol, address)
+        self.authenticator = authenticator
         self.pairs: dict[Address, PairKeys] | None = None
         self.participants = frozenset(range(protocol.workers))
         self._setup_begun = False
