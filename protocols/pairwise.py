@@ -86,6 +86,23 @@ class Survivors(Message):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Confirmation(Message):
+    """A worker's marks on the lists that it was told, one row for each surviving neighbour to check."""
+
+    kind = "pairwise.confirmation"
+    marks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Confirmations(Message):
+    """The receiver's neighbours that have confirmed their lists, and their marks for the receiver."""
+
+    kind = "pairwise.confirmations"
+    confirmed: list[int]
+    marks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OpenedShares(Message):
     """One share per participant known to the sender: of its self seed if it survived, else its pair seed."""
 
@@ -99,18 +116,19 @@ class PairwiseMaskSum(SecureSum):
     Each pair of neighbours agrees on a key (X25519, with `hybrid` also ML-KEM-768) and so on a mask, which
     one adds and the other subtracts. When workers may drop out, each one adds a self mask as well and shares,
     anew in every round, the seeds of its self mask and of its pair masks among its neighbours. After the
-    masked inputs are in, the neighbours open the self seed of those that survived or the pair seed of those
-    that did not; a worker never reveals both of anyone, and pair seeds are good for one round only.
+    masked inputs are in, the neighbours confirm to each other who takes part and who survived, and open the
+    self seed of those that survived or the pair seed of those that did not; a worker never reveals both of
+    anyone, and pair seeds are good for one round only.
 
     Threat model: the aggregator and up to `collusion` workers follow the protocol and pool all they see; they
     learn their own inputs and the sum over the survivors, nothing else, as the graph of the survivors is
-    checked by every worker to be (collusion + 1)-connected. With the complete graph an aggregator that lies
-    about who dropped cannot open both seeds of anybody: that takes `threshold` shares of each, and threshold
-    > (holders + collusion) / 2 is enforced. If it tells different workers different lists, it can still open
-    a sum of fewer, down to one input, unless threshold is the number of workers minus one. Everything runs
-    through the aggregator; shares are sealed end to end. An aggregator that swaps public keys during the
-    setup is noticed before anything masked leaves if the workers' nodes have an `Authenticator`; else only if
-    they compare `PairwiseNode.fingerprints`.
+    checked by every worker to be (collusion + 1)-connected. With the complete graph this also holds for an
+    aggregator that lies about who takes part or dropped out: a worker opens shares only once `threshold`
+    workers have confirmed the lists that it was told, and as threshold > (holders + collusion) / 2 is
+    enforced, one pair of lists at most gets that far. With fewer neighbours distant workers can be told
+    different lists. Everything runs through the aggregator; shares are sealed end to end. An aggregator that
+    swaps public keys during the setup is noticed before anything masked leaves if the workers' nodes have an
+    `Authenticator`; else only if they compare `PairwiseNode.fingerprints`.
 
     Who learns what: the aggregator learns the sum and who contributed; the workers learn who contributed. Not
     promised: a correct sum if somebody lies. A retry over another set of workers reveals the difference.
@@ -143,6 +161,8 @@ class PairwiseMaskSum(SecureSum):
         RelayedShares,
         MaskedInput,
         Survivors,
+        Confirmation,
+        Confirmations,
         OpenedShares,
     )
 

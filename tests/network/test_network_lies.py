@@ -1,4 +1,4 @@
-"""A coordinator that lies about the keys of masks: whoever is to use them stops before anything leaves."""
+"""A coordinator that lies about the keys of masks, or about who is in a sum: whoever notices it stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from securevfl.plan import Plan
 from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.keys import X25519_BYTES, PartyKeys
-from securevfl.protocols.pairwise import PairwiseMaskSum
+from securevfl.protocols.pairwise import Confirmation, PairwiseMaskSum, Survivors
+from securevfl.protocols.pairwise_aggregator import RecoveringAggregator
 from securevfl.protocols.pairwise_setup import AggregatorSetup
 
 PARTIES = ("bank", "clinic", "shop", "lab")
@@ -129,6 +130,42 @@ def test_all_keys_of_a_run_are_signed(tmp_path, monkeypatch):
     assert len(lies.seen) >= 3  # two epochs and the final evaluation
     lengths = {len(public) for agreement in lies.seen for public in agreement.values()}
     assert lengths == {X25519_BYTES + SIGNATURE_BYTES}
+
+
+# -- who is in a sum
+
+
+def lie_about_survivors(monkeypatch) -> None:
+    """The coordinator tells shop that lab has dropped out, and all others that it has not."""
+    advancing, receiving = RecoveringAggregator._advance, RecoveringAggregator._receive
+
+    def advance(machine: RecoveringAggregator) -> list[Envelope]:
+        return [
+            replace(each, message=replace(each.message, survivors=[0, 1, 2]))
+            if each.receiver == 2 and isinstance(each.message, Survivors)
+            else each
+            for each in advancing(machine)
+        ]
+
+    def receive(machine: RecoveringAggregator, sender: int, message: object) -> list[Envelope]:
+        if sender == 2 and isinstance(message, Confirmation):  # shop has none for lab
+            marks = np.concatenate([message.marks, np.zeros_like(message.marks[:1])])
+            message = replace(message, marks=marks)
+        return receiving(machine, sender, message)
+
+    monkeypatch.setattr(RecoveringAggregator, "_advance", advance)
+    monkeypatch.setattr(RecoveringAggregator, "_receive", receive)
+
+
+def test_different_lists_of_survivors_stop_the_run_before_anything_is_opened(tmp_path, monkeypatch):
+    lie_about_survivors(monkeypatch)
+    _, done, sent = run(tmp_path, threshold=3)
+    assert all(isinstance(each, Exception) for each in done.values())
+    told = [str(each) for each in done.values() if isinstance(each, ProtocolError)]
+    assert any("was told of other participants or survivors in round 0 than worker" in each for each in told)
+    members = [count for name, count in sent.items() if name != "bank"]
+    assert sum(count["pairwise.confirmation"] for count in members) == 3
+    assert sum(count["pairwise.opened-shares"] for count in members) == 0
 
 
 # -- what a signature is bound to
