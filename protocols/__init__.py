@@ -1,6 +1,7 @@
 """Secure sums, trees, masks and private ID alignment. Loads no torch."""
 
 from securevfl.protocols.alignment import PrivateAlignment
+from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.bfv import BFVSum
 from securevfl.protocols.ckks import CKKSSum
 from securevfl.protocols.contract import (
@@ -29,6 +30,7 @@ __all__ = [
     "COORDINATOR",
     "DEALER",
     "KEY_HOLDER",
+    "Authenticator",
     "BFVSum",
     "CKKSSum",
     "DistributedNoise",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ from securevfl.protocols.stream import MaskStream, derive_key, round_nonce
 X25519_BYTES = 32
 KEM_PUBLIC_BYTES = 1184
 KEM_CIPHERTEXT_BYTES = 1088
+MARK_BYTES = 16
 
 
 class PartyKeys:
@@ -105,6 +107,27 @@ class PairKeys:
 
     def _channel(self, way: str) -> AESGCM:
         return AESGCM(derive_key(self._key, purpose=f"pairwise/channel/{way}"))
+
+    def mark(self, statement: bytes) -> bytes:
+        """Shows the peer, and nobody else, that this worker stands by a statement."""
+        return self._mark("up" if self.adds else "down", statement)
+
+    def check_mark(self, statement: bytes, mark: bytes) -> None:
+        """Checks that the peer stands by a statement.
+
+        Raises:
+            ProtocolError: It does not, or stands by another.
+        """
+        if not hmac.compare_digest(mark, self._mark("down" if self.adds else "up", statement)):
+            raise ProtocolError("a mark is on another statement")
+
+    def _mark(self, way: str, statement: bytes) -> bytes:
+        return hmac.digest(self._mark_keys[way], statement, "sha256")[:MARK_BYTES]
+
+    @cached_property
+    def _mark_keys(self) -> dict[str, bytes]:
+        ways = ("up", "down")
+        return {way: derive_key(self._key, purpose=f"pairwise/mark/{way}", length=32) for way in ways}
 
     def seal(self, plain: bytes, *, round: int, attempt: int) -> bytes:  # noqa: A002
         """Encrypts for the peer; once per (round, attempt), as the nonce is made of these."""

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from securevfl.errors import DropoutError, ProtocolError, TopologyError
+from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import AGGREGATOR, Address, Machine, Message, Node, SecureSum, name_of
 from securevfl.protocols.keys import PairKeys
 from securevfl.protocols.neighbours import NeighbourGraph
@@ -15,7 +16,7 @@ from securevfl.protocols.ring import FixedPoint, Ring
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicKeys(Message):
-    """A worker's public keys, to the aggregator."""
+    """A worker's public keys, followed by its signature where keys are signed, to the aggregator."""
 
     kind = "pairwise.public-keys"
     public: bytes
@@ -25,7 +26,7 @@ class PublicKeys(Message):
 class KeyDirectory(Message):
     """Who takes part, and the public keys of the receiver's neighbours among them.
 
-    One row per neighbour, in ascending order of address.
+    One row per neighbour, in ascending order of address, as that neighbour sent it.
     """
 
     kind = "pairwise.key-directory"
@@ -85,6 +86,23 @@ class Survivors(Message):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Confirmation(Message):
+    """A worker's marks on the lists that it was told, one row for each surviving neighbour to check."""
+
+    kind = "pairwise.confirmation"
+    marks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Confirmations(Message):
+    """The receiver's neighbours that have confirmed their lists, and their marks for the receiver."""
+
+    kind = "pairwise.confirmations"
+    confirmed: list[int]
+    marks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OpenedShares(Message):
     """One share per participant known to the sender: of its self seed if it survived, else its pair seed."""
 
@@ -98,18 +116,19 @@ class PairwiseMaskSum(SecureSum):
     Each pair of neighbours agrees on a key (X25519, with `hybrid` also ML-KEM-768) and so on a mask, which
     one adds and the other subtracts. When workers may drop out, each one adds a self mask as well and shares,
     anew in every round, the seeds of its self mask and of its pair masks among its neighbours. After the
-    masked inputs are in, the neighbours open the self seed of those that survived or the pair seed of those
-    that did not; a worker never reveals both of anyone, and pair seeds are good for one round only.
+    masked inputs are in, the neighbours confirm to each other who takes part and who survived, and open the
+    self seed of those that survived or the pair seed of those that did not; a worker never reveals both of
+    anyone, and pair seeds are good for one round only.
 
     Threat model: the aggregator and up to `collusion` workers follow the protocol and pool all they see; they
     learn their own inputs and the sum over the survivors, nothing else, as the graph of the survivors is
-    checked by every worker to be (collusion + 1)-connected. With the complete graph an aggregator that lies
-    about who dropped cannot open both seeds of anybody: that takes `threshold` shares of each, and threshold
-    > (holders + collusion) / 2 is enforced. If it tells different workers different lists, it can still open
-    a sum of fewer, down to one input, unless threshold is the number of workers minus one. Everything runs
-    through the aggregator; shares are sealed end to end. An aggregator that swaps public keys during the
-    setup is noticed only if workers compare `PairwiseNode.fingerprints` or the keys travel over channels it
-    does not control.
+    checked by every worker to be (collusion + 1)-connected. With the complete graph this also holds for an
+    aggregator that lies about who takes part or dropped out: a worker opens shares only once `threshold`
+    workers have confirmed the lists that it was told, and as threshold > (holders + collusion) / 2 is
+    enforced, one pair of lists at most gets that far. With fewer neighbours distant workers can be told
+    different lists. Everything runs through the aggregator; shares are sealed end to end. An aggregator that
+    swaps public keys during the setup is noticed before anything masked leaves if the workers' nodes have an
+    `Authenticator`; else only if they compare `PairwiseNode.fingerprints`.
 
     Who learns what: the aggregator learns the sum and who contributed; the workers learn who contributed. Not
     promised: a correct sum if somebody lies. A retry over another set of workers reveals the difference.
@@ -142,6 +161,8 @@ class PairwiseMaskSum(SecureSum):
         RelayedShares,
         MaskedInput,
         Survivors,
+        Confirmation,
+        Confirmations,
         OpenedShares,
     )
 
@@ -185,9 +206,15 @@ class PairwiseMaskSum(SecureSum):
         """The aggregator."""
         return (AGGREGATOR,)
 
-    def node(self, address: Address) -> PairwiseNode:
-        """Fresh secret state for one participant."""
-        return PairwiseNode(self, address)
+    def node(self, address: Address, authenticator: Authenticator | None = None) -> PairwiseNode:
+        """Fresh secret state for one participant.
+
+        Args:
+            address: Of the participant.
+            authenticator: Signs the worker's public keys and checks those of the others, in which case all
+                workers need one; the aggregator needs none.
+        """
+        return PairwiseNode(self, address, authenticator)
 
     def holders(self, worker: Address) -> tuple[Address, ...]:
         """Who holds shares of a worker's seeds: its neighbours and itself, in ascending order."""
@@ -250,8 +277,11 @@ class PairwiseNode(Node):
 
     protocol: PairwiseMaskSum
 
-    def __init__(self, protocol: PairwiseMaskSum, address: Address) -> None:
+    def __init__(
+        self, protocol: PairwiseMaskSum, address: Address, authenticator: Authenticator | None = None
+    ) -> None:
         super().__init__(protocol, address)
+        self.authenticator = authenticator
         self.pairs: dict[Address, PairKeys] | None = None
         self.participants = frozenset(range(protocol.workers))
         self._setup_begun = False

@@ -10,7 +10,10 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols import shamir
 from securevfl.protocols.contract import AGGREGATOR, Address, Envelope, Machine, Message, name_of
+from securevfl.protocols.keys import MARK_BYTES
 from securevfl.protocols.pairwise import (
+    Confirmation,
+    Confirmations,
     MaskedInput,
     OpenedShares,
     PairwiseMaskSum,
@@ -103,7 +106,7 @@ class CollectingAggregator(_Aggregator):
 
 
 class RecoveringAggregator(_Aggregator):
-    """Relays sealed shares, adds masked inputs, and takes off the masks that survivors open."""
+    """Relays shares and confirmations, adds masked inputs, and takes off the masks that survivors open."""
 
     def __init__(
         self,
@@ -115,6 +118,8 @@ class RecoveringAggregator(_Aggregator):
         super().__init__(protocol, agreed, shape, **where)
         self._shares: dict[Address, SealedShares] = {}
         self._participants: frozenset[Address] | None = None
+        self._listed = False  # the survivors' list is out
+        self._marks: dict[Address, dict[Address, bytes]] = {}  # sender -> receiver -> mark
         self._opening = False
         self._opened: dict[Address, dict[Address, int]] = {}  # sender -> owner -> share
 
@@ -126,8 +131,12 @@ class RecoveringAggregator(_Aggregator):
             check_rows(message.covered, degree, KEY_BYTES)
             check_rows(message.checks, 2, KEY_BYTES)
             self._shares[sender] = message
-        elif isinstance(message, MaskedInput) and self._participants is not None and not self._opening:
+        elif isinstance(message, MaskedInput) and self._participants is not None and not self._listed:
             self._add(sender, message)
+        elif isinstance(message, Confirmation) and self._listed and sender not in self._marks:
+            peers = [peer for peer in self._peers(sender) if peer in self._inputs]
+            table = check_rows(message.marks, len(peers), MARK_BYTES)
+            self._marks[sender] = {peer: row.tobytes() for peer, row in zip(peers, table, strict=True)}
         elif isinstance(message, OpenedShares) and self._opening and sender not in self._opened:
             opened = self._opened | {sender: self._read_shares(sender, message)}
             self._finish(opened, self._alive)
@@ -142,7 +151,7 @@ class RecoveringAggregator(_Aggregator):
         if self._participants is None:
             self._protocol.check_present(alive)
         elif not self.done:
-            if not self._opening:
+            if not self._listed:
                 self._protocol.check_survivors(self._inputs | (alive & self._participants))
             self._protocol.check_openers(self._participants, alive | frozenset(self._opened))
             if self._opening:
@@ -155,11 +164,23 @@ class RecoveringAggregator(_Aggregator):
         if self._participants is None and self._alive <= self._shares.keys():
             self._participants = self._alive
             return [Envelope(self.address, worker, self._relay(worker)) for worker in sorted(self._alive)]
-        if self._participants is not None and not self._opening and self._alive <= self._inputs:
-            self._opening = True
+        if self._participants is not None and not self._listed and self._alive <= self._inputs:
+            self._listed = True
             message = Survivors(round=self.round, attempt=self.attempt, survivors=sorted(self._inputs))
             return [Envelope(self.address, worker, message) for worker in sorted(self._alive)]
+        if self._listed and not self._opening and self._alive <= self._marks.keys():
+            self._opening = True
+            return [Envelope(self.address, worker, self._confirmed(worker)) for worker in sorted(self._alive)]
         return []
+
+    def _confirmed(self, worker: Address) -> Confirmations:
+        confirmed = [peer for peer in self._peers(worker) if peer in self._marks]
+        return Confirmations(
+            round=self.round,
+            attempt=self.attempt,
+            confirmed=confirmed,
+            marks=rows([self._marks[peer][worker] for peer in confirmed], MARK_BYTES),
+        )
 
     def _peers(self, worker: Address) -> tuple[Address, ...]:
         """The order of the rows that a worker's shares come in."""

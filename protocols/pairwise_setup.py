@@ -2,6 +2,10 @@
 
 Where dropouts are recovered, it goes on without workers that are gone, as long as the others are enough; the
 aggregator tells everybody who takes part, and everybody checks that.
+
+Workers with an `Authenticator` sign their public keys, so that the aggregator cannot put others in their
+place. ML-KEM ciphertexts need no signature: two workers whose ciphertext was changed have two different keys,
+and whoever changed it has neither of them, as both also come from the X25519 keys that are signed.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import struct
 import numpy as np
 
 from securevfl.errors import DropoutError, ProtocolError
+from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import (
     AGGREGATOR,
     SETUP_ROUND,
@@ -69,7 +74,10 @@ class WorkerSetup(_Setup):
         self._secrets: dict[Address, tuple[bytes, bytes]] = {}  # of higher neighbours: KEM secret, ciphertext
 
     def _start(self) -> list[Envelope]:
-        return [Envelope(self.address, AGGREGATOR, PublicKeys(round=self.round, public=self._keys.public))]
+        public = self._keys.public
+        if self._node.authenticator is not None:
+            public += self._node.authenticator.sign(key_statement(self.address, public))
+        return [Envelope(self.address, AGGREGATOR, PublicKeys(round=self.round, public=public))]
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         if sender != AGGREGATOR:
@@ -88,8 +96,11 @@ class WorkerSetup(_Setup):
 
     def _take_directory(self, message: KeyDirectory) -> list[Envelope]:
         participants, neighbours = self._take_list(message.participants)
-        table = check_rows(message.public, len(neighbours), self._public_bytes)
-        directory = {peer: row.tobytes() for peer, row in zip(neighbours, table, strict=True)}
+        signed = SIGNATURE_BYTES if self._node.authenticator is not None else 0
+        table = check_rows(message.public, len(neighbours), self._public_bytes + signed)
+        directory = {
+            peer: self._check_signed(peer, row.tobytes()) for peer, row in zip(neighbours, table, strict=True)
+        }
         if not self._protocol.hybrid:
             pairs = {peer: self._pair(peer, public) for peer, public in directory.items()}
             self._directory = directory
@@ -101,6 +112,13 @@ class WorkerSetup(_Setup):
         table = rows([secrets[peer][1] for peer in higher], KEM_CIPHERTEXT_BYTES)
         answer = Encapsulations(round=self.round, participants=[], ciphertexts=table)
         return [Envelope(self.address, AGGREGATOR, answer)]
+
+    def _check_signed(self, peer: Address, row: bytes) -> bytes:
+        """A neighbour's public keys, if it signed them, where keys are signed."""
+        public, signature = row[: self._public_bytes], row[self._public_bytes :]
+        if self._node.authenticator is not None:
+            self._node.authenticator.verify(peer, key_statement(peer, public), signature)
+        return public
 
     def _take_encapsulations(self, message: Encapsulations) -> list[Envelope]:
         participants, neighbours = self._take_list(message.participants)
@@ -142,8 +160,7 @@ class AggregatorSetup(_Setup):
         if sender not in self._alive:
             raise ProtocolError(f"{name_of(sender)} takes no part in the key agreement, or no longer")
         if isinstance(message, PublicKeys) and self._listed is None and sender not in self._public:
-            if type(message.public) is not bytes or len(message.public) != self._public_bytes:
-                raise ProtocolError(f"keys of {name_of(sender)} do not have {self._public_bytes} bytes")
+            self._check_public(sender, message.public)
             self._public[sender] = message.public
             return self._advance()
         ready = self._protocol.hybrid and self._listed is not None
@@ -155,6 +172,13 @@ class AggregatorSetup(_Setup):
             self._ciphertexts[sender] = {peer: row.tobytes() for peer, row in zip(higher, table, strict=True)}
             return self._advance()
         raise ProtocolError(f"{type(message).__name__} of {name_of(sender)} is out of phase or a repeat")
+
+    def _check_public(self, sender: Address, public: object) -> None:
+        """Keys come with signatures or without, but alike from all; their readers check them."""
+        lengths = {len(other) for other in self._public.values()}
+        lengths = lengths or {self._public_bytes, self._public_bytes + SIGNATURE_BYTES}
+        if type(public) is not bytes or len(public) not in lengths:
+            raise ProtocolError(f"keys of {name_of(sender)} do not have {max(lengths)} bytes")
 
     def _lose(self, address: Address) -> list[Envelope]:
         if not self._protocol.recovers:
@@ -187,7 +211,7 @@ class AggregatorSetup(_Setup):
     def _send_directories(self) -> list[Envelope]:
         envelopes = []
         for worker in sorted(self._alive):
-            table = rows([self._public[peer] for peer in self._peers(worker)], self._public_bytes)
+            table = rows([self._public[peer] for peer in self._peers(worker)], len(self._public[worker]))
             message = KeyDirectory(round=self.round, participants=sorted(self._alive), public=table)
             envelopes.append(Envelope(self.address, worker, message))
         return envelopes

@@ -9,8 +9,10 @@ import numpy as np
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols import shamir
 from securevfl.protocols.contract import AGGREGATOR, Address, Envelope, Machine, Message, name_of
-from securevfl.protocols.keys import PairKeys
+from securevfl.protocols.keys import MARK_BYTES, PairKeys
 from securevfl.protocols.pairwise import (
+    Confirmation,
+    Confirmations,
     MaskedInput,
     OpenedShares,
     PairwiseMaskSum,
@@ -21,6 +23,7 @@ from securevfl.protocols.pairwise import (
 from securevfl.protocols.pairwise_setup import check_rows, rows
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks, derive_key
+from securevfl.protocols.wire import Value, pack
 
 SEALED_BYTES = 2 * shamir.SHARE_BYTES + 16  # two shares and the tag of AES-GCM
 
@@ -84,7 +87,9 @@ class MaskingWorker(_Worker):
 class SharingWorker(_Worker):
     """Shares fresh seeds, sends its masked input, then opens one share of each participant's seeds.
 
-    Only those who took part in the key agreement (`agreed`) can be in the round.
+    Only those who took part in the key agreement (`agreed`) can be in the round. It opens nothing before
+    `threshold` workers, itself among them, have confirmed the lists that it was told: of colluders and honest
+    workers, each of which confirms once, no two pairs of lists find so many.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class SharingWorker(_Worker):
         self._mask_seeds: dict[Address, bytes] = {}
         self._shares: dict[Address, tuple[bytes, bytes]] = {}  # owner -> shares of its self and its pair seed
         self._participants: frozenset[Address] | None = None
+        self._survivors: frozenset[Address] | None = None
 
     def _start(self) -> list[Envelope]:
         pair_seed = secrets.token_bytes(KEY_BYTES)
@@ -141,8 +147,11 @@ class SharingWorker(_Worker):
             raise ProtocolError(f"messages come from the aggregator, not from {name_of(sender)}")
         if isinstance(message, RelayedShares) and self._participants is None:
             return self._mask(message)
-        if isinstance(message, Survivors) and self._participants is not None and not self._done:
-            return self._open(message, self._participants)
+        if isinstance(message, Survivors) and self._participants is not None and self._survivors is None:
+            return self._confirm(message, self._participants)
+        if isinstance(message, Confirmations) and self._survivors is not None and not self._done:
+            self._check_confirmed(message, self._survivors)
+            return self._open(self._survivors)
         raise ProtocolError(f"{type(message).__name__} is out of phase at {name_of(self.address)}")
 
     def _mask(self, message: RelayedShares) -> list[Envelope]:
@@ -163,8 +172,50 @@ class SharingWorker(_Worker):
             streams.append(KeyStream(self._mask_seeds[owner]))
         return self._masked_input(plus, minus)
 
-    def _open(self, message: Survivors, participants: frozenset[Address]) -> list[Envelope]:
+    def _confirm(self, message: Survivors, participants: frozenset[Address]) -> list[Envelope]:
         survivors = self._protocol.read_list(message.survivors, allowed=participants, own=self.address)
+        self._survivors = survivors
+        statement = self._statement(survivors)
+        marks = [pair.mark(statement) for peer, pair in self._pairs.items() if peer in survivors]
+        table = rows(marks, MARK_BYTES)
+        return self._send(Confirmation(round=self.round, attempt=self.attempt, marks=table))
+
+    def _statement(self, survivors: frozenset[Address]) -> bytes:
+        """What workers that were told the same in this round have in common."""
+        fields: dict[str, Value] = {
+            "round": self.round,
+            "attempt": self.attempt,
+            "participants": sorted(self._participants or ()),
+            "survivors": sorted(survivors),
+        }
+        return pack("securevfl lists 1", fields)
+
+    def _check_confirmed(self, message: Confirmations, survivors: frozenset[Address]) -> None:
+        """Raises `ProtocolError` unless enough neighbours were told the same as this worker."""
+        listed = frozenset(message.confirmed)
+        confirmed = [peer for peer in self._pairs if peer in survivors & listed]
+        if confirmed != message.confirmed:
+            raise ProtocolError(f"list of those who confirm {message.confirmed} is malformed")
+        table = check_rows(message.marks, len(confirmed), MARK_BYTES)
+        statement = self._statement(survivors)
+        for peer, row in zip(confirmed, table, strict=True):
+            self._check_mark(peer, statement, row.tobytes())
+        if len(confirmed) + 1 < self._protocol.threshold:
+            raise ProtocolError(
+                f"{len(confirmed) + 1} workers confirm the survivors of round {self.round};"
+                f" {self._protocol.threshold} are needed, nothing is opened"
+            )
+
+    def _check_mark(self, peer: Address, statement: bytes, mark: bytes) -> None:
+        try:
+            self._pairs[peer].check_mark(statement, mark)
+        except ProtocolError as error:
+            raise ProtocolError(
+                f"{name_of(peer)} was told of other participants or survivors in round {self.round} than"
+                f" {name_of(self.address)}; the aggregator lies to one of them, nothing is opened"
+            ) from error
+
+    def _open(self, survivors: frozenset[Address]) -> list[Envelope]:
         # One of the two shares of each owner leaves, once: whoever got both could take off all its masks.
         opened = [self._shares[owner][owner not in survivors] for owner in sorted(self._shares)]
         self._done = True

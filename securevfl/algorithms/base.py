@@ -18,6 +18,8 @@ from securevfl.data import VerticalData
 from securevfl.gate import Gate
 from securevfl.messages import Clock, Link
 from securevfl.plan import Plan
+from securevfl.protocols.authentication import Authenticator
+from securevfl.protocols.contract import Address
 from securevfl.views import ViewWriter
 
 SERVER = "server"
@@ -27,6 +29,10 @@ ONE_ORDER = (
     "all parties walk through the records in one order, and one that was away would have lost its place"
 )
 """Why an algorithm with one schedule for all needs everybody."""
+
+
+Authenticate = Callable[[str, Mapping[Address, str]], Authenticator]
+"""Makes what signs the keys of a secure sum, from the sum's name and the organisation of each worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,7 @@ class Setup:
         report: Called with (records processed, loss) after each server step; None for a loss nobody knows.
         views: Organisation -> its view, where it is recorded. What crosses organisations is recorded by the
             runtime; a role writes down only what it works out with secrets of its own.
+        authenticate: Makes what signs keys that others pass on; None where all roles run in one place.
     """
 
     plan: Plan
@@ -74,6 +81,7 @@ class Setup:
     device: torch.device
     report: Callable[[int, float | None], None]
     views: Mapping[str, ViewWriter] = field(default_factory=dict)
+    authenticate: Authenticate | None = None
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
         """Who sees what `party` sends to `address`: nobody else if both are one organisation.

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from securevfl.algorithms.base import Setup
+from securevfl.algorithms.base import Authenticate, Setup
 from securevfl.algorithms.plain_sum import PlainSum
 from securevfl.errors import InputError, PlanError, ProtocolError
 from securevfl.gate import MIN_SHARE_STD, Contribution, Gate
 from securevfl.plan import Plan
 from securevfl.protocols.bfv import BFVSum
 from securevfl.protocols.ckks import CKKSSum
-from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, SecureSum
+from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, Node, SecureSum
 from securevfl.protocols.homomorphic_sum import HomomorphicSum
 from securevfl.protocols.noise import NoisySum
 from securevfl.protocols.pairwise import PairwiseMaskSum
@@ -175,6 +175,13 @@ class Channel:
     def recovers(self) -> bool:
         """True where sums go on without parties that are gone."""
         return isinstance(self.protocol, PairwiseMaskSum) and self.protocol.recovers
+
+    def node(self, address: Address, authenticate: Authenticate | None = None) -> Node:
+        """Fresh secret state for one participant; workers sign keys that others pass on, if they can."""
+        if not isinstance(self.protocol, PairwiseMaskSum) or authenticate is None or address < 0:
+            return self.protocol.node(address)
+        workers = {each: self.hosts[place] for each, place in self.places.items() if each >= 0}
+        return self.protocol.node(address, authenticate(self.name, workers))
 
     @property
     def opens(self) -> bool:

@@ -142,6 +142,7 @@ class SumParticipant:
         self.width = setup.plan.embedding
         self.clock = setup.clock
         self.view = setup.views.get(setup.hosts[address])
+        self.authenticate = setup.authenticate
         self.channels = {channel.name: channel for channel in channels}
         self.kinds = {kind.kind for channel in self.channels.values() for kind in channel.protocol.messages}
         self.number = -1
@@ -172,7 +173,7 @@ class SumParticipant:
         self.gone.clear()
         first = self._nodes is None
         self._nodes = {
-            (name, address): channel.protocol.node(address)
+            (name, address): channel.node(address, self.authenticate)
             for name, channel in self.channels.items()
             for address, place in channel.places.items()
             if place == self.address

@@ -20,7 +20,9 @@ from securevfl.network.frames import PHASE_BYTES, Frame, Kind
 from securevfl.network.identity import Identity
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
+from securevfl.network.signing import CertificateAuthenticator
 from securevfl.network.transport import Handlers, Transport
+from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
 from securevfl.runtime.links import QueueLink
 
@@ -188,8 +190,14 @@ class Mesh:
         return self.links
 
     def begin(self, phase: bytes) -> None:
-        """Starts a phase, with what came early for it."""
+        """Starts a phase, with what came early for it.
+
+        Raises:
+            ProtocolError: It was there before; what belonged to it then could be sent again.
+        """
         self.end()
+        if phase in self._past:
+            raise ProtocolError(f"{self.coordinator} begins a phase that was there before")
         self._phase = self.last_phase = phase
         for link in self.links.values():
             link.forget()
@@ -197,6 +205,28 @@ class Mesh:
         for begun, peer, message, size in early:
             if begun == phase:
                 self._deliver(peer, message, size)
+
+    def authenticator(
+        self, channel: str, workers: Mapping[Address, str], agreement: str
+    ) -> CertificateAuthenticator:
+        """What signs and checks keys in the current phase.
+
+        Args:
+            channel: Name of the sum.
+            workers: Worker -> its organisation.
+            agreement: Digest of what all organisations agreed on.
+        """
+        known = {**self.introductions, self.name: self.introducer.introduction}
+        return CertificateAuthenticator(
+            self.introducer.identity,
+            run=self.run,
+            agreement=agreement,
+            phase=self._phase,
+            channel=channel,
+            workers=workers,
+            processes={name: (each.incarnation, each.certificate) for name, each in known.items()},
+            passed_by=self.hosts[channel],
+        )
 
     def end(self) -> None:
         """Ends the phase; what still arrives for it is dropped."""

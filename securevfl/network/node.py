@@ -195,6 +195,7 @@ class Node(ABC):
                 data=agreement.data,
                 folder=self.folder,
                 mesh=self.mesh,
+                agreement=agreement.digest,
                 unit=agreement.proposal.time_unit,
                 builder=self.builder,
             )

@@ -106,12 +106,13 @@ class Predicting(Node):
         self.plan = self.folder.read_plan()
         self.trained = Trained.load_share(self.folder, self.name)
 
-    def sit(self, ids: Sequence[str], numbers: Sequence[int]) -> PredictingSeat:
+    def sit(self, ids: Sequence[str], numbers: Sequence[int], agreement: str) -> PredictingSeat:
         """Builds the roles that predict here; record numbers are on disk before anything is charged to them.
 
         Args:
             ids: The common IDs; empty at a helper.
             numbers: Their record numbers.
+            agreement: Digest of the prediction that was agreed on.
         """
         own, block = self.own, None
         if own is not None and own.columns:
@@ -129,6 +130,7 @@ class Predicting(Node):
             trained=self.trained,
             folder=self.folder,
             mesh=self.mesh,
+            agreement=agreement,
             builder=self.builder,
         )
         self._settled = False

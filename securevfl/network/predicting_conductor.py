@@ -116,7 +116,7 @@ class PredictingConductor(Predicting, Conductor):
         for line in prediction.summary():
             self.say(line)
         await self._propose(self._members, request.to_json(), prediction.digest)
-        seat = self.sit(self._ids, self._numbers)
+        seat = self.sit(self._ids, self._numbers, prediction.digest)
         for name in self._members:
             self.mesh.tell(name, "agreed", digest=prediction.digest)
         return seat

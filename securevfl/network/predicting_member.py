@@ -152,7 +152,7 @@ class PredictingMember(Predicting, Member):
     def _take_seat(self, fields: dict[str, Any]) -> None:
         if self.prediction is None or fields["digest"] != self.prediction.digest or self._begun:
             raise ProtocolError("the coordinator announces a prediction that was not confirmed here")
-        self.sit(self._ids or (), self._numbers)
+        self.sit(self._ids or (), self._numbers, self.prediction.digest)
 
     async def _begin(self, fields: dict[str, Any]) -> None:
         """One confirmation is for one prediction."""

@@ -34,6 +34,7 @@ class PredictingSeat(Seat):
         trained: What it keeps of the training; message numbers and time go on from there.
         folder: Where its files are.
         mesh: Its connections.
+        agreement: Digest of what all organisations agreed on.
         builder: Makes its own encoder, where it does not use the plan's.
     """
 
@@ -47,6 +48,7 @@ class PredictingSeat(Seat):
         trained: Trained,
         folder: RunFolder,
         mesh: Mesh,
+        agreement: str,
         builder: Builder | None = None,
     ) -> None:
         self.trained = trained
@@ -56,6 +58,7 @@ class PredictingSeat(Seat):
             data=rows,
             folder=folder,
             mesh=mesh,
+            agreement=agreement,
             builder=builder,
             algorithm=predicting(plan, numbers, told_apart=True),
             records=trained.records,

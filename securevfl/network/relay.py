@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from securevfl.errors import CertificateError, ProtocolError
-from securevfl.network.identity import Identity, check_issuer, check_tls_key, check_validity, organisation_of
+from securevfl.network.identity import Identity, check_issuer, check_validity, organisation_of
 from securevfl.network.pem import parse_certificate
+from securevfl.network.signing import sign, verify
 from securevfl.protocols.wire import Value, pack
 
 _PURPOSE = "securevfl introduction 1"
@@ -76,9 +76,8 @@ class Introduction:
             raise CertificateError(f"an introduction of {self.name} with another's certificate")
         check_issuer(certificate, parse_certificate(ca_pem), f"the certificate of {self.name}")
         check_validity(certificate, f"the certificate of {self.name}")
-        key = check_tls_key(certificate, f"the certificate of {self.name}")
         try:
-            key.verify(self.signature, self.signed(run), ec.ECDSA(hashes.SHA256()))
+            verify(self.certificate, self.name, self.signed(run), self.signature)
         except InvalidSignature as error:
             raise CertificateError(f"the introduction of {self.name} is not signed by it") from error
 
@@ -113,10 +112,7 @@ class Introducer:
             signature=b"",
             address=address,
         )
-        key = serialization.load_pem_private_key(identity.key_pem, None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise CertificateError(f"the key of {identity.name} is not P-256")
-        signature = key.sign(unsigned.signed(run), ec.ECDSA(hashes.SHA256()))
+        signature = sign(identity, unsigned.signed(run))
         self.introduction = Introduction(**{**vars(unsigned), "signature": signature})
 
     def meet(self, other: Introduction, via: bytes = b"") -> PairCipher:

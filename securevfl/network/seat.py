@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from securevfl.network.mesh import Mesh
 from securevfl.network.own_encoder import Builder, build_own
 from securevfl.organisations import Observatory, build_organisation, set_budget
 from securevfl.plan import Plan
+from securevfl.protocols.authentication import Authenticator
+from securevfl.protocols.contract import Address
 from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
 from securevfl.seeds import torch_generator
 from securevfl.trained import Trained
@@ -50,6 +52,7 @@ class Seat:
         data: Its share of the data, scaled.
         folder: Where it keeps its files.
         mesh: Its connections.
+        agreement: Digest of what all organisations agreed on.
         unit: Seconds that a simulated time unit lasts; 0 does not sleep.
         report: Called with (records processed, loss) after each step of the server.
         builder: Makes its own encoder, where it does not use the plan's.
@@ -65,6 +68,7 @@ class Seat:
         data: VerticalData,
         folder: RunFolder,
         mesh: Mesh,
+        agreement: str,
         unit: float = 0.0,
         report: Callable[[int, float | None], None] = lambda processed, loss: None,
         builder: Builder | None = None,
@@ -72,6 +76,7 @@ class Seat:
         records: int = 0,
     ) -> None:
         self.name, self.plan, self.data, self.folder, self.mesh = name, plan, data, folder, mesh
+        self.agreement = agreement
         self.clock, self.report, self._builder = RealClock(unit), report, builder
         self.algorithm = algorithm or find_algorithm(plan.algorithm)
         self.label_holder = label_holder_of(plan, data)
@@ -118,6 +123,7 @@ class Seat:
             device=device,
             report=self.report,
             views={} if self.organisation.view is None else {self.name: self.organisation.view},
+            authenticate=self._authenticate,
         )
 
     def _own_encoder(self, party: str) -> nn.Module | None:
@@ -130,6 +136,9 @@ class Seat:
 
     def _roles(self) -> dict[str, Role]:
         return {address: self.algorithm.role(self.setup, address) for address in self.setup.links}
+
+    def _authenticate(self, channel: str, workers: Mapping[Address, str]) -> Authenticator:
+        return self.mesh.authenticator(channel, workers, self.agreement)
 
     def _observe(self, message: Message) -> None:
         self.observatory.observe(message, self.clock.now())

@@ -151,6 +151,7 @@ MOMENTS = [
     ("pairwise.sealed-shares", 3),
     ("pairwise.masked-input", 1),
     ("pairwise.masked-input", 4),
+    ("pairwise.confirmation", 2),
     ("pairwise.opened-shares", 2),
     ("embedding", 1),
     ("ended", 1),

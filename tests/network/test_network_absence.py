@@ -111,6 +111,7 @@ def check(given: Federation, found: dict[str, Process], results: dict, sealed: C
         ("pairwise.public-keys", 2),
         ("pairwise.sealed-shares", 4),
         ("pairwise.masked-input", 4),
+        ("pairwise.confirmation", 4),
         ("pairwise.opened-shares", 4),
     ],
 )

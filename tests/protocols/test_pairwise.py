@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from lying_aggregator import confirm_and_open, relist
 from scipy import stats
 from sum_conformance import SumConformance, every_order, refuses, snapshot
 
@@ -22,6 +23,8 @@ from securevfl.protocols import (
 )
 from securevfl.protocols.keys import PartyKeys
 from securevfl.protocols.pairwise import (
+    Confirmation,
+    Confirmations,
     Encapsulations,
     KeyDirectory,
     MaskedInput,
@@ -75,14 +78,20 @@ class TestPairwiseSparse(PairwiseConformance):
 # -- order
 
 
+PHASES = [
+    (SealedShares,),
+    (RelayedShares, MaskedInput),
+    (Survivors, Confirmation),
+    (Confirmations, OpenedShares),
+]
+
+
 def phase_of(envelope):
-    return {SealedShares: 0, RelayedShares: 1, MaskedInput: 1, Survivors: 2, OpenedShares: 2}[
-        type(envelope.message)
-    ]
+    return PHASES.index(next(phase for phase in PHASES if type(envelope.message) in phase))
 
 
 @pytest.mark.parametrize("workers", [3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("phase", [0, 1, 2])
+@pytest.mark.parametrize("phase", [0, 1, 2, 3])
 def test_every_order_within_a_phase(workers, phase):
     """Phases are separated by the aggregator waiting for all, so their orders are independent."""
     protocol = PairwiseMaskSum(workers=workers, collusion=0)
@@ -112,8 +121,10 @@ def test_every_kind_of_message_in_every_state(threshold):
     driver.run()
     samples |= {type(e.message): e.message for e in driver.transcript}
     driver, aggregator = begin(nodes, values, 1)
-    order = {AGGREGATOR: [SealedShares, MaskedInput, OpenedShares] if protocol.recovers else [MaskedInput]}
-    order |= {worker: [RelayedShares, Survivors] if protocol.recovers else [] for worker in range(4)}
+    recovering = [SealedShares, MaskedInput, Confirmation, OpenedShares]
+    order = {AGGREGATOR: recovering if protocol.recovers else [MaskedInput]}
+    told = [RelayedShares, Survivors, Confirmations] if protocol.recovers else []
+    order |= dict.fromkeys(range(4), told)
     taken = dict.fromkeys(driver.machines, 0)
     while True:
         for address, machine in driver.machines.items():
@@ -181,7 +192,7 @@ def test_one_drop_at_every_moment(neighbours):
     values = list(np.random.default_rng(0).normal(size=(8, 3)))
     numbers = itertools.count()
     seen = set()
-    for moment in range(8 * 5):
+    for moment in range(8 * 7):
         for gone in (0, 3, 7):
             kept = play_with_drops(protocol, nodes, values, next(numbers), {moment: gone})
             assert kept is not None, "one drop of eight is always survived"
@@ -199,7 +210,7 @@ def test_many_drops_down_to_the_threshold():
     for number in range(60):
         count = int(draw.integers(1, 4))
         gone = draw.choice(8, count, replace=False)
-        moments = dict(zip(draw.choice(30, count, replace=False).tolist(), gone.tolist(), strict=True))
+        moments = dict(zip(draw.choice(44, count, replace=False).tolist(), gone.tolist(), strict=True))
         kept = play_with_drops(protocol, nodes, values, number, moments)
         assert kept is not None
         assert set(range(8)) - set(gone.tolist()) <= set(kept)
@@ -209,7 +220,7 @@ def test_below_the_threshold_nothing_is_opened():
     protocol = PairwiseMaskSum(workers=8)
     nodes = ready(protocol)
     values = list(np.ones((8, 2)))
-    for number, moment in enumerate([0, 9, 15, 25, 33]):
+    for number, moment in enumerate([0, 9, 15, 25, 33, 42, 49]):
         driver, aggregator = begin(nodes, values, number)
         for _ in range(moment):
             driver.step()
@@ -281,20 +292,18 @@ def until_opening(protocol, values, number=0, nodes=None):
     return driver, aggregator
 
 
-def relist(envelope, survivors):
-    return Envelope(
-        envelope.sender, envelope.receiver, dataclasses.replace(envelope.message, survivors=survivors)
-    )
-
-
-def test_a_worker_opens_shares_only_once():
+def test_a_worker_confirms_and_opens_only_once():
     protocol = PairwiseMaskSum(workers=5)
     driver, _ = until_opening(protocol, list(np.ones((5, 2))))
-    envelope = next(e for e in driver.pending if e.receiver == 0)
+    told = next(e for e in driver.pending if e.receiver == 0)
     machine = driver.machines[0]
-    machine.receive(envelope)
-    for survivors in ([0, 1, 2, 3], [0, 1, 2, 3, 4]):
-        refuses(machine, relist(envelope, survivors))
+    while driver.pending:
+        envelope = driver.pending[0]
+        driver.step()
+        if envelope.receiver == 0:
+            refuses(machine, envelope)
+            for survivors in ([0, 1, 2, 3], [0, 1, 2, 3, 4]):
+                refuses(machine, relist(told, survivors))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +333,8 @@ def test_lists_that_endanger_somebody_are_refused(survivors):
 def lie(protocol):
     """The aggregator and worker 0 tell some workers that the last one survived and others that it dropped.
 
-    Yields, for every way to split the honest workers, whether the self seed and the pair seed open.
+    They confirm to each worker what it was told, with all who were told the same. Yields, for every way to
+    split the honest workers, whether the self seed and the pair seed open.
     """
     workers = protocol.workers
     colluder, victim = 0, workers - 1
@@ -332,19 +342,15 @@ def lie(protocol):
     without = everybody[:-1]
     honest = [worker for worker in everybody if worker not in (colluder, victim)]
     for split in range(len(honest) + 1):
-        driver, aggregator = until_opening(protocol, list(np.ones((workers, 2))))
-        envelopes = {envelope.receiver: envelope for envelope in driver.pending}
-        self_seed, pair_seed = {}, {}
+        nodes = ready(protocol)
+        driver, aggregator = until_opening(protocol, list(np.ones((workers, 2))), nodes=nodes)
+        told = {worker: without if worker in honest[:split] else everybody for worker in everybody[1:]}
+        replies = confirm_and_open(protocol, nodes, driver, told)
         own = driver.machines[colluder]._shares[victim]  # the colluder hands over both of its shares
-        for worker in everybody:
-            if worker == colluder:
-                self_seed[worker], pair_seed[worker] = own
-                continue
-            told = without if worker in honest[:split] else everybody
-            (reply,) = driver.machines[worker].receive(relist(envelopes[worker], told))
-            index = list(protocol.holders(worker)).index(victim)
-            target = pair_seed if told is without else self_seed
-            target[worker] = reply.message.shares[index].tobytes()
+        self_seed, pair_seed = {colluder: own[0]}, {colluder: own[1]}
+        for worker, shares in replies.items():
+            target = pair_seed if told[worker] is without else self_seed
+            target[worker] = shares[victim]
         checks = aggregator._shares[victim].checks
         yield tuple(
             check.tobytes() == _reconstruct(shares, protocol.threshold)
@@ -353,8 +359,10 @@ def lie(protocol):
 
 
 def _reconstruct(shares, threshold):
-    """The check value of the seed that the best use of these shares gives."""
+    """The check value of the seed that the best use of these shares gives; None if they are too few."""
     chosen = sorted(shares)[:threshold]
+    if len(chosen) < threshold:
+        return None
     factors = shamir.weights([worker + 1 for worker in chosen])
     secret = shamir.combine([int.from_bytes(shares[worker], "big") for worker in chosen], factors)
     return seed_check(secret.to_bytes(32, "big")[-16:])
@@ -450,6 +458,8 @@ def test_masks_differ_for_every_retry():
 def test_wrong_shares_are_noticed():
     protocol = PairwiseMaskSum(workers=5)
     driver, aggregator = until_opening(protocol, list(np.ones((5, 2))))
+    while not isinstance(driver.pending[0].message, Confirmations):
+        driver.step()
     driver.pending.append(driver.pending.pop(0))  # worker 0 answers last
     while len(driver.pending) > 1:
         driver.step()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
 from linear_view import reduce_rows
+from lying_aggregator import confirm_and_open
 from sum_conformance import refuses, snapshot
 
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols import AGGREGATOR, Driver, Envelope, NoisySum, PairwiseMaskSum, run_setup, shamir
 from securevfl.protocols.pairwise import (
+    Confirmations,
     Encapsulations,
     KeyDirectory,
     MaskedInput,
@@ -21,7 +24,7 @@ from securevfl.protocols.pairwise import (
     SealedShares,
     Survivors,
 )
-from securevfl.protocols.pairwise_worker import seed_check
+from securevfl.protocols.pairwise_worker import SharingWorker, seed_check
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
 
 
@@ -338,43 +341,63 @@ def test_the_smallest_sum_less_the_colluders_shares_has_the_wanted_noise(workers
     assert (threshold - collusion) * enough.noise.share_std**2 < units**2  # dropouts not counted: too little
 
 
-# -- the published limit
+# -- an aggregator that tells different lists
 
 
-def equivocate(protocol, told):
-    """Tells each honest worker a list of its own; returns whose self seeds and whose pair seeds open."""
-    nodes = {address: protocol.node(address) for address in protocol.addresses}
-    run_setup(nodes)
-    driver, _ = begin(nodes, [np.ones(1)] * protocol.workers)
+def until_listed(nodes, values):
+    """Plays until the survivors' list is about to be sent."""
+    driver, _ = begin(nodes, values)
     while not isinstance(driver.pending[0].message, Survivors):
         driver.step()
-    colluder = driver.machines[0]._shares
-    shares = ({}, {})
-    for owner in range(protocol.workers):
-        for kind in (0, 1):
-            shares[kind].setdefault(owner, {})[0] = colluder[owner][kind]
-    for envelope in [e for e in driver.pending if e.receiver != 0]:
-        lied = dataclasses.replace(envelope.message, survivors=told[envelope.receiver])
-        (reply,) = driver.machines[envelope.receiver].receive(Envelope(AGGREGATOR, envelope.receiver, lied))
-        for owner, row in enumerate(reply.message.shares):
-            kind = int(owner not in told[envelope.receiver])
-            shares[kind][owner][reply.sender] = row.tobytes()
-    return [{owner for owner, held in each.items() if len(held) >= protocol.threshold} for each in shares]
+    return driver
 
 
-def test_an_aggregator_that_breaks_the_protocol_can_open_a_sum_below_the_threshold():
-    """A limit, as documented: six workers, threshold 4, and a sum of 3. Both seeds of nobody open even so."""
-    told = {1: [0, 1, 2, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 4], 5: [0, 1, 2, 5]}
-    selves, pairs = equivocate(PairwiseMaskSum(workers=6, threshold=4), told)
-    assert selves == {0, 1, 2}
-    assert pairs == {3, 4, 5}
-
-
-def test_an_aggregator_that_also_lies_about_who_takes_part_can_open_a_single_input():
-    """A limit, as documented: six workers, threshold 4, worker 0 colludes, and the input of worker 1."""
-    protocol = PairwiseMaskSum(workers=6, threshold=4)
+def ready(protocol):
     nodes = {address: protocol.node(address) for address in protocol.addresses}
     run_setup(nodes)
+    return nodes
+
+
+@pytest.fixture(params=[True, False], ids=["confirmed", "unconfirmed"])
+def confirmed(request, monkeypatch):
+    """Whether workers check that the others were told the same; without that, the attacks succeed."""
+    if not request.param:
+        monkeypatch.setattr(SharingWorker, "_check_confirmed", lambda *_: None)
+    return request.param
+
+
+def seeds_of(protocol, driver, opened, told):
+    """Whose self seeds, and whose pair seeds, these shares and those of worker 0 open."""
+    shares = {(o, kind): {0: driver.machines[0]._shares[o][kind]} for o in range(6) for kind in (0, 1)}
+    for opener, held in opened.items():
+        for owner, share in held.items():
+            shares[owner, int(owner not in told[opener])][opener] = share
+    found = {}
+    for (owner, kind), held in shares.items():
+        if len(held) >= protocol.threshold:
+            points = sorted(held)[: protocol.threshold]
+            parts = [int.from_bytes(held[point], "big") for point in points]
+            whole = shamir.combine(parts, shamir.weights(tuple(point + 1 for point in points)))
+            found[owner, kind] = whole.to_bytes(shamir.SHARE_BYTES, "big")[-KEY_BYTES:]
+    return found
+
+
+def test_different_lists_of_survivors_open_nothing(confirmed):
+    """Six workers, threshold 4, worker 0 colludes: without confirmations a sum of 3 lies open."""
+    protocol = PairwiseMaskSum(workers=6, threshold=4)
+    nodes = ready(protocol)
+    driver = until_listed(nodes, [np.ones(1)] * 6)
+    told = {1: [0, 1, 2, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 4], 5: [0, 1, 2, 5]}
+    opened = confirm_and_open(protocol, nodes, driver, told)
+    seeds = set(seeds_of(protocol, driver, opened, told))
+    assert seeds == (set() if confirmed else {(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)})
+    assert bool(opened) != confirmed
+
+
+def test_different_lists_of_participants_do_not_open_a_single_input(confirmed):
+    """Six workers, threshold 4, worker 0 colludes: without confirmations it is the input of worker 1."""
+    protocol = PairwiseMaskSum(workers=6, threshold=4)
+    nodes = ready(protocol)
     values = [np.array([worker + 0.25, -worker]) for worker in range(6)]
     driver, _ = begin(nodes, values)
     worker, colluder = driver.machines, driver.machines[0]
@@ -389,41 +412,36 @@ def test_an_aggregator_that_also_lies_about_who_takes_part_can_open_a_single_inp
         for each in range(6)
     }
     told = {1: [0, 1, 4, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3, 4], 5: [0, 1, 2, 3, 5]}
-    shares = {(owner, kind): {0: colluder._shares[owner][kind]} for owner in range(6) for kind in (0, 1)}
-    for opener, survivors in told.items():
-        held = sorted(worker[opener]._shares)
-        message = Survivors(round=0, survivors=survivors)
-        (reply,) = worker[opener].receive(Envelope(AGGREGATOR, opener, message))
-        for owner, row in zip(held, reply.message.shares, strict=True):
-            shares[owner, int(owner not in survivors)][opener] = row.tobytes()
-
-    def seed(owner, kind):
-        points = sorted(shares[owner, kind])[: protocol.threshold]
-        parts = [int.from_bytes(shares[owner, kind][point], "big") for point in points]
-        whole = shamir.combine(parts, shamir.weights(tuple(point + 1 for point in points)))
-        return whole.to_bytes(shamir.SHARE_BYTES, "big")[-KEY_BYTES:]
-
-    plus, minus = [], [KeyStream(seed(1, 0))]
+    driver.pending = [Envelope(AGGREGATOR, each, Survivors(round=0, survivors=[])) for each in told]
+    opened = confirm_and_open(protocol, nodes, driver, told)
+    seeds = seeds_of(protocol, driver, opened, told)
+    if confirmed:
+        assert not opened and not seeds
+        return
+    plus, minus = [], [KeyStream(seeds[1, 0])]
     plus.append(KeyStream(colluder._mask_seeds[1]))  # worker 1 is above 0: it has subtracted their mask
     for gone in (4, 5):
-        table = covered[gone] ^ KeyStream(seed(gone, 1)).words(covered[gone].shape, np.uint8)
+        table = covered[gone] ^ KeyStream(seeds[gone, 1]).words(covered[gone].shape, np.uint8)
         minus.append(KeyStream(table[1].tobytes()))  # of their neighbours 0, 1, 2, ... worker 1
-    opened = apply_masks(masked[1][0].message.values.copy(), plus, minus)
-    np.testing.assert_allclose(protocol.fixed_point.decode(opened), values[1], atol=1e-9)
+    found = apply_masks(masked[1][0].message.values.copy(), plus, minus)
+    np.testing.assert_allclose(protocol.fixed_point.decode(found), values[1], atol=1e-9)
 
 
-def smallest_opened(workers, threshold, lists):
+def smallest_opened(workers, threshold, lists, *, confirm):
     """How many honest inputs the smallest sum has that lies open to the aggregator and worker 0.
 
     Args:
         workers: All of them; 0 colludes.
-        threshold: Shares that open a seed.
+        threshold: Shares that open a seed, and confirmations that a worker waits for.
         lists: Honest worker -> (whom it is told to take no part, whom to have dropped out later).
+        confirm: Whether workers wait for confirmations.
     """
     honest = range(1, workers)
+    told = Counter(lists.values())
+    openers = [each for each in lists.values() if not confirm or 1 + told[each] >= threshold]
     known = [
-        {w for w in honest if 1 + sum(w not in out | gone for out, gone in lists.values()) >= threshold},
-        {w for w in honest if 1 + sum(w in gone for out, gone in lists.values()) >= threshold},
+        {w for w in honest if 1 + sum(w not in out | gone for out, gone in openers) >= threshold},
+        {w for w in honest if 1 + sum(w in gone for out, gone in openers) >= threshold},
     ]
     for size in honest:
         for group in itertools.combinations(sorted(known[0]), size):
@@ -433,26 +451,119 @@ def smallest_opened(workers, threshold, lists):
     return None
 
 
-@pytest.mark.parametrize(("workers", "threshold"), [(4, 3), (5, 4)])
-def test_where_one_may_drop_out_different_lists_gain_nothing(workers, threshold):
-    """Every way to leave one worker out of each honest worker's lists, as no part or as dropped out."""
-    nobody = frozenset()
-    choices = []
-    for own in range(1, workers):
-        others = [frozenset({other}) for other in range(1, workers) if other != own]
-        choices.append([(nobody, nobody), *((o, nobody) for o in others), *((nobody, o) for o in others)])
-    sizes = [
-        smallest_opened(workers, threshold, dict(enumerate(each, start=1)))
-        for each in itertools.product(*choices)
-    ]
-    assert min(size for size in sizes if size is not None) == threshold - 1  # the smallest honest sum allowed
+def lists_for(own, workers, threshold):
+    """All lists that a worker accepts: whom it is told to take no part, and whom to have dropped out."""
+    others = [other for other in range(1, workers) if other not in own]
+    for missing in range(workers - threshold + 1):
+        for absent in itertools.combinations(others, missing):
+            for split in itertools.product((0, 1), repeat=missing):
+                yield tuple(
+                    frozenset(w for w, each in zip(absent, split, strict=True) if each == kind)
+                    for kind in (0, 1)
+                )
 
 
-def test_the_search_for_lists_finds_the_known_attacks():
-    def lists(out, told):
-        return {w: (out.get(w, set()), set(range(6)) - set(told[w]) - out.get(w, set())) for w in told}
+@pytest.mark.parametrize(("workers", "threshold"), [(4, 3), (5, 4), (6, 4)])
+def test_no_lists_open_a_sum_of_fewer_than_the_threshold(workers, threshold):
+    """All lies, up to the names of workers, by which anybody opens anything.
 
-    three = {1: [0, 1, 2, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 4], 5: [0, 1, 2, 5]}
-    one = {1: [0, 1, 4, 5], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3, 4], 5: [0, 1, 2, 3, 5]}
-    assert smallest_opened(6, 4, lists({}, three)) == 2  # three with the colluder
-    assert smallest_opened(6, 4, lists({1: {2, 3}}, one)) == 1
+    That takes threshold - 1 honest workers who were told the same and are on their own list. All others may
+    be told whatever they accept.
+    """
+    same = range(1, threshold)
+    rest = [lists_for({other}, workers, threshold) for other in range(threshold, workers)]
+    found = set()
+    for common, *told in itertools.product(lists_for(set(same), workers, threshold), *rest):
+        lists = dict.fromkeys(same, common) | dict(enumerate(told, start=threshold))
+        found.add(smallest_opened(workers, threshold, lists, confirm=True))
+    assert min(size for size in found if size is not None) == threshold - 1
+
+
+def test_the_search_would_find_the_single_input_that_lies_without_confirmations_open():
+    everybody = frozenset(range(6))
+    participants = {1: {0, 1, 4, 5}}
+    survivors = {1: {0, 1, 4, 5}, 2: {0, 1, 2, 3}, 3: {0, 1, 2, 3}, 4: {0, 1, 2, 3, 4}, 5: {0, 1, 2, 3, 5}}
+    lists = {}
+    for worker, alive in survivors.items():
+        present = participants.get(worker, everybody)
+        lists[worker] = (frozenset(everybody - present), frozenset(present - alive))
+    assert smallest_opened(6, 4, lists, confirm=False) == 1
+    assert smallest_opened(6, 4, lists, confirm=True) is None
+
+
+# -- confirmations
+
+
+def at_confirmations(protocol, nodes, number=0, attempt=0):
+    """A round just before the confirmations are passed on: the driver, and what worker 0 is to get."""
+    machines = {
+        address: node.round(np.ones(1) if address >= 0 else None, round=number, attempt=attempt, shape=(1,))
+        for address, node in nodes.items()
+    }
+    driver = Driver(machines)
+    driver.start()
+    while not isinstance(driver.pending[0].message, Confirmations):
+        driver.step()
+    return driver, driver.pending[0]
+
+
+def test_only_the_marks_of_this_round_and_receiver_confirm():
+    protocol = PairwiseMaskSum(workers=5)
+    nodes = ready(protocol)
+    _, earlier = at_confirmations(protocol, nodes)
+    _, retried = at_confirmations(protocol, nodes, 1, attempt=1)
+    driver, envelope = at_confirmations(protocol, nodes, 1)
+    true, machine = envelope.message, driver.machines[0]
+    other = next(e.message for e in driver.pending if e.receiver == 1)
+    own = driver.machines[AGGREGATOR]._marks[0]
+    flipped = true.marks.copy()
+    flipped[2, 0] ^= 1
+    reflected = np.stack([np.frombuffer(own[peer], np.uint8) for peer in true.confirmed])
+    elsewhere = (earlier.message.marks, retried.message.marks, other.marks, true.marks[::-1])
+    for marks in (*elsewhere, flipped, reflected):
+        bad = Envelope(AGGREGATOR, 0, dataclasses.replace(true, marks=np.ascontiguousarray(marks)))
+        refuses(machine, bad)
+        with pytest.raises(ProtocolError, match="was told of other participants or survivors in round 1"):
+            machine.receive(bad)
+    assert machine.receive(envelope)
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "kept", "reason"),
+    [
+        ([1, 2], [0, 1], "3 workers confirm the survivors of round 0; 4 are needed"),
+        ([], [], "1 workers confirm"),
+        ([1, 1, 2, 3], [0, 0, 1, 2], "malformed"),
+        ([2, 1, 3], [1, 0, 2], "malformed"),
+        ([0, 1, 2, 3], [0, 0, 1, 2], "malformed"),
+        ([1, 2, 3, 7], [0, 1, 2, 3], "malformed"),
+        ([1, 2, 3, 4], [0, 1, 2], "rows"),
+    ],
+)
+def test_too_few_or_strange_confirmations_open_nothing(confirmed, kept, reason):
+    protocol = PairwiseMaskSum(workers=5)
+    driver, envelope = at_confirmations(protocol, ready(protocol))
+    marks = envelope.message.marks[kept]
+    bad = Envelope(AGGREGATOR, 0, dataclasses.replace(envelope.message, confirmed=confirmed, marks=marks))
+    refuses(driver.machines[0], bad)
+    with pytest.raises(ProtocolError, match=reason):
+        driver.machines[0].receive(bad)
+    marks = envelope.message.marks[[0, 1, 3]]
+    enough = dataclasses.replace(envelope.message, confirmed=[1, 2, 4], marks=marks)
+    assert isinstance(driver.machines[0].receive(Envelope(AGGREGATOR, 0, enough))[0].message, OpenedShares)
+
+
+def test_one_who_is_gone_after_confirming_still_counts():
+    protocol = PairwiseMaskSum(workers=5)
+    nodes = ready(protocol)
+    driver = until_listed(nodes, [np.ones(1)] * 5)
+    aggregator = driver.machines[AGGREGATOR]
+    while 4 not in aggregator._marks:
+        index = next(i for i, e in enumerate(driver.pending) if 4 in (e.sender, e.receiver))
+        driver.pending.insert(0, driver.pending.pop(index))
+        driver.step()
+    driver.drop(4)
+    driver.run()
+    assert aggregator.contributors == (0, 1, 2, 3, 4)
+    passed = next(e.message for e in driver.transcript if isinstance(e.message, Confirmations))
+    assert 4 in passed.confirmed
