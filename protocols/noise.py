@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
-from securevfl.protocols.contract import Address, Machine, Message, Node, SecureSum
+from securevfl.protocols.contract import Address, Machine, Message, Node, SecureSum, name_of
 from securevfl.protocols.discrete_gaussian import MAX_STD, DiscreteGaussian
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.stream import KeyStream
@@ -200,9 +200,20 @@ class NoisySum(SecureSum):
         """Those of the inner sum."""
         return self.inner.receivers
 
-    def node(self, address: Address) -> NoisyNode:
-        """Fresh secret state with a noise stream keyed by the operating system."""
-        return NoisyNode(self, address)
+    def node(self, address: Address, inner: Node | None = None) -> NoisyNode:
+        """Fresh secret state with a noise stream keyed by the operating system.
+
+        Args:
+            address: Of the participant.
+            inner: Its node of the inner sum, where that was made with arguments of its own, such as an
+                authenticator.
+
+        Raises:
+            ProtocolError: The inner node is another participant's, or of another sum.
+        """
+        if inner is not None and (inner.address != address or inner.protocol is not self.inner):
+            raise ProtocolError(f"the inner node is not that of {name_of(address)} in the inner sum")
+        return NoisyNode(self, address, inner or self.inner.node(address))
 
     def encode(self, value: npt.ArrayLike) -> Ring:
         """One worker's ring elements without noise; refuses what would leave no room for the noise."""
@@ -219,9 +230,9 @@ class NoisyNode(Node):
 
     protocol: NoisySum
 
-    def __init__(self, protocol: NoisySum, address: Address) -> None:
+    def __init__(self, protocol: NoisySum, address: Address, inner: Node) -> None:
         super().__init__(protocol, address)
-        self._inner = protocol.inner.node(address)
+        self._inner = inner
         self._stream = KeyStream.from_os_entropy()
         self._shares: dict[int, tuple[bytes, Ring]] = {}
 

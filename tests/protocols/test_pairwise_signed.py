@@ -16,6 +16,7 @@ from securevfl.protocols import (
     Authenticator,
     Driver,
     Envelope,
+    NoisySum,
     PairwiseMaskSum,
     run_round,
     run_setup,
@@ -82,6 +83,22 @@ def test_every_order_of_the_key_agreement(workers, hybrid, orders):
         np.testing.assert_array_equal(run_round(nodes, [np.ones(2)] * workers, round=0), [workers] * 2)
 
     assert every_order(play, limit=1000) == orders
+
+
+def test_a_noisy_sum_takes_nodes_whose_keys_are_signed():
+    inner = PairwiseMaskSum(workers=3, collusion=1, threshold=3)
+    protocol = NoisySum(inner, sigma=0.5, colluders=1)
+    signed = {a: inner.node(a, Keyring(a) if a >= 0 else None) for a in protocol.addresses}
+    nodes = {address: protocol.node(address, signed[address]) for address in protocol.addresses}
+    sent = run_setup(nodes, codec=protocol)
+    offered = {len(e.message.public) for e in sent if isinstance(e.message, PublicKeys)}
+    assert offered == {len(PartyKeys(hybrid=False).public) + SIGNATURE_BYTES}
+    total = run_round(nodes, [np.ones(2)] * 3, round=0)
+    # Three shares of std 0.5 / sqrt(2) each: 12 deviations of the total are 7.4.
+    np.testing.assert_allclose(total, [3, 3], atol=7.4)
+    for wrong in (signed[1], PairwiseMaskSum(workers=3, collusion=1, threshold=3).node(0)):
+        with pytest.raises(ProtocolError, match="not that of worker 0"):
+            protocol.node(0, wrong)
 
 
 # -- an aggregator that lies
