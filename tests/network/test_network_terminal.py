@@ -55,8 +55,12 @@ def test_an_answer(terminal, typed, answer):
 
 
 def test_an_interrupt_ends_the_question(terminal):
-    with pytest.raises(KeyboardInterrupt):
-        asked(lambda: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asked(lambda: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_nobody_is_there(monkeypatch, capsys):
