@@ -198,14 +198,14 @@ def speedups(settings: list[Setting], found: Found) -> str:
     rows = []
     for setting in settings:
         paper = setting.paper[50]
-        means = {
-            m: float(np.mean([took.units for took in values[50]]))
-            for m, (values, _) in found[setting.title].items()
-        }
+        taken = {method: values[50] for method, (values, _) in found[setting.title].items()}
+        flex = float(np.mean([took.units for took in taken["flex"]]))
         cells = []
         for method, theirs in zip(METHODS[:-1], paper[:-1], strict=True):
             known = "not reached" if theirs is None else f"{theirs / (paper[-1] or math.nan):.1f}"
-            cells.append(f"{means[method] / means['flex']:.1f} ({known})")
+            more = "" if all(took.reached for took in taken[method]) else "> "
+            ratio = float(np.mean([took.units for took in taken[method]])) / flex
+            cells.append(f"{more}{ratio:.1f} ({known})")
         rows.append([setting.title, *cells])
     return table(("times faster than", *METHODS[:-1]), rows)
 
