@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json, progress_bar, table
-from securevfl.errors import PlanError
+from securevfl.errors import PlanError, RunError
 from securevfl.plan import Plan
 
 if TYPE_CHECKING:
@@ -180,7 +181,11 @@ def run_with_progress(
     callbacks: Sequence[Callback] = (),
     ray: str | None = None,
 ) -> Run:
-    """Trains with a progress bar; Ctrl-C leaves a folder that can be resumed."""
+    """Trains with a progress bar; Ctrl-C and a full disk leave a folder that can be resumed.
+
+    Raises:
+        RunError: The disk is full.
+    """
     from securevfl import run as runs
 
     try:
@@ -189,6 +194,12 @@ def run_with_progress(
     except KeyboardInterrupt:
         typer.echo(f"securevfl: interrupted; go on with: securevfl train --resume {out}", err=True)
         raise typer.Exit(130) from None
+    except OSError as error:
+        if out is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunError(
+            f"{out}: {error.strerror}; free some space and go on with: securevfl train --resume {out}"
+        ) from error
 
 
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from securevfl.cli import COMMANDS, main
+from securevfl.folder import RunFolder
 
 TINY = "synthetic:rows=200,features=9,informative=6"
 
@@ -228,6 +230,25 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["test"]["auc"] is not None
+
+
+def test_a_full_disk_leaves_a_run_that_resumes(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, seen = RunFolder.append_metrics, []
+
+    def filling(self: RunFolder, line: dict[str, object]) -> None:
+        seen.append(line)
+        if len(seen) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, line)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", filling)
+    folder = tmp_path / "r"
+    result = cli("train", "--data", TINY, "--parties", 3, "--epochs", 3, "--out", folder)
+    said = f"{folder}: No space left on device; free some space and go on with: securevfl train --resume"
+    assert result.code == 2 and result.err.splitlines()[-1] == f"securevfl: {said} {folder}"
+    assert cli("train", "--resume", folder).code == 0
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
