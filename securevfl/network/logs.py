@@ -8,6 +8,8 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from securevfl.errors import RunError
 
 _FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "count", "organisation", "run")
 MAX_TEXT = 500
+MAX_BYTES = 64 << 20
+"""Length at which a log gives way to a new one; of the old ones the last is kept."""
 
 
 class JsonLines(logging.Formatter):
@@ -51,10 +55,16 @@ def _plain(value: object) -> str | int | None:
     return str(value)[:MAX_TEXT] if isinstance(value, str | float) else f"<{type(value).__name__}>"
 
 
-class LogFile(logging.FileHandler):
-    """A log that can no longer be written, on a full disk, says so once and ends nothing."""
+class LogFile(RotatingFileHandler):
+    """A log that its owner alone can read, and that whoever knocks again and again cannot fill a disk with.
+
+    One that can no longer be written, on a full disk, says so once and ends nothing.
+    """
 
     _told = False
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
         """One line in place of a traceback for each event."""
@@ -68,6 +78,10 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:
     """Sends the network's log to a file that only its owner can read; returns the handler to remove.
 
@@ -76,8 +90,7 @@ def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        handler = LogFile(path, encoding="utf-8")
+        handler = LogFile(path, encoding="utf-8", maxBytes=MAX_BYTES, backupCount=1)
     except OSError as error:
         raise RunError(
             f"the log {path} cannot be written: {error.strerror}; choose another folder"

@@ -321,6 +321,22 @@ def test_errors_are_logged_on_one_line(log: Path) -> None:
     assert json.loads(line)["error"] == "ValueError: what was\nwrong"
 
 
+def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("securevfl.network.logs.MAX_BYTES", 1000)
+    logger = logging.getLogger("securevfl.network")
+    handler = log_to(tmp_path / "run.log", organisation="bank", run="first")
+    try:
+        for number in range(100):
+            logger.warning("connection refused", extra={"count": number})
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["run.log", "run.log.1"]
+    assert all(file.stat().st_size <= 1000 and file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert json.loads(files[0].read_text().splitlines()[-1])["count"] == 99
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.usefixtures("log")
 def test_a_full_disk_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
