@@ -78,7 +78,7 @@ class Plan:
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
         proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
         l2: Coefficient of the regulariser l2/2 * ||theta||^2.
-        wait_for: t of the t-synchronous algorithm.
+        wait_for: t of the t-synchronous algorithm; 0 is half of the parties, two at least.
         active: Workers of the AFSGD family that have the labels; none named means all of them.
         snapshot_every: SVRG of the AFSGD family computes a full gradient after so many epochs.
         delay_bound: D of VAFL: no embedding older than D iterations is used; 0 sets no bound.

@@ -101,12 +101,18 @@ class VAFLTSync(VAFL):
     summary = "the server waits for uploads of t different parties (plan field wait_for)"
 
     def check(self, plan: Plan, data: VerticalData) -> None:
-        """T must lie between 1 and the number of parties."""
+        """T is at most the number of parties."""
         super().check(plan, data)
-        if not 1 <= plan.wait_for <= len(data.parties):
+        if plan.wait_for > len(data.parties):
             raise PlanError(
-                f"vafl-tsync needs wait_for between 1 and {len(data.parties)}, not {plan.wait_for}"
+                f"vafl-tsync needs wait_for between 1 and {len(data.parties)}, or 0 for half of the parties, "
+                f"not {plan.wait_for}"
             )
+
+    def complete(self, plan: Plan, data: VerticalData) -> Plan:
+        """Waits for half of the parties, for two at least, where the plan does not say for how many."""
+        parties = len(data.parties)
+        return plan.with_changes(wait_for=plan.wait_for or min(parties, max(2, parties // 2)))
 
     def wait_for(self, plan: Plan, parties: int) -> int:
         """The plan's t."""

@@ -99,8 +99,7 @@ def data() -> VerticalData:
     ("changes", "match"),
     [
         ({"algorithm": "vaffle"}, "unknown algorithm 'vaffle'"),
-        ({"algorithm": "vafl-tsync"}, "wait_for between 1 and 3, not 0"),
-        ({"algorithm": "vafl-tsync", "wait_for": 4}, "wait_for between 1 and 3, not 4"),
+        ({"algorithm": "vafl-tsync", "wait_for": 4}, "wait_for between 1 and 3, or 0 for half .*, not 4"),
         ({"speeds": {"p9": 1.0}}, "names 'p9'"),
         ({"algorithm": "local", "label_holder": "server"}, "it has none"),
         ({"algorithm": "fdml", "active": ("p0", "p1")}, "'fdml' has no passive ones"),
@@ -109,6 +108,15 @@ def data() -> VerticalData:
 def test_plans_that_do_not_fit_the_data(data: VerticalData, changes: dict, match: str) -> None:
     with pytest.raises(PlanError, match=match):
         resolve(Plan(**changes), data)
+
+
+@pytest.mark.parametrize(
+    ("parties", "given", "taken"), [(1, 0, 1), (2, 0, 2), (3, 0, 2), (7, 0, 3), (7, 5, 5)]
+)
+def test_t_of_the_t_synchronous_algorithm(parties: int, given: int, taken: int) -> None:
+    data = VerticalData.load("breast-cancer", parties=parties)
+    plan, _ = resolve(Plan(algorithm="vafl-tsync", wait_for=given), data)
+    assert plan.wait_for == taken
 
 
 def test_private_scaling_is_refused_outside_strict_mode(data: VerticalData) -> None:
