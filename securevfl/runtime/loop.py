@@ -11,7 +11,7 @@ import asyncio
 import selectors
 import signal
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from securevfl.errors import DeadlockError
@@ -94,4 +94,6 @@ def _cancel_rest(loop: VirtualLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        # An interrupt may have taken a task's wake-up with it; that task cannot even be cancelled any more.
+        with suppress(DeadlockError):
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))

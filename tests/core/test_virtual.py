@@ -255,6 +255,28 @@ def test_what_no_envelope_holds_is_refused(changes: dict) -> None:
         _sample(**changes)
 
 
+def test_an_interrupt_that_takes_a_wake_up_with_it_is_no_deadlock(capfd: pytest.CaptureFixture[str]) -> None:
+    """It may come when the loop has taken a callback from its queue and has not called it yet."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        news: asyncio.Future[None] = loop.create_future()
+        reader = asyncio.ensure_future(_read(news))
+        await asyncio.sleep(0)
+        news.set_result(None)
+        assert loop._ready.pop() and not reader.done()  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_virtual(main())
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+async def _read(news: asyncio.Future[None]) -> None:
+    await news
+
+
 @pytest.mark.parametrize("moment", ["making", "closing"])
 def test_an_interrupt_waits_while_a_loop_is_made_or_closed(
     moment: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
