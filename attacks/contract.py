@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.errors import AttackError
-from securevfl.plan import Plan
-from securevfl.views import View
+from securevfl.privacy.views import View
+from securevfl.settings.plan import Plan
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Guess: TypeAlias = Arrays

@@ -13,11 +13,11 @@ from securevfl.algorithms import SERVER
 from securevfl.algorithms.local import Records
 from securevfl.attacks.rebuild import clips_embeddings
 from securevfl.data import VerticalData
-from securevfl.engine import Engine
-from securevfl.folder import RunFolder
-from securevfl.gate import clip_rows
+from securevfl.federation.engine import Engine
+from securevfl.federation.folder import RunFolder
 from securevfl.models import Fusion, load_module
-from securevfl.plan import Plan
+from securevfl.privacy.gate import clip_rows
+from securevfl.settings.plan import Plan
 
 _CHUNK = 4096
 

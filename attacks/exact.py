@@ -21,7 +21,7 @@ from securevfl.attacks.moments import Moment, moments
 from securevfl.attacks.reading import Floats, Rows
 from securevfl.attacks.scoring import score_recovered
 from securevfl.errors import AttackError
-from securevfl.views import OPENED
+from securevfl.privacy.views import OPENED
 
 OPEN = ("plain", "plain-tree")  # protocols that show products of single parties to somebody
 TOLERANCE = 1e-3  # a value counts as recovered within this much; scaled features have deviations near 1

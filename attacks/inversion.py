@@ -23,7 +23,7 @@ from securevfl.attacks.rebuild import (
     named,
     standardised,
 )
-from securevfl.gate import clip_rows
+from securevfl.privacy.gate import clip_rows
 
 _RIDGES = np.logspace(-6, 3, 19)
 _WIDTHS = (1.0, 3.0, 10.0)  # of Gaussian kernels, in units of the median distance

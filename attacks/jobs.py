@@ -19,7 +19,7 @@ import numpy as np
 
 from securevfl.attacks.contract import Arrays, Attack, Evidence, Guess, Info
 from securevfl.errors import AttackError
-from securevfl.views import View
+from securevfl.privacy.views import View
 
 GUESS, ERROR = "guess.npz", "error.txt"
 _KINDS = "biufU"  # plain numbers and text; objects would need pickle

@@ -28,9 +28,9 @@ from securevfl.attacks.rebuild import (
     fresh_head,
     generator_from,
 )
-from securevfl.gate import clip_rows
 from securevfl.models import Fusion, PreparedLinear, task_loss
-from securevfl.seeds import torch_generator
+from securevfl.models.seeds import torch_generator
+from securevfl.privacy.gate import clip_rows
 
 SHADOWS = 16
 _POOL = 4000  # records that shadow models are drawn from, candidates first

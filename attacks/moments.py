@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from securevfl.algorithms.channels import build_sum
 from securevfl.attacks.contract import Evidence, Info
 from securevfl.attacks.reading import Floats, Rows, embeddings_of, replies
+from securevfl.privacy.views import OPENED, Seen, View
 from securevfl.protocols.contract import COORDINATOR, Address
-from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
-from securevfl.views import OPENED, Seen, View
+from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
 
 TREES = ("plain-tree", "two-tree")
 HANDED_ON = ("sum", "snapshot")

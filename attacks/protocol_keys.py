@@ -20,9 +20,9 @@ from securevfl.algorithms.channels import build_sum
 from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Score, Truth
 from securevfl.attacks.scoring import score_count
 from securevfl.errors import ProtocolError
-from securevfl.protocols.homomorphic import Encryption
-from securevfl.protocols.homomorphic_sum import HomomorphicSum
-from securevfl.views import Seen, View
+from securevfl.privacy.views import Seen, View
+from securevfl.protocols.sums.homomorphic import Encryption
+from securevfl.protocols.sums.homomorphic_sum import HomomorphicSum
 
 _PEM = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _HEX = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")

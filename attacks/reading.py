@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.errors import AttackError
-from securevfl.views import Seen, View
+from securevfl.privacy.views import Seen, View
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from securevfl.attacks.contract import Arrays, Info
 from securevfl.errors import AttackError
-from securevfl.gate import clip_rows
 from securevfl.models import Fusion, build_encoder, build_head, output_width
-from securevfl.plan import Plan
+from securevfl.privacy.gate import clip_rows
+from securevfl.settings.plan import Plan
 
 _REBUILT = ("linear", "mlp", "lstm")
 

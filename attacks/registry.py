@@ -16,7 +16,7 @@ from securevfl.attacks.protocol_keys import KeyScan
 from securevfl.attacks.protocol_masks import MaskStatistics
 from securevfl.attacks.protocol_trees import TreeCollusion, TreeLeak
 from securevfl.errors import AttackError
-from securevfl.plan import nearest
+from securevfl.settings.plan import nearest
 
 _CLASSES: tuple[type[Attack], ...] = (
     GradientNorm,

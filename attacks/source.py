@@ -19,16 +19,16 @@ from scipy import sparse
 
 from securevfl.accountants.modes import mu_of, weakest_mode
 from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms.resolve import resolve
 from securevfl.attacks.contract import Arrays, Info, Need, Truth
 from securevfl.attacks.deployed import Deployed
 from securevfl.attacks.truth import AUXILIARY, TRUTHS
 from securevfl.data import VerticalData
 from securevfl.data.share import read_outline
 from securevfl.errors import AttackError, SecureVFLError
-from securevfl.folder import RunFolder
-from securevfl.ledger import read_records
-from securevfl.resolve import resolve
-from securevfl.views import View
+from securevfl.federation.folder import RunFolder
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
 
 Floats = NDArray[np.float32]
 _GRANT, _CANDIDATES = 1, 2  # spawn keys: what is granted does not depend on the attack's own seed

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from securevfl import Plan, VerticalData
+from securevfl.algorithms.resolve import resolve
 from securevfl.data import make_synthetic
-from securevfl.engine import Engine
-from securevfl.folder import RunFolder
-from securevfl.resolve import resolve
+from securevfl.federation.engine import Engine
+from securevfl.federation.folder import RunFolder
 
 WORKERS, EPOCHS = 8, 10
 GOAL_MASKS, GOAL_BYTES = 3.0, 16

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from securevfl.attacks.canary import canary_audits
-from securevfl.attacks.canary_doors import release_door
-from securevfl.attacks.canary_release import ROWS, gate_canaries
-from securevfl.attacks.canary_results import CanaryResult, gate_of
-from securevfl.plan import Plan
+from securevfl.attacks.canary.audit import canary_audits
+from securevfl.attacks.canary.doors import release_door
+from securevfl.attacks.canary.release import ROWS, gate_canaries
+from securevfl.attacks.canary.results import CanaryResult, gate_of
+from securevfl.settings.plan import Plan
 
 MILLION = 1_000_000
 GOAL_SECONDS = 10.0

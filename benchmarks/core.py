@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from securevfl import Plan, VerticalData
+from securevfl.algorithms.resolve import resolve
 from securevfl.data import make_synthetic
-from securevfl.engine import Engine
-from securevfl.ledger import Ledger
-from securevfl.resolve import resolve
+from securevfl.federation.engine import Engine
+from securevfl.privacy.ledger import Ledger
 
 ROUNDS = 12
 ALONE = {"learning_rates": {"p1": 0.1}}  # the rate that all have: only that parties are not computed together

@@ -28,14 +28,14 @@ import numpy as np
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
-from securevfl.network.certificates import create_authority, issue
+from securevfl.federation.run import train
 from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance, DataConfig, PartyConfig, ServerConfig
-from securevfl.network.identity import Identity, load_identity, server_name
+from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.network.identity.identity import Identity, load_identity, server_name
 from securevfl.network.member import Member
 from securevfl.network.mesh import Mesh
-from securevfl.plan import Plan
-from securevfl.run import train
+from securevfl.settings.plan import Plan
 
 ROUND_TRIP_GOAL, MESSAGES_GOAL, WALL_GOAL = 1.5, 1000.0, 3.0
 ROUNDS, TRIPS, BATCHES = 40, 50, 400

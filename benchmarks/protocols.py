@@ -24,8 +24,8 @@ from securevfl.protocols import (
     run_setup,
     shamir,
 )
-from securevfl.protocols.pairwise import MaskedInput, RelayedShares
 from securevfl.protocols.stream import KeyStream
+from securevfl.protocols.sums.pairwise import MaskedInput, RelayedShares
 
 PARTIES = 8
 SIZES = (1_000_000, 10_000_000)

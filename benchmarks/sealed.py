@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from securevfl.protocols.contract import Envelope
-from securevfl.protocols.ring_products import ring_product
-from securevfl.protocols.sealed import SealedProtocol
-from securevfl.protocols.sealed_dealer import SealedDealer
-from securevfl.protocols.sealed_party import SealedParty
-from securevfl.protocols.sealed_series import logistic_series
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.products import ring_product
+from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.series import logistic_series
 
 RECORDS, WIDTH, PARTIES = 32_561, 41, 3  # a9a over three parties
 STD = 116 * 2**42
@@ -217,7 +217,7 @@ def million(records: int = 1_000_000, columns: int = 100) -> None:
     """Two iterations of the whole training at scale, with everybody in this process."""
     from securevfl.algorithms import recommended
     from securevfl.data import VerticalData
-    from securevfl.run import train
+    from securevfl.federation.run import train
 
     generator = np.random.default_rng(2)
     half = columns // 2

@@ -22,7 +22,7 @@ MODULES = {
     "securevfl.attacks": "Attacks on recorded views.",
     "securevfl.models": "Encoders, fusion, heads, losses, smoothness.",
     "securevfl.sklearn": "Scikit-learn estimators.",
-    "securevfl.callbacks": "Follow a run from outside.",
+    "securevfl.federation.callbacks": "Follow a run from outside.",
     "securevfl.trackers": "Log a run to TensorBoard or MLflow.",
     "securevfl.errors": "Every error raised on purpose.",
 }

@@ -1,9 +1,7 @@
 """Secure sums, trees, masks and private ID alignment. Loads no torch."""
 
-from securevfl.protocols.alignment import PrivateAlignment
+from securevfl.protocols.alignment.protocol import PrivateAlignment
 from securevfl.protocols.authentication import Authenticator
-from securevfl.protocols.bfv import BFVSum
-from securevfl.protocols.ckks import CKKSSum
 from securevfl.protocols.contract import (
     AGGREGATOR,
     COORDINATOR,
@@ -16,14 +14,16 @@ from securevfl.protocols.contract import (
     SecureSum,
 )
 from securevfl.protocols.driver import Driver, run_round, run_setup
-from securevfl.protocols.noise import DistributedNoise, NoisySum
-from securevfl.protocols.pairwise import PairwiseMaskSum
 from securevfl.protocols.ring import FixedPoint
-from securevfl.protocols.sealed import SealedProtocol
-from securevfl.protocols.sealed_dealer import SealedDealer
-from securevfl.protocols.sealed_party import SealedParty
-from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
-from securevfl.protocols.trees import TreePair, build_trees
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sums.bfv import BFVSum
+from securevfl.protocols.sums.ckks import CKKSSum
+from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
+from securevfl.protocols.sums.pairwise import PairwiseMaskSum
+from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.sums.trees import TreePair, build_trees
 
 __all__ = [
     "AGGREGATOR",

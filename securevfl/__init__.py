@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from securevfl.auditing import Report, audit
     from securevfl.data import VerticalData
-    from securevfl.plan import Plan
-    from securevfl.recorder import Recorder
-    from securevfl.run import Run, load_run, train
+    from securevfl.federation.recorder import Recorder
+    from securevfl.federation.run import Run, load_run, train
+    from securevfl.settings.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -21,11 +21,11 @@ _HOMES = {
     "Report": "securevfl.auditing",
     "VerticalData": "securevfl.data",
     "audit": "securevfl.auditing",
-    "Plan": "securevfl.plan",
-    "Recorder": "securevfl.recorder",
-    "Run": "securevfl.run",
-    "train": "securevfl.run",
-    "load_run": "securevfl.run",
+    "Plan": "securevfl.settings.plan",
+    "Recorder": "securevfl.federation.recorder",
+    "Run": "securevfl.federation.run",
+    "train": "securevfl.federation.run",
+    "load_run": "securevfl.federation.run",
 }
 
 __all__ = ["Plan", "Recorder", "Report", "Run", "VerticalData", "__version__", "audit", "load_run", "train"]

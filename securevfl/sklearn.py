@@ -19,8 +19,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from securevfl.data import VerticalData
 from securevfl.data.split import divide_columns
 from securevfl.errors import DataError
-from securevfl.plan import Plan
-from securevfl.run import Run, train
+from securevfl.federation.run import Run, train
+from securevfl.settings.plan import Plan
 
 __all__ = ["VerticalClassifier", "VerticalRegressor"]
 

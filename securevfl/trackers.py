@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from securevfl.callbacks import Callback
 from securevfl.errors import MissingExtra, PlanError
-from securevfl.plan import Plan, nearest
+from securevfl.federation.callbacks import Callback
+from securevfl.settings.plan import Plan, nearest
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "build_tracker"]
 

@@ -23,9 +23,9 @@ from benchmarks.papers.common import arguments, plot, say, table, write
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivative
-from securevfl.engine import Engine
+from securevfl.algorithms.resolve import resolve
 from securevfl.errors import TrainingDiverged
-from securevfl.resolve import resolve
+from securevfl.federation.engine import Engine
 
 LATENCY = 0.02
 FINE = {"sgd": 10**-2.5, "svrg": 1e-4, "saga": 1e-4}

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.papers.common import arguments, command, plot, sample, say, table, write
 from securevfl import Plan, VerticalData, train
+from securevfl.federation.run import Run
 from securevfl.models import metrics
-from securevfl.run import Run
 
 MODELS: dict[str, dict[str, Any]] = {
     "LR": {"model": "linear", "learning_rate": 5.0},

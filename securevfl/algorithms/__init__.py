@@ -7,10 +7,10 @@ from securevfl.algorithms.base import ABSENT, SERVER, Algorithm, Progress, Role,
 from securevfl.algorithms.baselines import Central, Local
 from securevfl.algorithms.fdml import FDML
 from securevfl.algorithms.flex import PBCD, Flex, FlexAdaptive, SyncMax, SyncMin
-from securevfl.algorithms.sealed import Sealed
+from securevfl.algorithms.sealed.training import Sealed
 from securevfl.algorithms.vafl import VAFL, VAFLSync, VAFLTSync
 from securevfl.errors import PlanError
-from securevfl.plan import Plan, nearest
+from securevfl.settings.plan import Plan, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm

@@ -20,7 +20,7 @@ from securevfl.algorithms.channels import SUMS, build_channel, check_channels
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 
 class AFSGD(Algorithm):

@@ -21,10 +21,10 @@ from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import loss_derivative, mean_loss
 from securevfl.algorithms.sums import REQUEST, SumParticipant
 from securevfl.errors import ProtocolError
-from securevfl.messages import Head, Message
 from securevfl.models import metrics
-from securevfl.rows import Rows
-from securevfl.seeds import numpy_generator
+from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.rows import Rows
 
 Floats = npt.NDArray[np.float64]
 

@@ -22,12 +22,12 @@ from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivativ
 from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.errors import PlanError, ProtocolError
-from securevfl.gate import Contribution
-from securevfl.messages import Message
 from securevfl.models import LinearEncoder, SumHead
+from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.gate import Contribution
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
-from securevfl.rows import Rows
-from securevfl.seeds import numpy_generator
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,10 +7,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from securevfl.algorithms.base import Setup
-from securevfl.defences import DEFENCES
-from securevfl.gate import Mechanism
-from securevfl.messages import Head
-from securevfl.rows import Rows
+from securevfl.privacy.defences import DEFENCES
+from securevfl.privacy.gate import Mechanism
+from securevfl.privacy.messages import Head
+from securevfl.privacy.rows import Rows
 
 
 class GradientAnswers:

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from securevfl.data import VerticalData
-from securevfl.gate import Gate
-from securevfl.messages import Clock, Link
-from securevfl.plan import Plan
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.messages import Clock, Link
+from securevfl.privacy.views import ViewWriter
 from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
-from securevfl.views import ViewWriter
+from securevfl.settings.plan import Plan
 
 SERVER = "server"
 ABSENT = "absent"

@@ -19,9 +19,9 @@ from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_stat
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models import Fusion, metrics, task_loss
-from securevfl.plan import Plan
-from securevfl.rows import Rows
-from securevfl.seeds import numpy_generator
+from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.rows import Rows
+from securevfl.settings.plan import Plan
 
 
 class PooledTrainer(ServerRole):

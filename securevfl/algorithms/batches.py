@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.rows import Rows
+from securevfl.privacy.rows import Rows
 
 
 class Batches:

@@ -18,19 +18,19 @@ import numpy.typing as npt
 from torch import Tensor
 
 from securevfl.algorithms.base import Authenticate, Setup
-from securevfl.algorithms.plain_sum import PlainSum
 from securevfl.errors import InputError, PlanError, ProtocolError
-from securevfl.gate import MIN_SHARE_STD, Contribution, Gate
-from securevfl.plan import Plan
-from securevfl.protocols.bfv import BFVSum
-from securevfl.protocols.ckks import CKKSSum
+from securevfl.privacy.gate import MIN_SHARE_STD, Contribution, Gate
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, Node, SecureSum
-from securevfl.protocols.homomorphic_sum import HomomorphicSum
-from securevfl.protocols.noise import NoisySum
-from securevfl.protocols.pairwise import PairwiseMaskSum
-from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
-from securevfl.protocols.trees import ParentMap, TreePair
-from securevfl.rows import Rows
+from securevfl.protocols.sums.bfv import BFVSum
+from securevfl.protocols.sums.ckks import CKKSSum
+from securevfl.protocols.sums.homomorphic_sum import HomomorphicSum
+from securevfl.protocols.sums.noise import NoisySum
+from securevfl.protocols.sums.pairwise import PairwiseMaskSum
+from securevfl.protocols.sums.plain import PlainSum
+from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.sums.trees import ParentMap, TreePair
+from securevfl.settings.plan import Plan
 
 Build = Callable[..., SecureSum]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from securevfl.algorithms.batches import Batches, Draws
 from securevfl.algorithms.linear_block import Batch, LinearBlock
-from securevfl.rows import Rows
+from securevfl.privacy.rows import Rows
 
 Floats = npt.NDArray[np.float64]
 

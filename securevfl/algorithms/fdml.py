@@ -27,7 +27,7 @@ from securevfl.algorithms.sharing import check_sums
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models import SumHead
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 
 class FDML(Algorithm):

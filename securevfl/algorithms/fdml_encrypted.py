@@ -26,12 +26,12 @@ from securevfl.algorithms.fdml_worker import FDMLWorker
 from securevfl.algorithms.sums import SumParticipant, SumRequest
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError, RunError
-from securevfl.gate import Contribution, Released
-from securevfl.messages import Message
 from securevfl.models import metrics, task_loss
-from securevfl.plan import Plan
+from securevfl.privacy.gate import Contribution, Released
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR
-from securevfl.rows import Rows
+from securevfl.settings.plan import Plan
 
 LOSS, METRICS, TEST_LABELS = "loss", "metrics", "test-labels"
 LEAST = 2

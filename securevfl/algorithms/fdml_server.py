@@ -13,9 +13,9 @@ from securevfl.algorithms.base import Setup
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
 from securevfl.models import task_loss
-from securevfl.rows import Rows
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)

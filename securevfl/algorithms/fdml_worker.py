@@ -13,9 +13,9 @@ from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
-from securevfl.gate import Contribution, Released
 from securevfl.models import task_loss
-from securevfl.rows import Rows
+from securevfl.privacy.gate import Contribution, Released
+from securevfl.privacy.rows import Rows
 
 
 class FDMLWorker(SharingParty):

@@ -26,7 +26,7 @@ from securevfl.algorithms.pace import fastest_step, known_steps
 from securevfl.algorithms.sharing import check_sums
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 
 class Flex(Algorithm):

@@ -16,11 +16,11 @@ from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.local_steps import LocalSGD, build_local_optimiser
 from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
-from securevfl.gate import Contribution, Released
-from securevfl.messages import Message
 from securevfl.models import Fusion, task_loss
+from securevfl.privacy.gate import Contribution, Released
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
-from securevfl.rows import Rows
 
 
 class FlexParty(SharingParty):

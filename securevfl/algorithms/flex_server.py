@@ -16,10 +16,10 @@ from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
 from securevfl.algorithms.local_steps import build_local_optimiser
 from securevfl.algorithms.sharing import SharingServer
-from securevfl.messages import Message
 from securevfl.models import Fusion, task_loss
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
-from securevfl.rows import Rows
 
 HEAD = "head:"  # prefix of the server model's parameters in a message
 

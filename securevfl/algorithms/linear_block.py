@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy import sparse, special
 
 from securevfl.errors import PlanError, TrainingDiverged
-from securevfl.rows import Rows
+from securevfl.privacy.rows import Rows
 
 Floats = npt.NDArray[np.float64]
 

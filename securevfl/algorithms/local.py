@@ -13,9 +13,9 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.errors import PlanError, TrainingDiverged
-from securevfl.gate import Contribution, Gate, Released, clip_rows, stay_inside
 from securevfl.models import clipped_gradient_sum, drawn_noise
-from securevfl.rows import Rows
+from securevfl.privacy.gate import Contribution, Gate, Released, clip_rows, stay_inside
+from securevfl.privacy.rows import Rows
 
 if TYPE_CHECKING:
     from securevfl.algorithms.lockstep import Lockstep

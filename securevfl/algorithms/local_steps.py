@@ -18,7 +18,7 @@ from torch import Tensor
 
 from securevfl.algorithms.optimisers import MOMENTUM
 from securevfl.errors import PlanError
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 LOCAL_OPTIMISERS = ("sgd", "momentum", "proximal", "decaying")
 

@@ -17,8 +17,8 @@ from securevfl.algorithms.local import LocalModel
 from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
 from securevfl.models import StackedEncoders, why_not_stackable
-from securevfl.plan import Plan
-from securevfl.rows import Rows
+from securevfl.privacy.rows import Rows
+from securevfl.settings.plan import Plan
 
 
 class Lockstep:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import SERVER
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 MOMENTUM = 0.9
 

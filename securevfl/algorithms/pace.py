@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from securevfl.algorithms.base import SERVER, Setup
-from securevfl.plan import Plan
-from securevfl.runtime.delays import StepDelay, read_trace
-from securevfl.seeds import numpy_generator
+from securevfl.algorithms.delays import StepDelay, read_trace
+from securevfl.models.seeds import numpy_generator
+from securevfl.settings.plan import Plan
 
 
 def build_delay(setup: Setup, party: str) -> StepDelay:

@@ -6,8 +6,8 @@ from torch import nn
 
 from securevfl.data import VerticalData
 from securevfl.models import build_encoder
-from securevfl.plan import Plan
-from securevfl.seeds import torch_generator
+from securevfl.models.seeds import torch_generator
+from securevfl.settings.plan import Plan
 
 
 def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:

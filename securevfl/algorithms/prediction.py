@@ -18,10 +18,10 @@ from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.local import Records
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.errors import ProtocolError
-from securevfl.gate import stay_inside
-from securevfl.messages import Message
 from securevfl.models import Fusion
-from securevfl.rows import Rows
+from securevfl.privacy.gate import stay_inside
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 
 KIND = "prediction"
 CHUNK = 1024

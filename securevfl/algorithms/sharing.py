@@ -26,13 +26,13 @@ from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.data import VerticalData
 from securevfl.errors import ProtocolError
-from securevfl.gate import Contribution, Released
-from securevfl.messages import Head, Message
 from securevfl.models import metrics
-from securevfl.plan import Plan
+from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.gate import Contribution, Released
+from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
-from securevfl.rows import Rows
-from securevfl.seeds import numpy_generator
+from securevfl.settings.plan import Plan
 
 CHUNK = 1024
 

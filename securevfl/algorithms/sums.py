@@ -21,13 +21,13 @@ import numpy.typing as npt
 from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import HIDING, Channel
 from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
-from securevfl.gate import Contribution
-from securevfl.messages import Message
+from securevfl.privacy.gate import Contribution
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
+from securevfl.privacy.views import OPENED
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
-from securevfl.protocols.pairwise_aggregator import RecoveringAggregator
+from securevfl.protocols.sums.pairwise_aggregator import RecoveringAggregator
 from securevfl.protocols.wire import Value
-from securevfl.rows import Rows
-from securevfl.views import OPENED
 
 Floats = npt.NDArray[np.float64]
 

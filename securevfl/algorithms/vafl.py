@@ -22,7 +22,7 @@ from securevfl.algorithms.vafl_server import VAFLServer
 from securevfl.algorithms.vafl_sums import SummingParty, SummingServer
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 
 class VAFL(Algorithm):

@@ -13,9 +13,9 @@ from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.pace import build_delay
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message, Stop
-from securevfl.rows import Rows
-from securevfl.seeds import numpy_generator
+from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.messages import Message, Stop
+from securevfl.privacy.rows import Rows
 
 PURPOSES = ("initial", "refresh", "evaluation")
 """What a party lets the server ask for embeddings for."""

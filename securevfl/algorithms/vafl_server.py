@@ -15,10 +15,10 @@ from securevfl.algorithms.base import ABSENT, SERVER, ServerRole, Setup
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
 from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
 from securevfl.models import Fusion, metrics, task_loss
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
-from securevfl.rows import Rows
 
 CHUNK = 1024
 

@@ -28,10 +28,10 @@ from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.algorithms.vafl_server import CHUNK, VAFLServer
 from securevfl.errors import ProtocolError
-from securevfl.gate import Contribution
-from securevfl.messages import Message
 from securevfl.models import metrics, task_loss
-from securevfl.rows import Rows
+from securevfl.privacy.gate import Contribution
+from securevfl.privacy.messages import Message
+from securevfl.privacy.rows import Rows
 
 TRAINING = "embedding"
 PURPOSES = (TRAINING, "evaluation")

@@ -12,8 +12,9 @@ from typing import Any
 
 from securevfl import __version__
 from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms.resolve import load_planned
 from securevfl.attacks import ATTACKS
-from securevfl.attacks.canary import CanaryResult, canary_audits
+from securevfl.attacks.canary.audit import CanaryResult, canary_audits
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.registry import find_attack
 from securevfl.attacks.runner import Outcome, evaluate_all
@@ -32,9 +33,8 @@ from securevfl.auditing.report import Report
 from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, RunError
-from securevfl.plan import Plan
-from securevfl.resolve import load_planned
-from securevfl.run import Run, predictions
+from securevfl.federation.run import Run, predictions
+from securevfl.settings.plan import Plan
 
 Step = Callable[[str, float], None]
 

@@ -22,8 +22,8 @@ from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.attacks.protocol_keys import scan_files
 from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError
-from securevfl.ledger import Entry, read_homes, read_ledger
-from securevfl.views import Seen, View, read_heads
+from securevfl.privacy.ledger import Entry, read_homes, read_ledger
+from securevfl.privacy.views import Seen, View, read_heads
 
 # How often a check of one owner that holds alarms falsely; an audit has many owners, and is repeated.
 FALSE_ALARM = 1e-8

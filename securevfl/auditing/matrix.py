@@ -9,7 +9,7 @@ from typing import Any
 
 from securevfl.accountants import Spend, claim_for, privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.attacks.canary import CanaryResult
+from securevfl.attacks.canary.audit import CanaryResult
 from securevfl.attacks.runner import Outcome
 from securevfl.attacks.source import Source
 from securevfl.auditing.checks import FAILED, Check

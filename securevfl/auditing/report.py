@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import InputError
-from securevfl.views import write_text
+from securevfl.privacy.views import write_text
 
 HOLDS, VIOLATED, NO_GUARANTEE = "holds", "violated", "no guarantee"
 

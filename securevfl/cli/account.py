@@ -169,7 +169,7 @@ def _show_figures(event: GaussianRelease, mode: str, best: Figure, figures: dict
 
 
 def _show_run(run: Path, delta: float, *, as_json: bool) -> None:
-    from securevfl.ledger import read_records
+    from securevfl.privacy.ledger import read_records
 
     records = read_records(run)
     matrix, together = privacy_matrix(records, delta), coalition_spend(records, delta)
@@ -257,7 +257,7 @@ def _claimed(claim: Claim) -> dict[str, Any]:
 
 def _claim(run: Path, records: list[ReleaseRecord], delta: float) -> Claim | None:
     """What the algorithm's paper would promise for an owner's releases."""
-    from securevfl.plan import Plan
+    from securevfl.settings.plan import Plan
 
     file = run / "plan.toml"
     if not file.is_file():

@@ -52,7 +52,7 @@ def audit(
     report.save(run)
     if html is not None:
         from securevfl.auditing.page import render
-        from securevfl.views import write_text
+        from securevfl.privacy.views import write_text
 
         write_text(html, render(report.content))
     if json:
@@ -73,8 +73,8 @@ def _limit(text: str) -> tuple[str, float]:
 def _data(run: Path, folder: str | None) -> VerticalData | None:
     if folder is None:
         return None
-    from securevfl.folder import RunFolder
-    from securevfl.resolve import load_planned
+    from securevfl.algorithms.resolve import load_planned
+    from securevfl.federation.folder import RunFolder
 
     return load_planned(RunFolder(run).read_plan(), folder)
 

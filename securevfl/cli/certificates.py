@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from securevfl.cli.show import print_json
-from securevfl.network.authority import KEYS
-from securevfl.network.certificates import create_authority, issue, load_authority, request, sign
-from securevfl.network.describe import describe, describe_file
+from securevfl.network.identity.authority import KEYS
+from securevfl.network.identity.certificates import create_authority, issue, load_authority, request, sign
+from securevfl.network.identity.describe import describe, describe_file
 
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the authority.")]
 Out = Annotated[Path, typer.Option("--out", help="Where each organisation's folder goes.")]

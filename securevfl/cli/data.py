@@ -13,7 +13,7 @@ from rich.table import Table
 
 from securevfl.data import DATASETS, DatasetInfo, VerticalData
 from securevfl.data.registry import find_info
-from securevfl.plan import PROTOCOLS
+from securevfl.settings.plan import PROTOCOLS
 
 # A narrow terminal leaves out the descriptions, never the name that one has to type.
 _LEAST_DESCRIPTION = 24

@@ -12,11 +12,11 @@ from rich.console import Console
 from securevfl.cli.audit import audit_with_progress
 from securevfl.cli.show import number, print_json, table
 from securevfl.cli.train import run_with_progress
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
     from securevfl.auditing import Report
-    from securevfl.run import Run
+    from securevfl.federation.run import Run
 
 DATA = "breast-cancer"
 PARTIES = 3

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from securevfl.cli.show import number, print_json, table
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
     from securevfl.sweeps.suggest import Suggestion, Trial

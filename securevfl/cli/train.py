@@ -13,12 +13,12 @@ from rich.console import Console
 
 from securevfl.cli.show import number, print_json, progress_bar, table
 from securevfl.errors import PlanError, RunError
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
-    from securevfl.callbacks import Callback
     from securevfl.data import VerticalData
-    from securevfl.run import Run
+    from securevfl.federation.callbacks import Callback
+    from securevfl.federation.run import Run
 
 
 def train(
@@ -109,7 +109,7 @@ def train(
     }
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
-    from securevfl.resolve import load_planned
+    from securevfl.algorithms.resolve import load_planned
     from securevfl.trackers import build_tracker
 
     chosen = _plan(plan, options, set_field or [], resume)
@@ -133,7 +133,7 @@ def _plan(file: Path | None, options: dict[str, Any], extra: list[str], resume: 
         given = sorted(name for name, value in options.items() if value is not None)
         if given or file is not None or extra:
             raise PlanError("--resume takes the plan of the run as it is; give no other options")
-        from securevfl.folder import RunFolder
+        from securevfl.federation.folder import RunFolder
 
         return RunFolder(resume).read_plan()
     changes = {name: value for name, value in options.items() if value is not None}
@@ -186,7 +186,7 @@ def run_with_progress(
     Raises:
         RunError: The disk is full.
     """
-    from securevfl import run as runs
+    from securevfl.federation import run as runs
 
     try:
         with progress_bar(label, quiet=quiet) as progress:

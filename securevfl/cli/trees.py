@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from securevfl.protocols.drawing import describe, draw
-from securevfl.protocols.trees import build_trees
+from securevfl.protocols.sums.drawing import describe, draw
+from securevfl.protocols.sums.trees import build_trees
 
 
 def trees(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.errors import DataError
-from securevfl.protocols.alignment import NORMALISATIONS, prepare_ids
+from securevfl.protocols.alignment.protocol import NORMALISATIONS, prepare_ids
 
 from .bounds import Bounds, make_bounds
 from .checks import Block, Index, as_block, nearest, not_finite

@@ -18,13 +18,13 @@ from typing import Protocol
 
 import numpy as np
 
+from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import DataError, InputError, PlanError, RunError
-from securevfl.plan import Plan
 from securevfl.protocols.wire import pack, pack_strings
-from securevfl.resolve import resolve
+from securevfl.settings.plan import Plan
 
 ALIGNMENT_FILE = "alignment.json"
 

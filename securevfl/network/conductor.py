@@ -38,7 +38,7 @@ from securevfl.network.frames import PHASE_BYTES
 from securevfl.network.node import STAY, Node, Restarted, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import Seat
-from securevfl.protocols.alignment import PrivateAlignment
+from securevfl.protocols.alignment.protocol import PrivateAlignment
 from securevfl.protocols.contract import Envelope
 
 log = logging.getLogger("securevfl.network")

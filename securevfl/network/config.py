@@ -12,8 +12,10 @@ from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
 from securevfl.network.greeting import PREDICT
-from securevfl.network.identity import Identity, check_name, load_identity
-from securevfl.network.tables import (
+from securevfl.network.identity.identity import Identity, check_name, load_identity
+from securevfl.protocols.alignment.protocol import NORMALISATIONS
+from securevfl.settings.plan import PROTOCOLS, Plan
+from securevfl.settings.tables import (
     build_table,
     check_address,
     check_number,
@@ -22,8 +24,6 @@ from securevfl.network.tables import (
     take_table,
     take_text,
 )
-from securevfl.plan import PROTOCOLS, Plan
-from securevfl.protocols.alignment import NORMALISATIONS
 
 ALIGNMENTS = ("psi", "none")
 MAX_RUN_NAME = 200

@@ -11,12 +11,12 @@ from typing import Any
 from securevfl.data import VerticalData
 from securevfl.data.share import OUTLINE_FILE, OwnTable, read_outline, whole
 from securevfl.errors import LedgerError, RunError
-from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.prediction import written_records
+from securevfl.federation.run import label_exposure, spending
 from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
-from securevfl.prediction import written_records
-from securevfl.run import label_exposure, spending
-from securevfl.views import write_text
+from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.privacy.views import write_text
 
 PARTS = ("ledger", "views", "receipts", "models")
 

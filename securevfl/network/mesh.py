@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
-from securevfl.messages import Message
+from securevfl.federation.links import QueueLink
 from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
 from securevfl.network.frames import PHASE_BYTES, Frame, Kind
-from securevfl.network.identity import Identity
+from securevfl.network.identity.identity import Identity
+from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
-from securevfl.network.signing import CertificateAuthenticator
 from securevfl.network.transport import Handlers, Transport
+from securevfl.privacy.messages import Message
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
-from securevfl.runtime.links import QueueLink
 
 MAX_UNREAD = 1 << 30
 """Bytes that may wait here for a role or for a phase to begin, before their sender counts as flooding."""

@@ -23,9 +23,9 @@ from securevfl.errors import (
     RunError,
     SecureVFLError,
 )
-from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE, read_agreement
-from securevfl.messages import Message
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.prediction import written_records
+from securevfl.federation.run import result_content
 from securevfl.network.agreement import (
     ALIGNMENT_FILE,
     Agreement,
@@ -37,9 +37,9 @@ from securevfl.network.config import NodeConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import load_builder
 from securevfl.network.seat import Seat
-from securevfl.prediction import written_records
-from securevfl.run import result_content
-from securevfl.views import write_text
+from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import write_text
 
 STAY = -2
 """In place of an epoch to go back to: go on from where you are."""

@@ -16,15 +16,15 @@ import numpy as np
 
 from securevfl.data.share import OwnTable, read_outline, rows_of
 from securevfl.errors import RunError
-from securevfl.folder import RunFolder
-from securevfl.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.run import counted
+from securevfl.federation.trained import Trained
 from securevfl.network.config import NodeConfig
 from securevfl.network.greeting import PREDICT
 from securevfl.network.node import Node
 from securevfl.network.predicting_seat import PredictingSeat
-from securevfl.plan import Plan
-from securevfl.run import counted
-from securevfl.trained import Trained
+from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.settings.plan import Plan
 
 
 def read_new_records(config: NodeConfig, file: Path) -> OwnTable | None:

@@ -19,12 +19,12 @@ from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms.prediction import KIND
 from securevfl.errors import InputError
-from securevfl.folder import RunFolder
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.organisations import spent_so_far
 from securevfl.network.agreement import commitment
-from securevfl.organisations import spent_so_far
-from securevfl.plan import Plan
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import pack
-from securevfl.rows import Rows
+from securevfl.settings.plan import Plan
 
 
 def commitments(session: str, salt: bytes, ids: Sequence[str], numbers: Sequence[int]) -> tuple[str, str]:

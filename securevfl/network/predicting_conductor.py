@@ -11,6 +11,7 @@ import numpy as np
 
 from securevfl.data.share import OwnTable, rows_of
 from securevfl.errors import DataError, NetworkError, SecureVFLError
+from securevfl.federation.trained import Trained
 from securevfl.network.conductor import Conductor
 from securevfl.network.config import ServerConfig
 from securevfl.network.controls import SALT_BYTES
@@ -19,7 +20,6 @@ from securevfl.network.predicting import Predicting, check_finished
 from securevfl.network.predicting_agreement import Request, commitments
 from securevfl.network.predicting_seat import PART, PredictingSeat
 from securevfl.network.scores import ScoresFile
-from securevfl.trained import Trained
 
 
 class PredictingConductor(Predicting, Conductor):

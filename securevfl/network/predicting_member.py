@@ -9,13 +9,13 @@ import numpy as np
 
 from securevfl.data.share import OwnTable
 from securevfl.errors import NetworkError, ProtocolError
+from securevfl.federation.trained import Trained
 from securevfl.network.config import PartyConfig
 from securevfl.network.member import Confirm, Member, refuse
 from securevfl.network.node import STAY
 from securevfl.network.predicting import Predicting, check_finished
 from securevfl.network.predicting_agreement import Prediction, Request, commitments, cost_in_words
 from securevfl.network.predicting_seat import PART
-from securevfl.trained import Trained
 
 
 class PredictingMember(Predicting, Member):

@@ -8,17 +8,17 @@ from torch import nn
 
 from securevfl.algorithms import SERVER, Setup, find_algorithm
 from securevfl.data import VerticalData
-from securevfl.engine import first_cause, run_roles
 from securevfl.errors import RunError
-from securevfl.folder import RunFolder
+from securevfl.federation.engine import first_cause, run_roles
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.prediction import Floats, in_label_units, predicting
+from securevfl.federation.trained import Trained
 from securevfl.models import load_module
 from securevfl.network.mesh import Mesh
 from securevfl.network.own_encoder import Builder
 from securevfl.network.seat import Seat
-from securevfl.plan import Plan
-from securevfl.prediction import Floats, in_label_units, predicting
-from securevfl.rows import Rows
-from securevfl.trained import Trained
+from securevfl.privacy.rows import Rows
+from securevfl.settings.plan import Plan
 
 PART = "predict"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from securevfl.data import VerticalData
 from securevfl.errors import InputError, RunError
-from securevfl.prediction import Floats
+from securevfl.federation.prediction import Floats
 
 
 class ScoresFile:

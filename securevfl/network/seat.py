@@ -14,24 +14,24 @@ import numpy as np
 from torch import nn
 
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
-from securevfl.checkpoint import NAME as CHECKPOINT
-from securevfl.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.data import VerticalData
-from securevfl.engine import first_cause
 from securevfl.errors import RunError
-from securevfl.folder import RunFolder
-from securevfl.messages import Message
+from securevfl.federation.checkpoint import NAME as CHECKPOINT
+from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
+from securevfl.federation.engine import first_cause
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.organisations import Observatory, build_organisation, set_budget
+from securevfl.federation.seating import hosts_of, label_holder_of, seat_encoder, seat_head
+from securevfl.federation.trained import Trained
 from securevfl.models import pick_device, save_module
+from securevfl.models.seeds import torch_generator
 from securevfl.network.clock import RealClock
 from securevfl.network.mesh import Mesh
 from securevfl.network.own_encoder import Builder, build_own
-from securevfl.organisations import Observatory, build_organisation, set_budget
-from securevfl.plan import Plan
+from securevfl.privacy.messages import Message
 from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
-from securevfl.seating import hosts_of, label_holder_of, seat_encoder, seat_head
-from securevfl.seeds import torch_generator
-from securevfl.trained import Trained
+from securevfl.settings.plan import Plan
 
 PARTS = ("prepare", "epoch", "evaluate", "final")
 KEPT = 2

@@ -28,7 +28,7 @@ from securevfl.errors import (
 )
 from securevfl.network.frames import MAX_FRAME, Frame, Kind
 from securevfl.network.greeting import MAX_REASON, Greeting, other_run, read_greeting, reason_of, refusal
-from securevfl.network.identity import Identity, organisation_of, server_name
+from securevfl.network.identity.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 
 # gRPC would write lines of its own to standard error for every handshake that fails.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import RunError
+from securevfl.privacy.views import write_text
 from securevfl.sweeps.executors import Executor, LocalExecutor
 from securevfl.sweeps.journal import Journal
 from securevfl.sweeps.page import write_page
@@ -20,7 +21,6 @@ from securevfl.sweeps.records import FAILED, failed_record
 from securevfl.sweeps.results import Results, write_tables
 from securevfl.sweeps.spec import Sweep
 from securevfl.sweeps.work import MARKER, task_of
-from securevfl.views import write_text
 
 TABLES_EVERY = 5.0  # seconds between two writings of the tables while points come in
 

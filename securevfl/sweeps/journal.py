@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import RunError
-from securevfl.views import write_text
+from securevfl.privacy.views import write_text
 
 
 class Journal:

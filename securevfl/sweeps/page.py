@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from securevfl.privacy.views import write_text
 from securevfl.sweeps import charts
 from securevfl.sweeps.charts import number, target_words
 from securevfl.sweeps.findings import kept_table, promise_table, sentences
@@ -15,7 +16,6 @@ from securevfl.sweeps.looks import Look, looks_of
 from securevfl.sweeps.results import Results, Row
 from securevfl.sweeps.spec import DEFAULTS
 from securevfl.sweeps.summary import Group, attack_names, data_sets, groups_of, scored_attacks
-from securevfl.views import write_text
 
 COLUMNS = {
     "label": "variant", "data": "data", "algorithm": "algorithm", "protocol": "protocol", "mode": "mode",

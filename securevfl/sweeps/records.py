@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from securevfl.run import Run
+from securevfl.federation.run import Run
 from securevfl.sweeps.spec import DEFAULTS
 
 OK, FAILED = "ok", "failed"

@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from securevfl.privacy.views import write_text
 from securevfl.sweeps.records import OK
 from securevfl.sweeps.spec import DEFAULTS, Point, Sweep, Target
 from securevfl.sweeps.target import settled, time_to_target
-from securevfl.views import write_text
 
 Row = dict[str, Any]
 

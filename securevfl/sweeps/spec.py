@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import PlanError
-from securevfl.plan import Plan, nearest
+from securevfl.settings.plan import Plan, nearest
 
 DEFAULTS: dict[str, Any] = {f.name: getattr(Plan(), f.name) for f in fields(Plan)}
 SECTIONS = ("grid", "point", "audit", "target", "title")

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from securevfl.algorithms import ALGORITHMS, recommended
+from securevfl.algorithms.resolve import load_planned, planned_releases
 from securevfl.data import VerticalData, make_synthetic
 from securevfl.data.registry import find_info
 from securevfl.errors import DataError, PlanError, SecureVFLError
-from securevfl.plan import Plan
-from securevfl.resolve import load_planned, planned_releases
-from securevfl.run import Run, train
+from securevfl.federation.run import Run, train
+from securevfl.settings.plan import Plan
 from securevfl.sweeps.spec import DEFAULTS
 from securevfl.sweeps.summary import MAIN_METRICS
 

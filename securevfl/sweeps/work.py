@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from securevfl.algorithms.resolve import load_planned
 from securevfl.data import VerticalData
 from securevfl.errors import RunError, SecureVFLError
-from securevfl.plan import Plan
-from securevfl.resolve import load_planned
-from securevfl.run import Run, load_run, train
+from securevfl.federation.run import Run, load_run, train
+from securevfl.settings.plan import Plan
 from securevfl.sweeps.records import failed_record, finished_record
 from securevfl.sweeps.spec import AuditSettings, Point
 

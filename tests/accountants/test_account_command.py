@@ -121,7 +121,7 @@ def run(tmp_path, monkeypatch):
         release("p2", ("p0",), "masked", assumption="no two tree neighbours collude"),
         release("p3", ("p0",), "exact"),
     ]
-    monkeypatch.setattr("securevfl.ledger.read_records", lambda folder: records)
+    monkeypatch.setattr("securevfl.privacy.ledger.read_records", lambda folder: records)
     (tmp_path / "plan.toml").write_text('algorithm = "vafl"\nsigma = 4.0\nbatch = 10\n', encoding="utf-8")
     return tmp_path
 

@@ -12,7 +12,7 @@ import numpy as np
 from securevfl.attacks.contract import FAMILIES, METRICS, Arrays, Attack, Evidence, Guess, Info, Truth
 from securevfl.attacks.registry import ATTACKS
 from securevfl.attacks.truth import AUXILIARY, TRUTHS
-from securevfl.views import View
+from securevfl.privacy.views import View
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl import gate as gate_module
 from securevfl.accountants.gdp import gdp_epsilon
-from securevfl.attacks.canary import canary_audit, canary_audits
-from securevfl.attacks.canary_doors import MakeGate, release_door, sum_door, update_door
-from securevfl.attacks.canary_release import ROWS, gate_canaries
-from securevfl.attacks.canary_results import CanaryResult, gate_of
-from securevfl.attacks.canary_runs import retrained_canaries, run_once, scenario_plan
-from securevfl.attacks.canary_trained import Scenario, trained_canaries, transcript
+from securevfl.attacks.canary.audit import canary_audit, canary_audits
+from securevfl.attacks.canary.doors import MakeGate, release_door, sum_door, update_door
+from securevfl.attacks.canary.release import ROWS, gate_canaries
+from securevfl.attacks.canary.results import CanaryResult, gate_of
+from securevfl.attacks.canary.runs import retrained_canaries, run_once, scenario_plan
+from securevfl.attacks.canary.trained import Scenario, trained_canaries, transcript
 from securevfl.attacks.scores import LinearScore
 from securevfl.errors import AttackError
-from securevfl.gate import Gate, Released
-from securevfl.noise import Noise
-from securevfl.plan import Plan
-from securevfl.protocols.noise import DistributedNoise, NoisySum
-from securevfl.protocols.pairwise import PairwiseMaskSum
+from securevfl.privacy import gate as gate_module
+from securevfl.privacy.gate import Gate, Released
+from securevfl.privacy.noise import Noise
+from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
+from securevfl.protocols.sums.pairwise import PairwiseMaskSum
+from securevfl.settings.plan import Plan
 
 FROZEN = Plan(encoder_training="none", sigma=2.0)
 RAW = Plan(sigma=2.0)
@@ -252,7 +252,7 @@ class TestInjectedBugs:
         assert result.claim == pytest.approx(0.5) and result.violated
 
     def test_the_audit_of_the_plan_reports_it(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("securevfl.organisations.Noise", _Halved)
+        monkeypatch.setattr("securevfl.federation.organisations.Noise", _Halved)
         result = canary_audit(plan.with_changes(epochs=2), trials=4000)
         assert result.violated
 

@@ -11,15 +11,15 @@ from attack_conformance import Case
 
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.resolve import resolve
 from securevfl.attacks.approximate import ApproximateInference
 from securevfl.attacks.contract import Evidence
 from securevfl.attacks.exact import ExactInference, ReverseMultiplication, TotalsInference
 from securevfl.attacks.moments import moments
 from securevfl.attacks.source import Source
-from securevfl.engine import Engine
-from securevfl.folder import RunFolder
-from securevfl.resolve import resolve
-from securevfl.views import View
+from securevfl.federation.engine import Engine
+from securevfl.federation.folder import RunFolder
+from securevfl.privacy.views import View
 
 
 def small(widths: tuple[int, ...], records: int = 200, seed: int = 0) -> VerticalData:

@@ -22,10 +22,10 @@ from securevfl.attacks.protocol_keys import KeyScan, scan_files, secrets_in
 from securevfl.attacks.protocol_masks import MaskStatistics
 from securevfl.attacks.protocol_trees import TreeCollusion, TreeLeak
 from securevfl.attacks.source import Source
-from securevfl.messages import Message
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import View, ViewWriter
 from securevfl.protocols import Driver
 from securevfl.protocols.stream import KeyStream
-from securevfl.views import View, ViewWriter
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_a_dealer_that_repeats_itself_is_found(
 ) -> None:
     """The same seeds in every round: what changes from round to round is then open."""
     seeds = SimpleNamespace(urandom=lambda size: b"s" * size)
-    monkeypatch.setattr("securevfl.protocols.sealed_dealer.os", seeds)
+    monkeypatch.setattr("securevfl.protocols.sealed.dealer.os", seeds)
     source = Runs(tmp_path)(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
     found = outcome(source, MaskStatistics, "p1", "p0")
     assert found.score is not None and "used twice" in found.score.note

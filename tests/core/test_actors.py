@@ -14,18 +14,18 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from securevfl import Plan, Run, VerticalData, load_run, train
-from securevfl.actors import pool
-from securevfl.actors.pool import answer, value_of
-from securevfl.actors.seat import Seat
-from securevfl.actors.share import Share, pack_share, unpack_share
 from securevfl.algorithms import ALGORITHMS, Algorithm
+from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl import VAFLSync
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
-from securevfl.folder import RunFolder
-from securevfl.messages import Message
-from securevfl.resolve import resolve
-from securevfl.runtime import SteppedNetwork
+from securevfl.federation import pool
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.pool import answer, value_of
+from securevfl.federation.seat import Seat
+from securevfl.federation.share import Share, pack_share, unpack_share
+from securevfl.federation.stepped import SteppedNetwork
+from securevfl.privacy.messages import Message
 
 TINY = "synthetic:rows=120,features=9,informative=6"
 # Sealed shares are rounded at random; t-synchronous training asks who was first at the same instant.

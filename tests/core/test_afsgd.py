@@ -14,11 +14,11 @@ from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.batches import Batches, Draws
 from securevfl.algorithms.estimators import ESTIMATORS, SAGA
 from securevfl.algorithms.linear_block import LinearBlock, loss_derivative, mean_loss
-from securevfl.engine import Engine
+from securevfl.algorithms.resolve import resolve
 from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.federation.engine import Engine
 from securevfl.models import task_loss
-from securevfl.resolve import resolve
-from securevfl.views import View
+from securevfl.privacy.views import View
 
 ASYNCHRONOUS = ("afsgd", "afsvrg", "afsaga")
 SYNCHRONOUS = ("fsgd", "fsvrg", "fsaga")
@@ -384,7 +384,7 @@ def test_passive_workers_never_see_a_label_but_its_derivative(three: VerticalDat
     )
     assert everybody.result["labels"] == "shared: all training labels were sent to p1, p2; no guarantee"
     np.testing.assert_allclose(weights_of(run), weights_of(everybody), atol=1e-6)  # published as float32
-    from securevfl.ledger import read_records
+    from securevfl.privacy.ledger import read_records
 
     records = read_records(tmp_path / "run")
     assert {r.observers for r in records if r.kind == "labels"} == {("p1",)}

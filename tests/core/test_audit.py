@@ -23,8 +23,8 @@ from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
 from securevfl.auditing.page import render
 from securevfl.auditing.words import strength
 from securevfl.errors import AttackError, InputError, RunError
-from securevfl.gate import Contribution, Gate
-from securevfl.noise import Noise
+from securevfl.privacy.gate import Contribution, Gate
+from securevfl.privacy.noise import Noise
 
 TINY = "synthetic:rows=400,features=9,informative=6"
 FROZEN = Plan(
@@ -106,8 +106,8 @@ def test_halved_noise_is_found(tiny: VerticalData, tmp_path: Path, monkeypatch: 
 def test_skipped_clip_is_found_by_canaries(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("securevfl.gate.clip_rows", lambda vectors, clip: vectors)
-    monkeypatch.setattr("securevfl.gate._clip_exactly", lambda values, clip: values)
+    monkeypatch.setattr("securevfl.privacy.gate.clip_rows", lambda vectors, clip: vectors)
+    monkeypatch.setattr("securevfl.privacy.gate._clip_exactly", lambda values, clip: values)
     assert "canary audit of releases: mu is at least" in violations(audited(tiny, FROZEN, tmp_path / "run"))
 
 
@@ -151,7 +151,7 @@ def test_values_past_the_gate_into_a_sum_are_found(
 def test_release_past_the_gate_is_found(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from securevfl.gate import Released, stay_inside
+    from securevfl.privacy.gate import Released, stay_inside
 
     honest = Gate.release
 

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from securevfl.cli import main
 from securevfl.errors import CertificateError
-from securevfl.network import identity
-from securevfl.network.authority import Authority, certify, check_hosts
-from securevfl.network.certificates import create_authority, issue, load_authority, request, sign
-from securevfl.network.describe import describe, describe_file
-from securevfl.network.identity import (
+from securevfl.network.identity import identity
+from securevfl.network.identity.authority import Authority, certify, check_hosts
+from securevfl.network.identity.certificates import create_authority, issue, load_authority, request, sign
+from securevfl.network.identity.describe import describe, describe_file
+from securevfl.network.identity.identity import (
     Identity,
     check_name,
     load_identity,
@@ -36,7 +36,7 @@ from securevfl.network.identity import (
     organisation_of,
     server_name,
 )
-from securevfl.network.pem import parse_key
+from securevfl.network.identity.pem import parse_key
 
 Names = list[x509.GeneralName]
 
@@ -553,7 +553,7 @@ def test_tls_refuses_certificates_that_an_organisation_made(
 def test_tls_refuses_an_expired_certificate(
     authority: Authority, bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from securevfl.network import authority as building
+    from securevfl.network.identity import authority as building
 
     monkeypatch.setattr(building, "now", lambda: datetime.now(UTC) - timedelta(days=3))
     issue(authority, ["shop"], out=tmp_path, days=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from securevfl.cli import COMMANDS, main
-from securevfl.folder import RunFolder
+from securevfl.federation.folder import RunFolder
 
 TINY = "synthetic:rows=200,features=9,informative=6"
 

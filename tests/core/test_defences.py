@@ -11,14 +11,14 @@ import pytest
 from scipy import stats
 
 from securevfl import Plan, VerticalData, train
-from securevfl.defences import DEFENCES, keep_probability, marvell_variances, randomise_labels
 from securevfl.errors import PlanError
-from securevfl.ledger import read_records
+from securevfl.federation.run import Run
 from securevfl.models import build_encoder
-from securevfl.noise import Noise
-from securevfl.run import Run
-from securevfl.seeds import torch_generator
-from securevfl.views import View
+from securevfl.models.seeds import torch_generator
+from securevfl.privacy.defences import DEFENCES, keep_probability, marvell_variances, randomise_labels
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.noise import Noise
+from securevfl.privacy.views import View
 
 
 class Crash(Exception):

@@ -14,10 +14,10 @@ from torch import nn
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.fdml_worker import output_gradient
 from securevfl.errors import PlanError, ProtocolError
-from securevfl.ledger import read_records
-from securevfl.messages import Message
-from securevfl.run import Run
-from securevfl.views import View
+from securevfl.federation.run import Run
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import View
 
 
 def plan(**changes: Any) -> Plan:
@@ -71,7 +71,7 @@ def test_one_worker_against_a_loop_written_out(decay: str) -> None:
         module.weight.copy_(weights(again)["p0.output.weight"])
         module.bias.zero_()
     optimiser = torch.optim.SGD(module.parameters(), lr=0.3, weight_decay=0.01)
-    from securevfl.seeds import numpy_generator
+    from securevfl.models.seeds import numpy_generator
 
     order = numpy_generator(0, "batches", 0)
     inputs, labels = torch.from_numpy(np.array(data.train[0])), torch.from_numpy(np.array(data.y_train))
@@ -231,8 +231,8 @@ def test_the_server_refuses_what_the_schedule_does_not_say(fields: dict[str, Any
 
 
 def _server(data: VerticalData) -> Any:
-    from securevfl.engine import Engine
-    from securevfl.resolve import resolve
+    from securevfl.algorithms.resolve import resolve
+    from securevfl.federation.engine import Engine
 
     return Engine(*resolve(plan(), data)).server
 

@@ -14,20 +14,20 @@ from torch import nn
 from securevfl import Plan, VerticalData, audit, load_run, train
 from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.fdml_encrypted import LOSS, METRICS, AddingServer, KeyHolder
+from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import SumParticipant, SumRequest
 from securevfl.attacks.protocol_keys import scan_files
-from securevfl.engine import Engine
 from securevfl.errors import PlanError, ProtocolError, RunError
-from securevfl.gate import Contribution
-from securevfl.ledger import read_records
-from securevfl.messages import Message
+from securevfl.federation.engine import Engine
+from securevfl.federation.loop import run_virtual
+from securevfl.federation.run import Run
+from securevfl.privacy.gate import Contribution
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import View
 from securevfl.protocols.contract import AGGREGATOR
-from securevfl.protocols.homomorphic import Encryption
-from securevfl.protocols.homomorphic_sum import HomomorphicNode, HomomorphicSum
-from securevfl.resolve import resolve
-from securevfl.run import Run
-from securevfl.runtime import run_virtual
-from securevfl.views import View
+from securevfl.protocols.sums.homomorphic import Encryption
+from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
 
 PROTOCOLS = ("ckks", "bfv")
 HOLDERS = {"party": "p1", "server": "p0"}

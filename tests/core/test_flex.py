@@ -14,8 +14,8 @@ from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.flex_clock import MOST_STEPS, capacity
 from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS, LocalSGD, gradient_weights
 from securevfl.errors import PlanError
-from securevfl.ledger import read_records
-from securevfl.run import Run
+from securevfl.federation.run import Run
+from securevfl.privacy.ledger import read_records
 
 FAMILY = ("flex", "flex-adaptive", "sync-min", "sync-max", "p-bcd")
 SPEEDS = {"p0": 0.25, "p1": 0.5, "p2": 0.75, "server": 1.0}  # 5, 10, 15 and 20 steps in 20 time units

@@ -15,11 +15,11 @@ from scipy import stats
 
 from securevfl.accountants.filters import Filter
 from securevfl.errors import BudgetExceeded, LedgerError, PlanError, TrainingDiverged
-from securevfl.gate import Gate, Mechanism, clip_rows
-from securevfl.ledger import Ledger
-from securevfl.noise import Noise, snap
-from securevfl.protocols.noise import NoisySum
-from securevfl.protocols.tree_sums import TwoTreeSum
+from securevfl.privacy.gate import Gate, Mechanism, clip_rows
+from securevfl.privacy.ledger import Ledger
+from securevfl.privacy.noise import Noise, snap
+from securevfl.protocols.sums.noise import NoisySum
+from securevfl.protocols.sums.tree_sums import TwoTreeSum
 
 
 def make_gate(
@@ -79,7 +79,7 @@ def test_clipped_norms_never_exceed_the_bound() -> None:
             gate.noise.gaussian = lambda shape, std: np.zeros(shape)  # type: ignore[method-assign]
             vectors = torch.randn((40, width), generator=generator) * scale
             source = clip_rows(vectors, 0.7).double().numpy()
-            from securevfl.gate import _clip_exactly
+            from securevfl.privacy.gate import _clip_exactly
 
             assert np.linalg.norm(_clip_exactly(source, 0.7), axis=1).max() <= 0.7
 
@@ -104,7 +104,7 @@ def test_forked_processes_never_share_noise() -> None:
     """Workers that a server forks after it has loaded a run: the same noise twice shows a difference."""
     script = """
 import os
-from securevfl.noise import Noise
+from securevfl.privacy.noise import Noise
 noise = Noise()
 noise.gaussian((3,), 1.0)
 for _ in range(2):

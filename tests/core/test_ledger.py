@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import securevfl.ledger
+import securevfl.privacy.ledger
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
-from securevfl.ledger import Ledger, read_ledger, to_record
-from securevfl.rows import rows_from_text, rows_to_text
+from securevfl.privacy.ledger import Ledger, read_ledger, to_record
+from securevfl.privacy.rows import rows_from_text, rows_to_text
 
 
 def record(rows: list[int], owner: str = "p1") -> ReleaseRecord:
@@ -207,13 +207,13 @@ def test_bad_rows(rows: list[int]) -> None:
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that are verified from now on."""
     seen: list[str] = []
-    honest = securevfl.ledger._verify
+    honest = securevfl.privacy.ledger._verify
 
     def watched(owner: str, lines: list[str], after: Any) -> Any:
         seen.extend(lines)
         return honest(owner, lines, after)
 
-    monkeypatch.setattr(securevfl.ledger, "_verify", watched)
+    monkeypatch.setattr(securevfl.privacy.ledger, "_verify", watched)
     return seen
 
 

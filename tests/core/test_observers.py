@@ -10,8 +10,8 @@ import pytest
 from securevfl import Plan, VerticalData, train
 from securevfl.accountants.records import HIDDEN
 from securevfl.algorithms import ALGORITHMS
-from securevfl.ledger import read_records
-from securevfl.views import View
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
 
 PARTIES = ("p0", "p1", "p2")
 FAMILIES = [name for name, each in ALGORITHMS.items() if each.federated and "two-tree" in each.protocols]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from securevfl.algorithms.resolve import evaluation_count, planned_releases, resolve
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.plan import Plan
-from securevfl.resolve import evaluation_count, planned_releases, resolve
+from securevfl.settings.plan import Plan
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import ABSENT, SERVER
 from securevfl.algorithms.prediction import PredictingParty
 from securevfl.errors import AccountingError, BudgetExceeded, DataError, DropoutError, RunError
-from securevfl.folder import RunFolder
-from securevfl.ledger import read_records
-from securevfl.views import View
+from securevfl.federation.folder import RunFolder
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
 
 BOUNDS = (-6.0, 6.0)
 
@@ -273,7 +273,7 @@ def test_a_folder_serves_one_prediction_at_a_time(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from securevfl.folder import RunFolder
+from securevfl.federation.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).locked():
     print("locked", flush=True)
     sys.stdin.read()

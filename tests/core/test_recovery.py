@@ -20,21 +20,21 @@ from securevfl import Plan, VerticalData, train
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.algorithms import ABSENT, ALGORITHMS, SERVER, find_algorithm
 from securevfl.algorithms.channels import build_channel
+from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl_sums import SummingServer
-from securevfl.attacks.canary import _noisy_sum
+from securevfl.attacks.canary.audit import _noisy_sum
 from securevfl.attacks.moments import moments
 from securevfl.cli import main
 from securevfl.cli.train import show_absences
-from securevfl.engine import Engine, first_cause
 from securevfl.errors import DropoutError, PlanError, ProtocolError
-from securevfl.folder import RunFolder
-from securevfl.messages import Message
+from securevfl.federation.engine import Engine, first_cause
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.loop import run_virtual
+from securevfl.federation.run import _result
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import OPENED, View
 from securevfl.protocols.keys import PairKeys
-from securevfl.protocols.pairwise import PairwiseMaskSum
-from securevfl.resolve import resolve
-from securevfl.run import _result
-from securevfl.runtime import run_virtual
-from securevfl.views import OPENED, View
+from securevfl.protocols.sums.pairwise import PairwiseMaskSum
 
 TINY = "synthetic:rows=150,features=12,informative=6"
 VICTIM = "p2"

@@ -23,9 +23,9 @@ from securevfl.errors import (
     SecureVFLError,
     TrainingDiverged,
 )
-from securevfl.ledger import Ledger, read_ledger, read_records
 from securevfl.models import load_module
-from securevfl.views import View
+from securevfl.privacy.ledger import Ledger, read_ledger, read_records
+from securevfl.privacy.views import View
 
 TINY = "synthetic:rows=240,features=12,informative=6"
 
@@ -119,7 +119,7 @@ def test_resume_needs_the_same_plan(tiny: VerticalData, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-import securevfl.gate as gate
+import securevfl.privacy.gate as gate
 from securevfl import Plan, VerticalData, train
 data = VerticalData.load({data!r}, parties=3)
 count = 0
@@ -172,7 +172,7 @@ def test_frozen_releases_survive_a_kill_without_paying_twice(tiny: VerticalData,
 DIES_BEFORE_SENDING = """
 import os
 from securevfl import Plan, VerticalData, train
-from securevfl.runtime.virtual import VirtualNetwork
+from securevfl.federation.virtual import VirtualNetwork
 post, count = VirtualNetwork.post, 0
 def dying(self, message):
     global count
@@ -297,7 +297,7 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     Tracked.opened = []
-    monkeypatch.setattr("securevfl.organisations.Ledger", Tracked)
+    monkeypatch.setattr("securevfl.federation.organisations.Ledger", Tracked)
     encoders = {"p1": torch.nn.Linear(2, 1)} if failing == "encoder" else {}  # made for other features
 
     def broken(*arguments: Any, **options: Any) -> Any:
@@ -307,7 +307,7 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     if failing == "role":
         monkeypatch.setattr("securevfl.algorithms.vafl.VAFL.role", broken)
     if failing == "view of p1":
-        monkeypatch.setattr("securevfl.organisations.ViewWriter", broken)
+        monkeypatch.setattr("securevfl.federation.organisations.ViewWriter", broken)
     if failing == "ledger of p1":
         monkeypatch.setattr(Tracked, "_begin_session", broken)
     with pytest.raises(SecureVFLError):

@@ -14,13 +14,13 @@ import pytest
 
 from securevfl import Plan
 from securevfl.accountants.sealed_noise import SealedShifts
-from securevfl.attacks import canary_replay
-from securevfl.attacks.canary_sealed import sealed_settings
+from securevfl.attacks.canary import replay as canary_replay
+from securevfl.attacks.canary.sealed import sealed_settings
 from securevfl.attacks.statistics import Errors, mu_lower
-from securevfl.protocols.sealed import SealedProtocol
-from securevfl.protocols.sealed_dealer import SealedDealer
-from securevfl.protocols.sealed_party import SealedParty
-from securevfl.protocols.sealed_series import logistic_series
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.series import logistic_series
 
 RECORDS, ITERATIONS, RATE, ROW = 512, 40, 100.0, 0.2
 TRIALS = 2000

@@ -11,9 +11,9 @@ from securevfl import Plan, VerticalData, audit, load_run, train
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.algorithms import recommended
 from securevfl.errors import BudgetExceeded
-from securevfl.ledger import read_records
 from securevfl.models import metrics
-from securevfl.views import View
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
 
 
 def make(task="binary", parties=3):

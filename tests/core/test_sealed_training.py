@@ -10,19 +10,19 @@ from torch import nn
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import recommended
-from securevfl.algorithms.sealed_member import SealedMember
-from securevfl.algorithms.sealed_models import NetworkModel
-from securevfl.algorithms.sealed_rows import Preparation, clip_to_integers
-from securevfl.algorithms.sealed_settings import BIAS
+from securevfl.algorithms.sealed.member import SealedMember
+from securevfl.algorithms.sealed.models import NetworkModel
+from securevfl.algorithms.sealed.rows import Preparation, clip_to_integers
+from securevfl.algorithms.sealed.settings import BIAS
 from securevfl.data import VerticalData
 from securevfl.errors import BudgetExceeded, DropoutError, EncodingError, PlanError, TrainingDiverged
-from securevfl.gate import Gate, Mechanism
-from securevfl.ledger import Ledger, read_records
+from securevfl.federation.run import load_run, train
 from securevfl.models import build_encoder, metrics
-from securevfl.noise import Noise
-from securevfl.protocols.sealed_series import logistic_series
-from securevfl.run import load_run, train
-from securevfl.views import View
+from securevfl.privacy.gate import Gate, Mechanism
+from securevfl.privacy.ledger import Ledger, read_records
+from securevfl.privacy.noise import Noise
+from securevfl.privacy.views import View
+from securevfl.protocols.sealed.series import logistic_series
 
 RECORDS = 300
 

@@ -10,10 +10,10 @@ from round_data import tiny
 
 from securevfl import Plan, train
 from securevfl.errors import PlanError
-from securevfl.ledger import read_records
-from securevfl.protocols.homomorphic_sum import HomomorphicNode, HomomorphicSum
-from securevfl.run import Run
-from securevfl.views import View
+from securevfl.federation.run import Run
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
+from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
 
 SUMS = ("plain-tree", "two-tree", "pairwise", "bfv", "ckks")
 

@@ -12,7 +12,7 @@ import pytest
 from securevfl import VerticalData
 from securevfl.cli.suggest import suggest as command
 from securevfl.errors import DataError, PlanError
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 from securevfl.sweeps import suggest as module
 from securevfl.sweeps.suggest import Shape, public_shape, suggest
 

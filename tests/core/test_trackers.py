@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from securevfl import Plan, VerticalData, train
-from securevfl.callbacks import Callback
 from securevfl.errors import MissingExtra, PlanError, SecureVFLError
+from securevfl.federation.callbacks import Callback
 from securevfl.trackers import MLflow, TensorBoard, build_tracker, scalars
 
 PLAN = Plan(epochs=2, batch=20, sigma=1.0)

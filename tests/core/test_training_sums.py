@@ -14,9 +14,9 @@ from torch import nn
 from securevfl import Plan, VerticalData, train
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.channels import HIDING, build_channel, build_sum
+from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.algorithms.vafl_server import VAFLServer
-from securevfl.engine import Engine
 from securevfl.errors import (
     BudgetExceeded,
     DeadlockError,
@@ -25,13 +25,13 @@ from securevfl.errors import (
     ProtocolError,
     TrainingDiverged,
 )
-from securevfl.gate import Contribution
-from securevfl.ledger import read_records
-from securevfl.messages import Message
+from securevfl.federation.engine import Engine
+from securevfl.federation.loop import run_virtual
+from securevfl.privacy.gate import Contribution
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import View
 from securevfl.protocols.ring import FixedPoint
-from securevfl.resolve import resolve
-from securevfl.runtime import run_virtual
-from securevfl.views import View
 
 SUMS = ("plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 EXACT = ("two-tree", "pairwise", "bfv")

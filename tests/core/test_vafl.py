@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from securevfl import Plan, VerticalData, train
+from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl_server import VAFLServer
-from securevfl.engine import Engine
-from securevfl.resolve import resolve
+from securevfl.federation.engine import Engine
 
 TINY = "synthetic:rows=240,features=12,informative=6"
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from securevfl.errors import RunError
-from securevfl.messages import Head, Message
-from securevfl.views import Receipts, View, ViewWriter, read_heads
+from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.views import Receipts, View, ViewWriter, read_heads
 
 
 def message(number: int, head: Head | None = None) -> Message:

@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from securevfl.algorithms.delays import StepDelay, read_trace
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
-from securevfl.messages import Head, Message, Stop
-from securevfl.runtime import StepDelay, VirtualClock, VirtualNetwork, read_trace, run_virtual
+from securevfl.federation.loop import run_virtual
+from securevfl.federation.virtual import VirtualClock, VirtualNetwork
+from securevfl.privacy.messages import Head, Message, Stop
 
 
 def test_time_jumps_and_is_exact() -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import atheris
 
 with atheris.instrument_imports(
-    include=["securevfl.protocols.wire", "securevfl.network", "securevfl.messages"]
+    include=["securevfl.protocols.wire", "securevfl.network", "securevfl.privacy.messages"]
 ):
     from securevfl.errors import WireError
-    from securevfl.messages import Message
     from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
     from securevfl.network.frames import Frame
     from securevfl.network.greeting import read_greeting, reason_of
+    from securevfl.privacy.messages import Message
 
 READERS: tuple[Callable[[bytes], object], ...] = (
     Frame.from_bytes,

@@ -12,10 +12,10 @@ import numpy as np
 from federation import Federation
 from safetensors.numpy import load_file
 
-from securevfl.ledger import read_ledger, read_records
-from securevfl.messages import Message
 from securevfl.network.node import Node
-from securevfl.views import read_heads
+from securevfl.privacy.ledger import read_ledger, read_records
+from securevfl.privacy.messages import Message
+from securevfl.privacy.views import read_heads
 
 
 class Crash(BaseException):

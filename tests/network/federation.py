@@ -16,12 +16,12 @@ import numpy as np
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
-from securevfl.network.certificates import create_authority, issue
 from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance, DataConfig, NetworkConfig, PartyConfig, ServerConfig
-from securevfl.network.identity import Identity, load_identity
+from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.network.identity.identity import Identity, load_identity
 from securevfl.network.member import Member
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 NAMES = ("bank", "clinic", "shop", "lab", "mill", "dealer", "stranger")
 

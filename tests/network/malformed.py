@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.messages import Head, Message
 from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS
 from securevfl.network.frames import Frame, Kind
 from securevfl.network.mesh import Mesh
+from securevfl.privacy.messages import Head, Message
 from securevfl.protocols.wire import pack
 
 _LENGTHS = {"phase": 16, "round": 8, "incarnation": 16, "public_key": 32}

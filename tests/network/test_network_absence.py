@@ -16,11 +16,11 @@ from federation import Federation, together
 
 from securevfl import train
 from securevfl.errors import NetworkError
-from securevfl.ledger import read_records
-from securevfl.messages import Message
 from securevfl.network.frames import Frame
-from securevfl.plan import Plan
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.messages import Message
 from securevfl.protocols.keys import PairKeys
+from securevfl.settings.plan import Plan
 
 PARTIES = ("bank", "clinic", "shop", "lab")
 ABSENCE = 0.3

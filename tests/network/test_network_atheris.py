@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securevfl.messages import Head, Message
 from securevfl.network.frames import Frame, Kind
 from securevfl.network.greeting import Greeting, refusal
+from securevfl.privacy.messages import Head, Message
 from securevfl.protocols.wire import pack
 
 RUNS = 100_000

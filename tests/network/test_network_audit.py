@@ -13,7 +13,7 @@ from federation import Federation, together
 from securevfl import audit
 from securevfl.errors import RunError
 from securevfl.network.gather import gather, load_truth
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from securevfl.cli import app
 from securevfl.errors import InputError
-from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance, read_party_config, read_server_config
-from securevfl.plan import Plan
+from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.settings.plan import Plan
 
 SERVER = """
 run = "credit"

@@ -21,7 +21,7 @@ from securevfl.algorithms import find_algorithm
 from securevfl.errors import NetworkError, ProtocolError, RunError
 from securevfl.network.agreement import save_alignment
 from securevfl.network.frames import Frame, Kind
-from securevfl.plan import Plan
+from securevfl.settings.plan import Plan
 
 Arm = Callable[[Process], None]
 

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from malformed import any_value, bad_frame
 
 from securevfl.errors import InputError, NetworkError, ProtocolError, SecureVFLError, WireError
-from securevfl.messages import Message
 from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
 from securevfl.network.frames import Frame, Kind
 from securevfl.network.greeting import read_greeting
 from securevfl.network.node import understanding
 from securevfl.network.session import Session
-from securevfl.plan import Plan
+from securevfl.privacy.messages import Message
 from securevfl.protocols.wire import pack
+from securevfl.settings.plan import Plan
 
 PLAN = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=2, batch=16, seed=3)
 

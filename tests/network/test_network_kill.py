@@ -21,9 +21,9 @@ from securevfl import Plan, train
 from securevfl.algorithms import find_algorithm
 from securevfl.algorithms.channels import SUMS
 from securevfl.data.share import OwnTable
-from securevfl.ledger import read_ledger, read_records
-from securevfl.network.certificates import create_authority, issue
-from securevfl.views import read_heads
+from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.privacy.ledger import read_ledger, read_records
+from securevfl.privacy.views import read_heads
 
 PARTIES = ("bank", "clinic", "shop")
 KILLS = 4

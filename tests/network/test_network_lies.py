@@ -13,18 +13,18 @@ from crashes import Process, processes
 from federation import Federation, identities
 
 from securevfl.errors import ProtocolError
-from securevfl.messages import Message
+from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.mesh import Mesh
 from securevfl.network.relay import Introducer
 from securevfl.network.session import new_incarnation
-from securevfl.network.signing import CertificateAuthenticator
-from securevfl.plan import Plan
+from securevfl.privacy.messages import Message
 from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.keys import X25519_BYTES, PartyKeys
-from securevfl.protocols.pairwise import Confirmation, PairwiseMaskSum, Survivors
-from securevfl.protocols.pairwise_aggregator import RecoveringAggregator
-from securevfl.protocols.pairwise_setup import AggregatorSetup
+from securevfl.protocols.sums.pairwise import Confirmation, PairwiseMaskSum, Survivors
+from securevfl.protocols.sums.pairwise_aggregator import RecoveringAggregator
+from securevfl.protocols.sums.pairwise_setup import AggregatorSetup
+from securevfl.settings.plan import Plan
 
 PARTIES = ("bank", "clinic", "shop", "lab")
 MASKED = ("pairwise.sealed-shares", "pairwise.masked-input", "pairwise.opened-shares")

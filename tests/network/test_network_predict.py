@@ -26,22 +26,22 @@ from securevfl.algorithms import recommended
 from securevfl.cli import main
 from securevfl.data.share import OwnTable
 from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
-from securevfl.folder import RunFolder
-from securevfl.ledger import read_ledger, read_records
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.seating import seat_encoder
+from securevfl.federation.trained import Trained
 from securevfl.models import load_module
 from securevfl.network.agreement import commitment
-from securevfl.network.certificates import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather
+from securevfl.network.identity.certificates import create_authority, issue
 from securevfl.network.predicting import read_new_records
 from securevfl.network.predicting_agreement import Request, commitments
 from securevfl.network.predicting_conductor import PredictingConductor
 from securevfl.network.predicting_member import PredictingMember
-from securevfl.plan import Plan
+from securevfl.privacy.ledger import read_ledger, read_records
+from securevfl.privacy.views import View, read_heads
 from securevfl.protocols import FixedPoint
-from securevfl.seating import seat_encoder
-from securevfl.trained import Trained
-from securevfl.views import View, read_heads
+from securevfl.settings.plan import Plan
 
 PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5)
 COUNT = 7

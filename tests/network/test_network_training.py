@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from securevfl import train
 from securevfl.algorithms import recommended
 from securevfl.errors import InputError, NetworkError
-from securevfl.ledger import read_records
 from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance
 from securevfl.network.gather import gather, load_truth
-from securevfl.plan import Plan
-from securevfl.views import OPENED, View
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import OPENED, View
+from securevfl.settings.plan import Plan
 
 PLAN = Plan(epochs=2, batch=16, learning_rate=0.5)
 

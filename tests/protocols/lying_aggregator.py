@@ -8,7 +8,7 @@ import numpy as np
 
 from securevfl.errors import ProtocolError
 from securevfl.protocols import AGGREGATOR, Envelope
-from securevfl.protocols.pairwise import Confirmations, Survivors
+from securevfl.protocols.sums.pairwise import Confirmations, Survivors
 
 
 def relist(envelope, survivors):

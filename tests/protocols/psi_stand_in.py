@@ -3,7 +3,8 @@
 import hashlib
 
 from securevfl.errors import ProtocolError
-from securevfl.protocols import alignment, alignment_roles
+from securevfl.protocols.alignment import protocol as alignment
+from securevfl.protocols.alignment import roles as alignment_roles
 
 
 class StandInClient:

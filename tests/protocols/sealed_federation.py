@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from securevfl.protocols.contract import Envelope
-from securevfl.protocols.sealed import SealedProtocol, decode
-from securevfl.protocols.sealed_dealer import SealedDealer
-from securevfl.protocols.sealed_party import SealedParty
-from securevfl.protocols.sealed_series import SineSeries, logistic_series
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import SealedProtocol, decode
+from securevfl.protocols.sealed.series import SineSeries, logistic_series
 
 Choose = Callable[[Sequence[Envelope]], int]
 

@@ -7,13 +7,18 @@ import pytest
 from homomorphic_conformance import HomomorphicConformance, ready, run_fuzz
 
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError
-from securevfl.protocols.bfv import MAX_WORKERS, PARAMETERS, PLAIN_MODULUS, BFVSum
 from securevfl.protocols.contract import AGGREGATOR, KEY_HOLDER, Envelope
 from securevfl.protocols.driver import Driver
-from securevfl.protocols.homomorphic import Encryption, check_public
-from securevfl.protocols.homomorphic_frames import ContextFrame
-from securevfl.protocols.homomorphic_messages import EncryptedTotal, EncryptedValue, OpenedTotal, PublicKey
 from securevfl.protocols.ring import FixedPoint
+from securevfl.protocols.sums.bfv import MAX_WORKERS, PARAMETERS, PLAIN_MODULUS, BFVSum
+from securevfl.protocols.sums.homomorphic import Encryption, check_public
+from securevfl.protocols.sums.homomorphic_frames import ContextFrame
+from securevfl.protocols.sums.homomorphic_messages import (
+    EncryptedTotal,
+    EncryptedValue,
+    OpenedTotal,
+    PublicKey,
+)
 
 
 class TestOutsideRoles(HomomorphicConformance):

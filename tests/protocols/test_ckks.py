@@ -6,10 +6,10 @@ from homomorphic_conformance import HomomorphicConformance, ready, run_fuzz
 from scipy import stats
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
-from securevfl.protocols.ckks import CKKSSum, Flooding
 from securevfl.protocols.contract import KEY_HOLDER
 from securevfl.protocols.driver import Driver, run_round
-from securevfl.protocols.homomorphic import Encryption
+from securevfl.protocols.sums.ckks import CKKSSum, Flooding
+from securevfl.protocols.sums.homomorphic import Encryption
 
 
 class Approximate(HomomorphicConformance):

@@ -19,10 +19,10 @@ from securevfl.protocols import (
     PairwiseMaskSum,
     run_round,
     run_setup,
-    shamir,
 )
 from securevfl.protocols.keys import PartyKeys
-from securevfl.protocols.pairwise import (
+from securevfl.protocols.sums import shamir
+from securevfl.protocols.sums.pairwise import (
     Confirmation,
     Confirmations,
     Encapsulations,
@@ -33,7 +33,7 @@ from securevfl.protocols.pairwise import (
     SealedShares,
     Survivors,
 )
-from securevfl.protocols.pairwise_worker import seed_check
+from securevfl.protocols.sums.pairwise_worker import seed_check
 
 
 class PairwiseConformance(SumConformance):

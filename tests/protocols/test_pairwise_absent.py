@@ -13,8 +13,10 @@ from lying_aggregator import confirm_and_open
 from sum_conformance import refuses, snapshot
 
 from securevfl.errors import DropoutError, ProtocolError
-from securevfl.protocols import AGGREGATOR, Driver, Envelope, NoisySum, PairwiseMaskSum, run_setup, shamir
-from securevfl.protocols.pairwise import (
+from securevfl.protocols import AGGREGATOR, Driver, Envelope, NoisySum, PairwiseMaskSum, run_setup
+from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
+from securevfl.protocols.sums import shamir
+from securevfl.protocols.sums.pairwise import (
     Confirmations,
     Encapsulations,
     KeyDirectory,
@@ -24,8 +26,7 @@ from securevfl.protocols.pairwise import (
     SealedShares,
     Survivors,
 )
-from securevfl.protocols.pairwise_worker import SharingWorker, seed_check
-from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
+from securevfl.protocols.sums.pairwise_worker import SharingWorker, seed_check
 
 
 def agree(protocol, moments):

@@ -24,8 +24,8 @@ from securevfl.protocols import (
 from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import name_of
 from securevfl.protocols.keys import PartyKeys
-from securevfl.protocols.pairwise import Encapsulations, KeyDirectory, MaskedInput, PublicKeys
-from securevfl.protocols.pairwise_setup import WorkerSetup
+from securevfl.protocols.sums.pairwise import Encapsulations, KeyDirectory, MaskedInput, PublicKeys
+from securevfl.protocols.sums.pairwise_setup import WorkerSetup
 
 LONG_TERM = [Ed25519PrivateKey.generate() for _ in range(10)]
 

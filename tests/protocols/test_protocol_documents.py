@@ -37,7 +37,7 @@ def test_alignment(monkeypatch):
 
 
 def test_figures_of_the_homomorphic_document():
-    from securevfl.protocols.ckks import CKKSSum, Flooding
+    from securevfl.protocols.sums.ckks import CKKSSum, Flooding
 
     text = (DOCS / "protocols-homomorphic.md").read_text(encoding="utf-8")
     assert f"{CKKSSum(workers=8).error_bound:.1e}".replace("e-0", "e-") in text

@@ -9,9 +9,17 @@ from sealed_federation import Federation, copies
 
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError, WireError
 from securevfl.protocols.contract import DEALER, Envelope
-from securevfl.protocols.sealed import Deal, Operand, Phase, SealedProtocol, Share, decode, encode_phase
-from securevfl.protocols.sealed_party import SealedParty
-from securevfl.protocols.sealed_series import identity_series, logistic_series
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import (
+    Deal,
+    Operand,
+    Phase,
+    SealedProtocol,
+    Share,
+    decode,
+    encode_phase,
+)
+from securevfl.protocols.sealed.series import identity_series, logistic_series
 
 
 @pytest.mark.parametrize("members", range(2, 9))

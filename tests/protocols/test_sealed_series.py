@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from securevfl.errors import InputError
-from securevfl.protocols.sealed_series import (
+from securevfl.protocols.sealed.series import (
     SineSeries,
     identity_series,
     logistic_series,

@@ -11,11 +11,11 @@ import pytest
 from scipy.stats import chi2
 from sealed_federation import Federation
 
-import securevfl.protocols.sealed_dealer as dealing
-from securevfl.protocols.ring_products import ring_product
-from securevfl.protocols.sealed import Operand, Phase, Share
-from securevfl.protocols.sealed_dealer import SealedDealer
-from securevfl.protocols.sealed_party import SealedParty
+import securevfl.protocols.sealed.dealer as dealing
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.products import ring_product
+from securevfl.protocols.sealed.protocol import Operand, Phase, Share
 
 ALARM = 1e-8  # per statistic; no test looks at more than 50
 
@@ -189,7 +189,7 @@ def test_a_member_sees_no_part_of_its_total(monkeypatch):
 
     plain = dealing.expand
     monkeypatch.setattr(dealing, "expand", bare)
-    monkeypatch.setattr("securevfl.protocols.sealed_round.expand", bare)
+    monkeypatch.setattr("securevfl.protocols.sealed.round.expand", bare)
     assert not is_uniform(product_masks(Federation(3, records=4, width=64), 50))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.errors import InputError
-from securevfl.protocols.shamir import PRIME, combine, split, weights
+from securevfl.protocols.sums.shamir import PRIME, combine, split, weights
 
 
 @given(st.integers(0, PRIME - 1), st.integers(1, 6), st.integers(0, 4), st.randoms(use_true_random=False))

@@ -6,8 +6,8 @@ from sum_conformance import SumConformance, refuses, snapshot
 
 from securevfl.errors import DropoutError, InputError, TopologyError
 from securevfl.protocols import COORDINATOR, Driver, Envelope, FixedPoint, TreePair, build_trees, run_round
-from securevfl.protocols.tree_machine import MaskTotal, Subtotal
-from securevfl.protocols.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.sums.tree_machine import MaskTotal, Subtotal
+from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
 
 
 class TreeConformance(SumConformance):

@@ -13,7 +13,7 @@ from linear_view import learned_space, predicted_space
 
 from securevfl.errors import TopologyError
 from securevfl.protocols import COORDINATOR, TreePair, build_trees
-from securevfl.protocols.trees import _wheel
+from securevfl.protocols.sums.trees import _wheel
 
 STAR = {1: 0, 2: 0, 3: 0}
 

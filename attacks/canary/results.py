@@ -1,0 +1,168 @@
+"""What a canary audit measures: certified bounds next to the claim of the gate's own ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securevfl.accountants.modes import mu_of
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.attacks.canary.doors import MakeGate
+from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower, one_run_epsilon
+from securevfl.errors import AttackError
+from securevfl.federation.organisations import build_organisation
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.ledger import to_record
+from securevfl.settings.plan import Plan
+
+Floats = NDArray[np.float64]
+
+OWNER = "canary"
+
+# The one-run bound pays 2 m delta: with more canaries it gets worse. A tenth is guessed, fixed beforehand.
+ONE_RUN_CANARIES = 10_000
+ONE_RUN_SHARE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryResult:
+    """What a canary audit found.
+
+    Attributes:
+        mode: The accounting mode that the gate wrote down.
+        accounting: The accounting whose claim these trials must keep: the mode, or ``per-record`` where the
+            encoder does not depend on the canaries.
+        claims: Accounting -> the mu it promises for these trials. ``per-record`` is the accounting that
+            counts a record's own releases only, whatever the training.
+        errors: How often each world was taken for the other.
+        mu_lower: Certified lower bound of mu.
+        delta: The delta of the following.
+        epsilon_gdp: Lower bound of epsilon that follows from `mu_lower`; valid against claims of GDP.
+        epsilon_free: Lower bound of epsilon without any assumption on the mechanism.
+        epsilon_one_run: The one-run bound of Steinke, Nasr and Jagielski on the same guesses.
+        rule: How the guessing rule was found.
+        owners: Whose promise it concerns; empty for every owner of the run.
+    """
+
+    mode: str
+    accounting: str
+    claims: Mapping[str, float]
+    errors: Errors
+    mu_lower: float
+    delta: float
+    epsilon_gdp: float
+    epsilon_free: float
+    epsilon_one_run: float
+    rule: str
+    owners: tuple[str, ...] = ()
+
+    @property
+    def claim(self) -> float:
+        """The promised mu that these trials must keep."""
+        return self.claims[self.accounting]
+
+    @property
+    def violated(self) -> bool:
+        """True where the certified lower bound exceeds the promise."""
+        return self.refutes(self.accounting)
+
+    def refutes(self, accounting: str) -> bool:
+        """True where the certified lower bound exceeds what that accounting promises."""
+        return self.mu_lower > self.claims[accounting]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The result ready for JSON; infinite is None."""
+        return {
+            "mode": self.mode,
+            "accounting": self.accounting,
+            "claims": {name: mu if math.isfinite(mu) else None for name, mu in self.claims.items()},
+            **self.errors._asdict(),
+            "mu_lower": self.mu_lower,
+            "delta": self.delta,
+            "epsilon_gdp": self.epsilon_gdp,
+            "epsilon_free": self.epsilon_free,
+            "epsilon_one_run": self.epsilon_one_run,
+            "rule": self.rule,
+            "owners": list(self.owners),
+            "violated": self.violated,
+        }
+
+
+def conclude(
+    *,
+    mode: str,
+    accounting: str,
+    claims: Mapping[str, float],
+    scores: Floats,
+    worlds: NDArray[np.bool_],
+    delta: float,
+    rule: str,
+    owners: tuple[str, ...] = (),
+) -> CanaryResult:
+    """Turns the scores of independent trials (world 1 is guessed above 0) into certified bounds."""
+    errors = Errors.of(scores > 0, worlds)
+    mu = mu_lower(errors)
+    return CanaryResult(
+        mode=mode,
+        accounting=accounting,
+        claims=dict(claims),
+        errors=errors,
+        mu_lower=mu,
+        delta=delta,
+        epsilon_gdp=epsilon_of(mu, delta),
+        epsilon_free=epsilon_lower(errors, delta),
+        epsilon_one_run=_one_run(scores[:ONE_RUN_CANARIES], worlds[:ONE_RUN_CANARIES], delta),
+        rule=rule,
+        owners=owners,
+    )
+
+
+def _one_run(scores: Floats, worlds: NDArray[np.bool_], delta: float) -> float:
+    """Guesses the coins of the most extreme scores, and abstains from the others."""
+    guesses = max(1, len(scores) // ONE_RUN_SHARE)
+    chosen = np.argsort(-np.abs(scores), kind="stable")[:guesses]
+    correct = int(((scores[chosen] > 0) == worlds[chosen]).sum())
+    return one_run_epsilon(canaries=len(scores), guesses=guesses, correct=correct, delta=delta)
+
+
+def claims_of(gate: Gate, worlds: int = 1) -> dict[str, float]:
+    """The mu that a gate's ledger promises: under its mode, and counting each record's own entries only.
+
+    Args:
+        gate: A gate with its ledger in memory.
+        worlds: How many worlds its rows stand for; world k has the rows that leave k modulo `worlds`.
+    """
+    entries = [json.loads(line) for line in gate.ledger.lines]
+    records = [to_record(gate.owner, entry) for entry in entries if entry["kind"] != "session"]
+    if worlds > 1:
+        records = [_of_first_world(record, worlds) for record in records]
+    return {"per-record": mu_of(records, "dp-encoder"), gate.mode: mu_of(records, gate.mode)}
+
+
+def _of_first_world(record: ReleaseRecord, worlds: int) -> ReleaseRecord:
+    """The part of a stacked release that belongs to world 0."""
+    if record.rows is None:
+        raise AttackError("a release of the audit names no rows")
+    rows = record.rows[record.rows % worlds == 0] // worlds
+    vectors = record.vectors if record.pays_per_batch else len(rows)
+    content = {spec.name: getattr(record, spec.name) for spec in fields(record) if spec.init}
+    return ReleaseRecord(**{**content, "rows": rows, "vectors": vectors})
+
+
+def gate_of(plan: Plan) -> MakeGate:
+    """Makes gates exactly as a run of the plan does, with the ledger in memory and no budget to stop them."""
+    free = plan.with_changes(budget_epsilon=0.0, record_views=False)
+
+    def make(records: int) -> Gate:
+        organisation = build_organisation(
+            OWNER, free, records=records, test_records=0, holds_labels=False, folder=None
+        )
+        return organisation.gate
+
+    return make

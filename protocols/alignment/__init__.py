@@ -1,0 +1,1 @@
+"""Private ID alignment: which IDs several parties have in common."""

@@ -1,0 +1,1 @@
+"""Sealed gradients: the machines of members and dealer, on a ring."""

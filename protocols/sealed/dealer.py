@@ -1,0 +1,155 @@
+"""The dealer of sealed training: correlated randomness for every round, from nothing but fresh entropy."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import InputError, ProtocolError
+from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
+from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.products import ring_product
+from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand
+from securevfl.protocols.sealed.series import WAVE_BITS
+from securevfl.protocols.stream import KEY_BYTES
+
+Rows = npt.NDArray[np.int64]
+
+
+class SealedDealer:
+    """Deals one message per member and round. It receives nothing and has no input.
+
+    Promises: what it deals is uniform and independent from round to round. It must see no message between
+    members: together with any one of them it could unmask everything. Round seeds are not kept; the masks of
+    static operands live in memory as long as this object.
+
+    Args:
+        protocol: The public configuration.
+    """
+
+    def __init__(self, protocol: SealedProtocol) -> None:
+        self.protocol = protocol
+        self._operands: dict[int, Ring] | None = None
+        self._next_round = 0
+
+    def setup(self) -> list[Envelope]:
+        """Deals the masks of static operands; calling it again begins a new session with new masks."""
+        protocol = self.protocol
+        seeds = [os.urandom(KEY_BYTES) for _ in range(protocol.members)]
+        self._operands = {
+            member: expand(seed, "operand", protocol.operand_shape(member, protocol.records))
+            for member, seed in enumerate(seeds)
+            if protocol.static[member]
+        }
+        self._next_round = 0
+        return [self._to(member, Seed(round=SETUP_ROUND, seed=seed)) for member, seed in enumerate(seeds)]
+
+    @staticmethod
+    def _to(member: int, message: Message) -> Envelope:
+        return Envelope(DEALER, member, message)
+
+    def deal(self, *, round: int, rows: Rows | None = None) -> list[Envelope]:  # noqa: A002
+        """The messages of one round over the given records, all by default.
+
+        Raises:
+            ProtocolError: The masks were not dealt yet, or the round number is not above the last one's.
+        """
+        self._claim(round)
+        count = self.protocol.records if rows is None else len(rows)
+        if not 0 < count <= self.protocol.batch:
+            raise InputError(f"a round over {count} records; 1 to {self.protocol.batch} are possible")
+        seeds = [os.urandom(KEY_BYTES) for _ in range(self.protocol.members)]
+        waves = self._waves(seeds, count)
+        products = self._products(seeds, rows, count)
+        return [
+            self._to(
+                member,
+                Deal(
+                    round=round,
+                    seed=seed,
+                    product=products[member],
+                    waves=waves if member == 0 else np.empty(0, np.uint64),
+                ),
+            )
+            for member, seed in enumerate(seeds)
+        ]
+
+    def _claim(self, round: int) -> None:  # noqa: A002
+        if self._operands is None:
+            raise ProtocolError("the dealer has not dealt the operands' masks yet")
+        if not self._next_round <= round < MAX_ROUND:
+            raise ProtocolError(f"round {round} was dealt before; randomness is never used twice")
+        self._next_round = round + 1
+
+    def _waves(self, seeds: list[bytes], count: int) -> Ring:
+        """Member 0's share of the waves of the summed phase mask; the others expand theirs."""
+        protocol = self.protocol
+        shape = count, protocol.outputs
+        mask = np.zeros(shape, np.uint32)
+        for seed in seeds:
+            mask += expand(seed, "phase", shape, np.uint32)
+        waves = _waves_of(mask, protocol)
+        for seed in seeds[1:]:
+            waves -= expand(seed, "waves", waves.shape)
+        return waves
+
+    def _products(self, seeds: list[bytes], rows: Rows | None, count: int) -> list[Ring]:
+        """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every member m."""
+        protocol = self.protocol
+        blinds = [expand(seed, "blind", (count, protocol.outputs)) for seed in seeds]
+        everything = np.sum(blinds, axis=0, dtype=np.uint64)
+        products = []
+        for member, seed in enumerate(seeds):
+            others = protocol.right(member, everything - blinds[member])
+            product = ring_product(self._mask_of(member, seed, rows, count), others)
+            for other, theirs in enumerate(seeds):
+                if other != member:
+                    product -= expand(theirs, f"product/{member}", product.shape)
+            products.append(product)
+        return products
+
+    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring:
+        if not self.protocol.static[member] or self._operands is None:
+            return expand(seed, "operand", self.protocol.operand_shape(member, count))
+        mask = self._operands[member]
+        return mask if rows is None else np.ascontiguousarray(mask[:, rows])
+
+    def deal_scores(self, *, round: int, count: int) -> list[Envelope]:  # noqa: A002
+        """Masks that cancel in the sum of all members' scores of `count` records, for the label holder."""
+        self._claim(round)
+        if count < 1:
+            raise InputError(f"a prediction of {count} records; at least 1 is needed")
+        holder, shape = self.protocol.label_holder, (count, self.protocol.outputs)
+        seeds = [os.urandom(KEY_BYTES) for _ in range(self.protocol.members)]
+        total = np.zeros(shape, np.uint64)
+        for member, seed in enumerate(seeds):
+            if member != holder:
+                total += expand(seed, "score", shape)
+        return [
+            self._to(
+                member,
+                ScoreDeal(
+                    round=round,
+                    seed=b"" if member == holder else seed,
+                    words=total if member == holder else np.empty(0, np.uint64),
+                ),
+            )
+            for member, seed in enumerate(seeds)
+        ]
+
+
+def _waves_of(mask: Ring, protocol: SealedProtocol) -> Ring:
+    """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
+    series = protocol.series
+    angle = mask * (2 * np.pi / 2.0**32)
+    power = np.cos(angle) + 1j * np.sin(angle)
+    square = power * power
+    out = np.empty(protocol.wave_shape(len(mask)), np.int64)
+    for index, coefficient in enumerate(series.coefficients):
+        scale = coefficient * 2.0**WAVE_BITS
+        np.rint(power.imag * scale, out=out[0, index], casting="unsafe")
+        np.rint(power.real * scale, out=out[1, index], casting="unsafe")
+        power *= square
+    return out.view(np.uint64)

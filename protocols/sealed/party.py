@@ -1,0 +1,287 @@
+"""A member of sealed training: its long-lived state, and a state machine for each thing it takes part in."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError
+from securevfl.protocols.contract import (
+    DEALER,
+    MAX_ROUND,
+    SETUP_ROUND,
+    Address,
+    Envelope,
+    Machine,
+    Message,
+    name_of,
+)
+from securevfl.protocols.discrete_gaussian import DiscreteGaussian
+from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.protocol import (
+    RESIDUAL_BITS,
+    SCORES,
+    WORDS,
+    Operand,
+    Score,
+    ScoreDeal,
+    SealedProtocol,
+    Seed,
+    check_operand,
+    encode_phase,
+    expand,
+)
+from securevfl.protocols.sealed.round import RoundMachine
+from securevfl.protocols.stream import KEY_BYTES, KeyStream
+
+Rows = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int32]
+
+
+class SealedParty:
+    """One member's secret state: its static operand, the others' masked operands, its noise.
+
+    Args:
+        protocol: The public configuration.
+        index: Which member.
+        operand: Its static operand, (width, records) of int32; None where operands change.
+        noise: The secret stream of its noise; keyed by the operating system by default.
+
+    Raises:
+        EncodingError: A record of the operand exceeds the clip.
+    """
+
+    def __init__(
+        self,
+        protocol: SealedProtocol,
+        index: int,
+        *,
+        operand: Integers | None = None,
+        noise: KeyStream | None = None,
+    ) -> None:
+        if not 0 <= index < protocol.members:
+            raise InputError(f"member {index} does not exist; there are {protocol.members}")
+        if (operand is not None) != protocol.static[index]:
+            raise InputError(f"member {index} needs an operand here exactly if its operand is static")
+        if operand is not None:
+            _check_shape(operand, protocol.operand_shape(index, protocol.records))
+            check_operand(operand, protocol.clips[index])
+        self.protocol = protocol
+        self.index = index
+        self.operand = operand
+        self.masked: dict[int, Ring] = {}
+        self._noise = noise if noise is not None else KeyStream.from_os_entropy()
+        self._next_round = 0
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """All members but this one."""
+        return tuple(m for m in range(self.protocol.members) if m != self.index)
+
+    @cached_property
+    def _samplers(self) -> dict[int, DiscreteGaussian]:
+        stds = {std for row in self.protocol.share_stds for std in (row[self.index],) if std}
+        return {std: DiscreteGaussian(std) for std in stds}
+
+    def setup(self) -> Machine:
+        """Opens the masked static operands; calling it again begins a new session."""
+        self.masked = {}
+        self._next_round = 0
+        return SetupMachine(self)
+
+    def round(
+        self,
+        *,
+        round: int,  # noqa: A002
+        scores: npt.ArrayLike,
+        rows: Rows | None = None,
+        labels: npt.ArrayLike | None = None,
+        operand: Integers | None = None,
+    ) -> RoundMachine:
+        """The machine of one round; its result is this member's noisy total.
+
+        Args:
+            round: Number of the round, above all earlier ones.
+            scores: This member's scores, (rows, outputs).
+            rows: The batch, indices below `records`; all records by default. The same at all members.
+            labels: Of the label holder only: (rows, outputs).
+            operand: Where operands change: (width, rows * outputs) of int32.
+
+        Raises:
+            ProtocolError: The round number was used before, or the session has not been set up.
+            EncodingError: A label, score or operand is outside its declared range.
+        """
+        self._check_round(round)
+        protocol = self.protocol
+        count = protocol.records if rows is None else len(rows)
+        if not 0 < count <= protocol.batch:
+            raise InputError(f"a round over {count} records; 1 to {protocol.batch} are possible")
+        phase = encode_phase(scores, protocol.series.period)
+        _check_shape(phase, (count, protocol.outputs))
+        machine = RoundMachine(
+            self.index,
+            protocol,
+            round=round,
+            phase=phase,
+            offset=self._offset(labels, phase.shape),
+            operand=self._left(rows, operand, count),
+            masked=self._masked(rows),
+            noise={m: self.noise_for(m) for m in range(protocol.members)},
+        )
+        self._next_round = round + 1
+        return machine
+
+    def score(self, values: npt.ArrayLike, *, round: int) -> ScoreMachine:  # noqa: A002
+        """The machine of one prediction: the label holder obtains the sum of all members' scores, exactly."""
+        self._check_round(round)
+        encoded = SCORES.encode(values, self.protocol.members)
+        if encoded.ndim != 2 or not len(encoded) or encoded.shape[1] != self.protocol.outputs:
+            raise InputError(f"scores have shape {encoded.shape}; expected (rows, {self.protocol.outputs})")
+        self._next_round = round + 1
+        return ScoreMachine(self.index, self.protocol, encoded, round=round)
+
+    def _check_round(self, round: int) -> None:  # noqa: A002
+        if not self._next_round <= round < MAX_ROUND:
+            raise ProtocolError(f"{name_of(self.index)} used round {round} before; masks serve once")
+
+    def _offset(self, labels: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ring | None:
+        """What the label holder adds to its residual share: the series' offset minus the label."""
+        protocol = self.protocol
+        if (labels is not None) != (self.index == protocol.label_holder):
+            raise InputError(f"member {protocol.label_holder}, and nobody else, brings labels")
+        if labels is None:
+            return None
+        values = np.asarray(labels, np.float64)
+        _check_shape(values, shape)
+        if not ((values >= protocol.label_low) & (values <= protocol.label_high)).all():
+            raise EncodingError(f"labels must lie between {protocol.label_low} and {protocol.label_high}")
+        scaled = np.rint((protocol.series.offset - values) * 2.0**RESIDUAL_BITS)
+        return scaled.astype(np.int64).view(np.uint64)
+
+    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:
+        protocol = self.protocol
+        if (operand is None) != protocol.static[self.index]:
+            raise InputError(f"member {self.index} brings an operand to a round exactly if it is not static")
+        if operand is not None:
+            _check_shape(operand, protocol.operand_shape(self.index, count))
+            check_operand(operand, protocol.clips[self.index], protocol.outputs)
+            return operand
+        if self.operand is None:
+            raise InputError(f"member {self.index} has no operand")
+        return self.operand if rows is None else self.operand[:, rows]
+
+    def _masked(self, rows: Rows | None) -> dict[int, Ring]:
+        static = [m for m in self.others if self.protocol.static[m]]
+        if any(m not in self.masked for m in static):
+            raise ProtocolError("the masked operands have not been exchanged; run the setup first")
+        return {m: self.masked[m] if rows is None else self.masked[m][:, rows] for m in static}
+
+    def noise_for(self, target: int) -> Ring:
+        """This member's secret noise on the total of `target`, drawn afresh: a round draws its own."""
+        shape = self.protocol.total_shape(target)
+        std = self.protocol.share_stds[target][self.index]
+        if not std:
+            return np.zeros(shape, np.uint64)
+        return self._samplers[std].sample(shape[0] * shape[1], self._noise).view(np.uint64).reshape(shape)
+
+
+def _check_shape(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise InputError(f"an array has shape {array.shape}; {shape} is expected")
+
+
+class SetupMachine(Machine):
+    """Receives the seed of this member's mask, opens the masked operand, collects the others'."""
+
+    def __init__(self, party: SealedParty) -> None:
+        super().__init__(party.index, round=SETUP_ROUND)
+        self._party = party
+        protocol = party.protocol
+        self._waiting = {m for m in party.others if protocol.static[m]}
+        self._needs_seed = True
+
+    @property
+    def done(self) -> bool:
+        """Whether the own operand is out and all others' are in."""
+        return not self._needs_seed and not self._waiting
+
+    def _start(self) -> list[Envelope]:
+        return []
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        if isinstance(message, Seed) and sender == DEALER and self._needs_seed:
+            return self._open(message.seed)
+        if isinstance(message, Operand) and sender in self._waiting:
+            shape = self._party.protocol.operand_shape(sender, self._party.protocol.records)
+            self._party.masked[sender] = WORDS.check(message.words, shape)
+            self._waiting.discard(sender)
+            return []
+        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in the setup")
+
+    def _open(self, seed: bytes) -> list[Envelope]:
+        operand = self._party.operand
+        words = None
+        if operand is not None:
+            words = expand(seed, "operand", operand.shape)
+            np.subtract(operand.astype(np.int64).view(np.uint64), words, out=words)
+        elif len(seed) != KEY_BYTES:
+            raise ProtocolError(f"the dealer sent a seed of {len(seed)} bytes; {KEY_BYTES} are expected")
+        self._needs_seed = False
+        if words is None:
+            return []
+        message = Operand(round=self.round, words=words)
+        return [Envelope(self.address, other, message) for other in self._party.others]
+
+    def _drop(self, address: Address) -> list[Envelope]:
+        raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
+
+
+class ScoreMachine(Machine):
+    """Opens the sum of all members' scores to the label holder: a release per record, counted apart."""
+
+    def __init__(self, index: int, protocol: SealedProtocol, words: Ring, *, round: int) -> None:  # noqa: A002
+        super().__init__(index, round=round)
+        self._holder = protocol.label_holder
+        self._words = words
+        others = {m for m in range(protocol.members) if m != index}
+        self._waiting: set[int] = others if index == self._holder else set()
+        self._dealt = False
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is sent and received."""
+        return self._dealt and not self._waiting
+
+    def result(self) -> npt.NDArray[np.float64]:
+        """The summed scores, at the label holder."""
+        if self.address != self._holder:
+            return super().result()
+        if not self.done:
+            raise ProtocolError(f"round {self.round} is not done; {sorted(self._waiting)} are missing")
+        return SCORES.decode(self._words)
+
+    def _start(self) -> list[Envelope]:
+        return []
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        if isinstance(message, ScoreDeal) and sender == DEALER and not self._dealt:
+            return self._take_deal(message)
+        if isinstance(message, Score) and sender in self._waiting:
+            self._words = self._words + SCORES.check(message.words, self._words.shape)
+            self._waiting.discard(sender)
+            return []
+        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in a prediction")
+
+    def _take_deal(self, message: ScoreDeal) -> list[Envelope]:
+        if self.address == self._holder:
+            self._words = self._words - SCORES.check(message.words, self._words.shape)
+            self._dealt = True
+            return []
+        masked = self._words + expand(message.seed, "score", self._words.shape)
+        self._dealt = True
+        return [Envelope(self.address, self._holder, Score(round=self.round, words=masked))]
+
+    def _drop(self, address: Address) -> list[Envelope]:
+        raise DropoutError(f"a prediction needs {name_of(address)}; ask again when it is back")

@@ -1,0 +1,254 @@
+"""Sealed gradients: batch gradients of a model that is split over parties, with no per-record value opened.
+
+Party m holds rows X_m and computes scores u_m; one member holds the labels y; a dealer without input deals
+correlated randomness. The residuals r = f(sum of u_m) - y stay secret-shared, and each party obtains nothing
+but the noisy total X_m' r over the batch, of its own columns. One round:
+
+1. The dealer sends each member a seed and what a seed cannot hold (`Deal`).
+2. Each sends its score as a masked phase (`Phase`): the sum of all is uniform and public to the members.
+3. Each turns its shares of the masks' waves into a share r_j of the residuals, by public factors only.
+4. Each sends j -> m the blinded share B_j = r_j - V_j and q_mj = E_m' V_j + c'_mj + e_mj (`Share`), where
+   E_m = X_m - U_m is m's masked operand, opened once (or anew each round where X_m changes) (`Operand`).
+5. m adds X_m' (r_m + sum B_j) + c_m + sum q_mj + e_mm = X_m' r + sum_j e_mj.
+
+e_mj is member j's secret discrete Gaussian noise on m's total; the self-share e_mm is never subtracted.
+
+Threat model: all members follow the protocol; any `t` of them pool what they see; the dealer colludes with
+nobody and sees no message between members. Then a coalition's view can be simulated from uniform words and
+the noisy totals. Whoever sees both dealer and members sees everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import EncodingError, InputError, WireError
+from securevfl.protocols.contract import Message
+from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
+from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
+from securevfl.protocols.wire import Value, unpack
+
+OPERAND_BITS = 14
+RESIDUAL_BITS = 2 * WAVE_BITS
+TOTAL_BITS = OPERAND_BITS + RESIDUAL_BITS
+TAIL = 12
+"""Room for noise in the range check, in standard deviations of each share."""
+
+WORDS = FixedPoint(bits=64, fraction_bits=TOTAL_BITS)
+PHASES = FixedPoint(bits=32, fraction_bits=0)
+SCORES = FixedPoint(bits=64, fraction_bits=32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Seed(Message):
+    """Dealer to member, once: the seed of the mask on its static operand."""
+
+    kind: ClassVar[str] = "sealed-seed"
+    seed: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Operand(Message):
+    """Member to all others: its masked left operand, (width, rows)."""
+
+    kind: ClassVar[str] = "sealed-operand"
+    words: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Deal(Message):
+    """Dealer to member, every round: a seed, the correction c_m, and to member 0 the wave shares."""
+
+    kind: ClassVar[str] = "sealed-deal"
+    seed: bytes
+    product: npt.NDArray[Any]
+    waves: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Phase(Message):
+    """Member to all others: its masked scores as phases, (rows, outputs)."""
+
+    kind: ClassVar[str] = "sealed-phase"
+    words: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Share(Message):
+    """Member j to member m: the blinded residual share and m's masked, noisy product."""
+
+    kind: ClassVar[str] = "sealed-share"
+    blinded: npt.NDArray[Any]
+    product: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreDeal(Message):
+    """Dealer to member, for a prediction: a seed; to the label holder instead the sum of all masks."""
+
+    kind: ClassVar[str] = "sealed-score-deal"
+    seed: bytes
+    words: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Score(Message):
+    """Member to label holder: masked scores to predict from."""
+
+    kind: ClassVar[str] = "sealed-score"
+    words: npt.NDArray[Any]
+
+
+MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, Score)
+
+
+def read(kind: str, fields: dict[str, Value]) -> Message:
+    """Checks the fields of a message whose binary form a transport has decoded."""
+    for candidate in MESSAGES:
+        if candidate.kind == kind:
+            return candidate._from_fields(kind, fields)
+    raise WireError(f"message kind {kind!r} does not belong to sealed training")
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """Decodes any message of sealed training."""
+    return read(*unpack(data))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SealedProtocol:
+    """Public configuration of sealed gradients; it holds no secret.
+
+    Args:
+        widths: Columns of each member's operand; 0 for a label holder without features.
+        static: Whether a member's operand stays the same for all rounds (a linear model's rows), or is
+            masked anew each round (per-record Jacobians of a network).
+        clips: Bound C_m of the L2 norm of what one record adds to member m's operand.
+        label_holder: Index of the member that holds the labels.
+        records: Records of a static operand.
+        batch: The most records of one round.
+        outputs: Scores per record.
+        series: The function of the summed score.
+        label_low: Least label.
+        label_high: Largest label.
+        share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
+            for none.
+
+    Raises:
+        InputError: The parts do not fit each other.
+        EncodingError: A total could leave the ring.
+    """
+
+    widths: tuple[int, ...]
+    static: tuple[bool, ...]
+    clips: tuple[float, ...]
+    label_holder: int
+    records: int
+    batch: int
+    outputs: int
+    series: SineSeries
+    label_low: float = 0.0
+    label_high: float = 1.0
+    share_stds: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        members = len(self.widths)
+        if members < 2 or not 0 <= self.label_holder < members:
+            raise InputError(f"{members} members, label holder {self.label_holder}; at least 2 are needed")
+        square = len(self.share_stds) == members and all(len(row) == members for row in self.share_stds)
+        if len(self.static) != members or len(self.clips) != members or not square:
+            raise InputError(f"static, clips and share_stds need one entry for each of {members} members")
+        if min(self.widths) < 0 or self.outputs < 1 or not 0 < self.batch <= self.records:
+            raise InputError("widths, outputs, batch and records must be positive, batch at most records")
+        if any(std < 0 for row in self.share_stds for std in row) or not all(c >= 0 for c in self.clips):
+            raise InputError("clips and noise cannot be negative")
+        for member in range(members):
+            self._check_range(member)
+
+    def _check_range(self, member: int) -> None:
+        signal = self.batch * self.clips[member] * self.residual_bound * math.sqrt(self.outputs)
+        noise = TAIL * sum(self.share_stds[member])
+        if not signal * 2.0**TOTAL_BITS + noise < 2.0**63:
+            room = 2.0 ** (63 - TOTAL_BITS)
+            raise EncodingError(
+                f"the total of member {member} may reach {signal + noise * 2.0**-TOTAL_BITS:.3g}, but the"
+                f" ring holds {room:.3g}; use smaller batches, a smaller clip or less noise"
+            )
+
+    @property
+    def members(self) -> int:
+        """How many take part, the dealer apart."""
+        return len(self.widths)
+
+    @property
+    def residual_bound(self) -> float:
+        """R: bound of |f(u) - y| for any score, as the shares evaluate it."""
+        low, high = self.series.range
+        return max(high - self.label_low, self.label_high - low) + self.series.rounding
+
+    @property
+    def residual_change(self) -> float:
+        """Bound of the change of a residual whose label stays."""
+        low, high = self.series.range
+        return high - low + 2 * self.series.rounding
+
+    def total_shape(self, member: int) -> tuple[int, int]:
+        """Shape of a member's total: one column per output, or one in all where outputs share parameters."""
+        return self.widths[member], self.outputs if self.static[member] else 1
+
+    def operand_shape(self, member: int, rows: int) -> tuple[int, int]:
+        """Shape of a member's operand in a round over so many records."""
+        return self.widths[member], rows if self.static[member] else rows * self.outputs
+
+    def right(self, member: int, words: Ring) -> Ring:
+        """Residual words (rows, outputs) in the layout that member's operand multiplies."""
+        return words if self.static[member] else words.reshape(-1, 1)
+
+    def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
+        """(2, harmonics, rows, outputs): sines, then cosines."""
+        return 2, len(self.series.coefficients), rows, self.outputs
+
+
+def check_operand(operand: npt.NDArray[np.int32], clip: float, outputs: int = 1) -> None:
+    """Raises `EncodingError` unless each record's integers have an L2 norm of at most clip * 2^14.
+
+    Args:
+        operand: (width, records * outputs) of int32; a record's outputs lie next to each other.
+        clip: The bound.
+        outputs: Columns per record.
+    """
+    if operand.dtype != np.int32 or operand.ndim != 2 or operand.shape[1] % outputs:
+        raise EncodingError(f"an operand of type {operand.dtype} and shape {operand.shape} is not offered")
+    squares = np.einsum("dn,dn->n", operand, operand, dtype=np.float64)  # exact below 2^53
+    largest = float(squares.reshape(-1, outputs).sum(1).max(initial=0.0))
+    if largest > (clip * 2.0**OPERAND_BITS) ** 2:
+        raise EncodingError(
+            f"a record has norm {math.sqrt(largest) * 2.0**-OPERAND_BITS:.6g}, above the clip {clip};"
+            " clip rows and round toward zero"
+        )
+
+
+def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
+    """Scores as phases on Z_2^32: a whole turn is one period.
+
+    Raises:
+        EncodingError: A score is not finite.
+    """
+    turns = np.asarray(scores, np.float64) / period
+    if not np.isfinite(turns).all():
+        raise EncodingError("a score is not finite; lower the learning rate or the weight bound")
+    turns -= np.floor(turns)
+    return np.rint(turns * 2.0**32).astype(np.uint64).astype(np.uint32)  # 2^32 wraps to 0
+
+
+def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Ring:
+    """Uniform words that dealer and member both derive from a seed, for one purpose."""
+    if len(seed) != KEY_BYTES:
+        raise WireError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
+    return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")).words(shape, dtype)

@@ -1,0 +1,171 @@
+"""One member's part in one round of sealed training."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import DropoutError, ProtocolError
+from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
+from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.products import ring_product
+from securevfl.protocols.sealed.protocol import (
+    PHASES,
+    WORDS,
+    Deal,
+    Operand,
+    Phase,
+    SealedProtocol,
+    Share,
+    expand,
+)
+from securevfl.protocols.sealed.series import TABLE_BITS, sine_table
+
+_HALF = np.uint32(1 << (31 - TABLE_BITS))
+_SHIFT = np.uint32(32 - TABLE_BITS)
+_QUARTER = np.uint16(1 << (TABLE_BITS - 2))
+
+
+class RoundMachine(Machine):
+    """Masks the scores, shares the residuals, opens its own noisy total and helps to open the others'.
+
+    Built by `SealedParty.round`. Messages of other members may arrive in any order, also before the deal.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        protocol: SealedProtocol,
+        *,
+        round: int,  # noqa: A002
+        phase: Ring,
+        offset: Ring | None,
+        operand: npt.NDArray[np.int32],
+        masked: dict[int, Ring],
+        noise: dict[int, Ring],
+    ) -> None:
+        super().__init__(index, round=round)
+        self._protocol = protocol
+        self._phase, self._offset, self._operand, self._noise = phase, offset, operand, noise
+        self._others = tuple(m for m in range(protocol.members) if m != index)
+        self._masked = dict(masked)
+        self._deal: Deal | None = None
+        self._phases: dict[int, Ring] = {}
+        self._shares: dict[int, Share] = {}
+        self._residual: Ring | None = None
+        self._blind: Ring | None = None
+        self._blinded: Ring | None = None
+        self._served: set[int] = set()
+        self._total: Ring | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all others are served and the own total is known."""
+        return self._total is not None and len(self._served) == len(self._others)
+
+    def result(self) -> npt.NDArray[np.float64]:
+        """This member's noisy total: (width, outputs), or (width, 1) for an operand that changes."""
+        if self._total is None:
+            raise ProtocolError(f"round {self.round} of {name_of(self.address)} is not done")
+        return WORDS.decode(self._total)
+
+    def _start(self) -> list[Envelope]:
+        return []
+
+    def _drop(self, address: Address) -> list[Envelope]:
+        raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        protocol, rows = self._protocol, self._phase.shape
+        new_operand = not protocol.static[sender] if sender in self._others else False
+        match message:
+            case Deal() if sender == DEALER and self._deal is None:
+                return self._take_deal(message)
+            case Phase() if sender in self._others and sender not in self._phases:
+                self._phases[sender] = PHASES.check(message.words, rows)
+            case Operand() if new_operand and sender not in self._masked:
+                shape = protocol.operand_shape(sender, rows[0])
+                self._masked[sender] = WORDS.check(message.words, shape)
+            case Share() if sender in self._others and sender not in self._shares:
+                WORDS.check(message.blinded, rows)
+                WORDS.check(message.product, protocol.total_shape(self.address))
+                self._shares[sender] = message
+            case _:
+                raise ProtocolError(
+                    f"{name_of(sender)} sends {message.kind!r} out of turn in round {self.round}"
+                )
+        return self._advance()
+
+    def _take_deal(self, deal: Deal) -> list[Envelope]:
+        """Checks the deal, then sends the masked phase, and the masked operand where it is new."""
+        rows = self._phase.shape
+        WORDS.check(deal.product, self._protocol.total_shape(self.address))
+        WORDS.check(deal.waves, self._protocol.wave_shape(rows[0]) if self.address == 0 else (0,))
+        words = self._phase - expand(deal.seed, "phase", rows, np.uint32)
+        messages: list[Message] = [Phase(round=self.round, words=words)]
+        if not self._protocol.static[self.address]:
+            mask = expand(deal.seed, "operand", self._operand.shape)
+            np.subtract(self._operand.astype(np.int64).view(np.uint64), mask, out=mask)
+            messages.append(Operand(round=self.round, words=mask))
+        self._deal = deal
+        self._phases[self.address] = words
+        sent = [Envelope(self.address, other, message) for message in messages for other in self._others]
+        return sent + self._advance()
+
+    def _advance(self) -> list[Envelope]:
+        """Does whatever has become possible."""
+        if self._deal is None or len(self._phases) < self._protocol.members:
+            return []
+        if self._residual is None:
+            self._residual = self._residual_share(self._deal)
+            self._blind = expand(self._deal.seed, "blind", self._phase.shape)
+            self._blinded = self._residual - self._blind
+        ready = [m for m in self._others if m not in self._served and m in self._masked]
+        sent = [Envelope(self.address, m, self._share_for(m)) for m in ready]
+        self._served.update(ready)
+        if self._total is None and len(self._shares) == len(self._others):
+            self._total = self._open(self._deal, self._residual)
+        if self.done:
+            self._forget()
+        return sent
+
+    def _residual_share(self, deal: Deal) -> Ring:
+        """sum_k sin(k d) [c_k cos(k a)] + cos(k d) [c_k sin(k a)] for the public phase d, minus the label."""
+        delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
+        shape = self._protocol.wave_shape(len(delta))
+        waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
+        share = np.zeros(delta.shape, np.uint64) if self._offset is None else self._offset.copy()
+        table = sine_table()
+        for index, k in enumerate(self._protocol.series.harmonics):
+            place = ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
+            share += table[place] * waves[1, index]
+            share += table[place + _QUARTER] * waves[0, index]
+        return share
+
+    def _share_for(self, member: int) -> Share:
+        """B_j and q_mj = E_m' V_j + c'_mj + e_mj."""
+        if self._deal is None or self._blind is None or self._blinded is None:
+            raise ProtocolError(f"round {self.round} of {name_of(self.address)} has no shares yet")
+        product = ring_product(self._masked[member], self._protocol.right(member, self._blind))
+        product += expand(self._deal.seed, f"product/{member}", product.shape)
+        product += self._noise[member]
+        return Share(round=self.round, blinded=self._blinded, product=product)
+
+    def _open(self, deal: Deal, residual: Ring) -> Ring:
+        """The own total; the own noise stays in it."""
+        everything = residual.copy()
+        for share in self._shares.values():
+            everything += share.blinded
+        total = ring_product(self._operand, self._protocol.right(self.address, everything))
+        total += deal.product
+        total += self._noise[self.address]
+        for share in self._shares.values():
+            total += share.product
+        return total
+
+    def _forget(self) -> None:
+        """Erases the round's seed, masks and noise; the total stays, and marks of who has sent."""
+        nothing = np.empty(0, np.uint64)
+        self._deal = Deal(round=self.round, seed=b"", product=nothing, waves=nothing)
+        self._residual = self._blind = self._blinded = nothing
+        self._noise, self._masked = {}, dict.fromkeys(self._masked, nothing)

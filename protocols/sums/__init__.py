@@ -1,0 +1,1 @@
+"""Secure sums: along trees, under pairwise masks, on ciphertexts, with distributed noise."""

@@ -1,1 +1,0 @@
-"""Large simulations: every organisation but the label holder in a process of its own, on a Ray cluster."""

@@ -1,0 +1,212 @@
+"""From what the user wrote to what will happen: fills in every `auto`, and the noise for a target epsilon."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from securevfl.accountants.gdp import gdp_mu
+from securevfl.algorithms import SERVER, Algorithm, find_algorithm
+from securevfl.data import VerticalData
+from securevfl.errors import DataError, PlanError
+from securevfl.privacy.defences import DEFENCES
+from securevfl.settings.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Releases:
+    """What the busiest party will let out, counted from the plan.
+
+    Attributes:
+        vectors: All vectors, which is what mode ``strict`` counts.
+        per_record: The most that one record is released.
+        updates: The most local updates that one record takes part in.
+    """
+
+    vectors: int
+    per_record: int
+    updates: int
+
+
+def planned_releases(plan: Plan, data: VerticalData) -> Releases:
+    """Counts the releases of a run in advance: initial upload, training, refreshes, evaluation."""
+    algorithm = find_algorithm(plan.algorithm)
+    passes, initial = algorithm.passes(plan, data), int(algorithm.initial_upload)
+    evaluations = evaluation_count(plan)
+    refreshes = plan.epochs * len(data.parties) if plan.delay_bound else 0
+    training = math.ceil(passes * data.n_train) + 2 * plan.batch
+    return Releases(
+        vectors=data.n_train * (initial + refreshes) + training + evaluations * data.n_test,
+        per_record=1
+        if plan.mode == "frozen"
+        else max(initial + math.ceil(passes) + 1 + refreshes, evaluations),
+        updates=math.ceil(algorithm.updates(plan, data)) + 1,
+    )
+
+
+def evaluation_count(plan: Plan) -> int:
+    """How often the test part is evaluated."""
+    between = (plan.epochs - 1) // plan.evaluate_every if plan.evaluate_every else 0
+    return between + 1
+
+
+def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
+    """Checks a plan against the data and completes both.
+
+    Raises:
+        PlanError: They do not fit; the message says what to change.
+    """
+    algorithm = find_algorithm(plan.algorithm)
+    _check_names(plan, data)
+    if plan.protocol not in algorithm.protocols:
+        raise PlanError(
+            f"algorithm {plan.algorithm!r} cannot run on protocol {plan.protocol!r}; "
+            f"it runs on {', '.join(algorithm.protocols)}"
+        )
+    _check_optimisers(plan, algorithm)
+    _check_active(plan, algorithm)
+    _check_threshold(plan, algorithm)
+    _check_defence(plan, algorithm, data)
+    algorithm.check(plan, data)
+    plan = _with_models(algorithm.complete(plan, data), data)
+    scaled = _scale(plan, data)
+    plan = plan.with_changes(scaling=scaled.scaling)
+    if not algorithm.federated:
+        return plan, scaled
+    return algorithm.calibrate(plan, scaled) or _with_noise(plan, data), scaled
+
+
+def _check_names(plan: Plan, data: VerticalData) -> None:
+    for field, known in (
+        ("speeds", (*data.parties, SERVER)),
+        ("learning_rates", data.parties),
+        ("optimisers", (*data.parties, SERVER)),
+    ):
+        for name in getattr(plan, field):
+            if name not in known:
+                raise PlanError(f"{field} names {name!r}, but the parties are {', '.join(data.parties)}")
+
+
+def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
+    for name in (plan.optimiser, *plan.optimisers.values()):
+        if name not in algorithm.optimisers:
+            raise PlanError(
+                f"algorithm {plan.algorithm!r} has no optimiser {name!r}; "
+                f"it has {', '.join(algorithm.optimisers)}"
+            )
+
+
+def _check_active(plan: Plan, algorithm: Algorithm) -> None:
+    """Whoever names active workers means that the others get no labels; only some algorithms know that."""
+    if plan.active and not algorithm.has_passive:
+        raise PlanError(
+            f"active names workers that get the labels, but {plan.algorithm!r} has no passive ones; "
+            "leave active empty"
+        )
+
+
+def _check_threshold(plan: Plan, algorithm: Algorithm) -> None:
+    reason = algorithm.needs_everybody(plan) if plan.threshold else ""
+    if reason:
+        raise PlanError(
+            f"threshold {plan.threshold} lets sums go on without a party, but {plan.algorithm!r} needs "
+            f"everybody: {reason}; leave threshold at 0"
+        )
+
+
+def _check_defence(plan: Plan, algorithm: Algorithm, data: VerticalData) -> None:
+    defence = DEFENCES[plan.defence]
+    if plan.defence != "none" and not algorithm.answers_with_gradients(plan):
+        raise PlanError(
+            f"defence {plan.defence!r} changes gradients of single records; this plan of {plan.algorithm!r} "
+            "sends none"
+        )
+    if defence.binary and data.task != "binary":
+        raise PlanError(f"defence {plan.defence!r} knows two classes only; the task is {data.task}")
+    if defence.counted and plan.mode != "strict":
+        raise PlanError(f"defence {plan.defence!r} is accounted for in mode 'strict' only, not {plan.mode!r}")
+    if plan.label_epsilon and data.task == "regression":
+        raise PlanError("randomised response flips classes; label_epsilon cannot serve regression")
+    if plan.label_epsilon and (not algorithm.federated or plan.mode == "sealed"):
+        raise PlanError(f"label_epsilon has no use in {plan.algorithm!r}, where no label leaves its holder")
+
+
+def _with_models(plan: Plan, data: VerticalData) -> Plan:
+    linear = plan.model == "linear"
+    embedding = plan.embedding or (data.outputs if linear else max(8, data.outputs))
+    fusion = plan.fusion
+    if fusion == "auto":
+        fusion = "concat" if plan.protocol == "plain" else "sum"
+    head = plan.head
+    if head == "auto":
+        head = "sum" if fusion == "sum" and embedding == data.outputs else "linear"
+    return plan.with_changes(embedding=embedding, fusion=fusion, head=head)
+
+
+def _scale(plan: Plan, data: VerticalData) -> VerticalData:
+    """Standard scaling couples a party's records, so only mode ``strict`` may use it."""
+    how = plan.scaling
+    if how == "auto":
+        how = "standard" if plan.mode == "strict" else "public"
+    regression = data.task == "regression" and plan.mode != "sealed"  # labels' statistics are private there
+    if data.scaling == "standard" and plan.mode != "strict":
+        raise PlanError(
+            f"the data was scaled with statistics of private rows, which mode {plan.mode!r} forbids; "
+            "give unscaled data with public bounds"
+        )
+    if data.scaling != "none":
+        return data.scaled("none", label=regression)
+    return data.scaled(how, label=regression)  # type: ignore[arg-type]
+
+
+def _with_noise(plan: Plan, data: VerticalData) -> Plan:
+    """Calibrates sigma (and the updates' noise) to the target epsilon, and makes the target the budget."""
+    if not plan.epsilon:
+        return plan
+    planned = planned_releases(plan, data)
+    budget = plan.budget_epsilon or plan.epsilon
+    if plan.mode != "dp-encoder":
+        count = planned.vectors if plan.mode == "strict" else planned.per_record
+        from securevfl.accountants import calibrate_sigma
+
+        sigma = calibrate_sigma(
+            epsilon=plan.epsilon, delta=plan.delta, releases=count, mode=plan.mode, clip=plan.clip
+        )
+        return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=budget)
+    # Half of the squared mu pays for releases, half for updates; a hair is left for rounding.
+    half = gdp_mu(plan.epsilon, plan.delta) * (1 - 1e-9) / math.sqrt(2)
+    return plan.with_changes(
+        sigma=2 * plan.clip * math.sqrt(planned.per_record) / half,
+        gradient_sigma=2 * plan.gradient_clip * math.sqrt(planned.updates) / half,
+        epsilon=0.0,
+        budget_epsilon=budget,
+    )
+
+
+def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
+    """Loads the data that a plan names: a known set, or one CSV file per party.
+
+    Args:
+        plan: The plan.
+        folder: Look for the files here instead of where the plan says.
+
+    Raises:
+        DataError: Nothing is named, or it cannot be read.
+    """
+    if not plan.data:
+        raise DataError("name the data: --data breast-cancer, or --data a.csv --data b.csv")
+    names = plan.data.split(",")
+    if not all(_looks_like_file(name) for name in names):
+        where = folder or plan.data_folder or None
+        return VerticalData.load(plan.data, parties=plan.parties or None, folder=where, seed=plan.seed)
+    if plan.parties not in (0, len(names)):
+        raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.parties}")
+    files = [Path(folder) / Path(name).name if folder else Path(name) for name in names]
+    return VerticalData.from_csv(
+        files, id_column=plan.id_column, label_column=plan.label_column, seed=plan.seed
+    )
+
+
+def _looks_like_file(name: str) -> bool:
+    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name

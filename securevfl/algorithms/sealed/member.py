@@ -1,0 +1,285 @@
+"""What every member of sealed training does: sessions, iterations, learning from its totals, predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.pace import build_delay
+from securevfl.algorithms.sealed.exchange import ASSUMPTION, Exchange
+from securevfl.algorithms.sealed.models import SealedModel, build_model, encoder_form, is_linear
+from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
+from securevfl.algorithms.sealed.settings import BIAS, SealedSettings
+from securevfl.errors import ProtocolError, TrainingDiverged
+from securevfl.models.seeds import numpy_generator
+from securevfl.protocols.sealed.party import SealedParty
+
+
+def shared_schedule(settings: SealedSettings) -> Batches | None:
+    """The public batches that everybody draws alike; None where each iteration takes all records."""
+    if settings.iterations == 1:
+        return None
+    generator = numpy_generator(settings.plan.seed, "batches", 0)
+    return Batches(settings.data.n_train, settings.batch, generator)
+
+
+class SealedMember:
+    """One member's state and behaviour; roles say when.
+
+    Args:
+        setup: What the run is built from.
+        settings: What all roles agree on.
+        address: The member's address.
+    """
+
+    def __init__(self, setup: Setup, settings: SealedSettings, address: str) -> None:
+        self.setup, self.settings, self.address = setup, settings, address
+        self.index = settings.members.index(address)
+        self.link = setup.links[address]
+        self.exchange = Exchange(self.link, settings, address)
+        self.gate = setup.gates[setup.hosts[address]]
+        self.observers = tuple(sorted({setup.hosts[m] for m in settings.members} - {setup.hosts[address]}))
+        self.batches = shared_schedule(settings)
+        self.delay = None if address == SERVER else build_delay(setup, address)
+        self.labels = self._labels() if self.index == settings.label_holder else None
+        self.preparation: Preparation | None = None
+        self.model: SealedModel | None = None
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.steps = 0
+        self.sums: list[Tensor] = []
+        self.averaged = 0
+        self._party: SealedParty | None = None
+        self._cost = settings.cost(self.index)
+
+    # -- preparation ----------------------------------------------------------------------------------------
+
+    @property
+    def _is_static(self) -> bool:
+        return self.address == SERVER or is_linear(self.setup, self.address)
+
+    def prepare(self) -> None:
+        """Prepares the rows (noisy means pass the gate) and builds the model."""
+        if self._is_static and self.address != SERVER:
+            biased = self.index == self.settings.label_holder
+            clip = self.settings.clips[self.index] * ((1 - BIAS * BIAS) ** 0.5 if biased else 1.0)
+            self.preparation = prepare_rows(self.settings, self.index, self.gate, self.observers, clip=clip)
+        self._build()
+
+    def _build(self) -> None:
+        party = None if self.address == SERVER else self.index
+        self.model = build_model(
+            self.setup, party, self.preparation, biased=self.index == self.settings.label_holder
+        )
+        if self.model.static:
+            for parameter in self.model.parameters:
+                torch.nn.init.zeros_(parameter)
+        rate = self.setup.server_rate if party is None else self.setup.rate(self.address)
+        rate *= self.settings.unit_rate
+        self.optimiser = build_optimiser(self.model.parameters, self.setup.plan, rate, self.address)
+
+    def _labels(self) -> npt.NDArray[np.float64]:
+        """(records, outputs), as the protocol wants them."""
+        data, plan = self.setup.data, self.setup.plan
+        if data.task == "multiclass":
+            return np.asarray(np.eye(data.outputs)[data.y_train])
+        labels = np.asarray(data.y_train, np.float64).reshape(-1, 1)
+        if data.task == "regression":
+            labels = np.clip(2 * (labels - plan.label_low) / (plan.label_high - plan.label_low) - 1, -1, 1)
+        return labels
+
+    @property
+    def ready_model(self) -> SealedModel:
+        """The model, which `prepare` or `load` has built."""
+        if self.model is None:
+            raise ProtocolError(f"{self.address} trains before it has prepared its rows")
+        return self.model
+
+    # -- the protocol ---------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Starts a phase: the dealer says where all go on, or that masks are dealt anew.
+
+        A session lasts as long as all processes do and no phase is broken off half-way.
+        """
+        if await self.exchange.begin(session=self._party is not None):
+            self._party = await self._open_session()
+
+    async def _open_session(self) -> SealedParty:
+        """Fresh masks for the static operands, and a note of what hides the rest."""
+        model = self.ready_model
+        party = SealedParty(
+            self.settings.protocol(*member_shapes(self.setup, self.settings)),
+            self.index,
+            operand=model.operand(None) if model.static else None,
+            noise=self.gate.noise.stream,
+        )
+        assumption = ASSUMPTION.format(self.setup.plan.collusion)
+        head = self.gate.note_hidden(mechanism="masked", observers=self.observers, assumption=assumption)
+        await self.exchange.follow(party.setup(), head)
+        return party
+
+    @property
+    def _session(self) -> SealedParty:
+        if self._party is None:
+            raise ProtocolError(f"{self.address} has no session; a phase starts with one")
+        return self._party
+
+    # -- training -------------------------------------------------------------------------------------------
+
+    async def iterate(self) -> int:
+        """One iteration; returns the number of records in it."""
+        party, model = self._session, self.ready_model
+        if self.delay is not None:
+            await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
+        rows = None if self.batches is None else self.batches.next()
+        chosen = np.arange(self.setup.data.n_train, dtype=np.int64) if rows is None else rows
+        machine = party.round(
+            round=self.exchange.next_round(),
+            rows=rows,
+            scores=model.scores(rows),
+            labels=None if self.labels is None else self.labels[chosen],
+            operand=None if model.static else model.operand(rows),
+        )
+        head = self.gate.open_totals(
+            rows=chosen,
+            sensitivity=self._cost[0],
+            sigma=self._cost[1],
+            kind=f"totals ({self.setup.plan.protect})",
+            observers=self.observers,
+        )
+        await self.exchange.follow(machine, head)
+        self._learn(machine.result(), len(chosen))
+        return len(chosen)
+
+    def _learn(self, total: npt.NDArray[np.float64], count: int) -> None:
+        """A step on the noisy total, kept within the bound: post-processing of what was opened."""
+        model, plan = self.ready_model, self.setup.plan
+        if self.optimiser is None:
+            raise ProtocolError(f"{self.address} has nothing to learn with")
+        model.set_gradients(total, count)
+        self.optimiser.step()
+        self.steps += 1
+        with torch.no_grad():
+            norm = float(torch.sqrt(sum((p.square().sum() for p in model.parameters), torch.zeros(()))))
+            if not np.isfinite(norm):
+                raise TrainingDiverged(f"{self.address}: weights are not finite; lower the learning rate")
+            if norm > plan.weight_bound:
+                for parameter in model.parameters:
+                    parameter.mul_(plan.weight_bound / norm)
+            self._average(model)
+
+    def _average(self, model: SealedModel) -> None:
+        total = self.setup.plan.epochs * self.settings.iterations
+        if self.steps <= total * (1 - self.setup.plan.average_last):
+            return
+        if not self.sums:
+            self.sums = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters]
+        self.averaged += 1
+        for mine, parameter in zip(self.sums, model.parameters, strict=True):
+            mine += parameter
+
+    # -- prediction -----------------------------------------------------------------------------------------
+
+    async def predict(self) -> npt.NDArray[np.float64] | None:
+        """Opens the summed scores of the test part to the label holder, who gets them returned."""
+        party, model = self._session, self.ready_model
+        data, holder = self.setup.data, self.index == self.settings.label_holder
+        with self._averaged_weights(model):
+            scores = model.test_scores()
+        head = None
+        if not holder:
+            rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+            to = (self.setup.label_holder,)
+            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="evaluation", observers=to)
+        machine = party.score(scores, round=self.exchange.next_round())
+        await self.exchange.follow(machine, head)
+        return machine.result() if holder else None
+
+    def _averaged_weights(self, model: SealedModel) -> _Averaged:
+        finished = self.steps >= self.setup.plan.epochs * self.settings.iterations
+        means = [each / self.averaged for each in self.sums] if self.averaged else []
+        return _Averaged(model, means, keep=finished)
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything but secrets: masks and seeds end with the process."""
+        model = self.ready_model
+        preparation = self.preparation
+        return {
+            "parameters": {str(i): p.detach() for i, p in enumerate(model.parameters)},
+            "optimiser": {} if self.optimiser is None else optimiser_state(self.optimiser),
+            "preparation": None if preparation is None else dict(vars(preparation)),
+            "batches": None if self.batches is None else self.batches.state(),
+            "delay": None if self.delay is None else self.delay.state(),
+            "steps": self.steps,
+            "sums": {str(i): each for i, each in enumerate(self.sums)},
+            "averaged": self.averaged,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+        saved = state["preparation"]
+        if saved is not None:
+            centre = np.asarray(saved["centre"], np.float64)
+            self.preparation = Preparation(
+                centre=centre, scale=float(saved["scale"]), clip=float(saved["clip"])
+            )
+        self._build()
+        with torch.no_grad():
+            for number, parameter in enumerate(self.ready_model.parameters):
+                parameter.copy_(state["parameters"][str(number)])
+        if self.optimiser is not None:
+            load_optimiser_state(self.optimiser, state["optimiser"])
+        if self.batches is not None:
+            self.batches.load(state["batches"])
+        if self.delay is not None:
+            self.delay.load(state["delay"])
+        self.steps, self.averaged = int(state["steps"]), int(state["averaged"])
+        self.sums = [state["sums"][str(i)] for i in range(len(state["sums"]))]
+
+
+class _Averaged:
+    """Puts averaged weights into a model for a while, or for good when training is over."""
+
+    def __init__(self, model: SealedModel, means: list[Tensor], *, keep: bool) -> None:
+        self._model, self._means, self._keep = model, means, keep
+        self._before: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        if self._means:
+            self._before = [p.detach().clone() for p in self._model.parameters]
+            self._write(self._means)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before and not self._keep:
+            self._write(self._before)
+
+    def _write(self, values: list[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self._model.parameters, values, strict=True):
+                parameter.copy_(value)
+
+
+def member_shapes(setup: Setup, settings: SealedSettings) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Width of every member's operand and whether it is static: public facts about the models."""
+    widths, static = [], []
+    for index, name in enumerate(settings.members):
+        biased = index == settings.label_holder
+        fast = name == SERVER or is_linear(setup, name)
+        if name == SERVER:
+            width = 1
+        elif fast:
+            width = setup.data.widths[index] + biased
+        else:
+            width = sum(p.numel() for p in encoder_form(setup, name).parameters() if p.requires_grad)
+        widths.append(int(width))
+        static.append(fast)
+    return tuple(widths), tuple(static)

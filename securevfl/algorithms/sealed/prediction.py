@@ -1,0 +1,134 @@
+"""Roles that apply a sealed model to new records: the label holder obtains the sum of all scores, exactly.
+
+No operand is exchanged and nothing is learned. What is opened is a score per record, counted apart from
+training; records that training used are refused, because an exact score would void their epsilon.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.prediction import Finished
+from securevfl.algorithms.sealed.exchange import Exchange
+from securevfl.algorithms.sealed.models import build_model
+from securevfl.algorithms.sealed.roles import OUTPUTS, DealerRole, in_label_units
+from securevfl.algorithms.sealed.rows import Preparation
+from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.errors import ProtocolError
+from securevfl.models.encoders import PreparedLinear
+from securevfl.privacy.rows import Rows
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import SealedProtocol
+
+
+def scoring_protocol(settings: SealedSettings) -> SealedProtocol:
+    """The protocol without operands: nothing but scores can be opened."""
+    members = len(settings.members)
+    return settings.protocol((0,) * members, (False,) * members)
+
+
+class ScoringMember:
+    """A member's part in a prediction.
+
+    Args:
+        setup: What the run is built from; its training part holds the new records.
+        settings: What all roles agree on.
+        address: The member's address.
+        numbers: Record index of each new record; None where they cannot be told from earlier ones.
+    """
+
+    def __init__(self, setup: Setup, settings: SealedSettings, address: str, numbers: Rows | None) -> None:
+        self.setup, self.settings, self.numbers = setup, settings, numbers
+        self.exchange = Exchange(setup.links[address], settings, address)
+        self.gate = setup.gates[setup.hosts[address]]
+        self.holds_labels = self.exchange.index == settings.label_holder
+
+    async def predict(self) -> npt.NDArray[np.float64] | None:
+        """Opens the summed scores to the label holder, who gets them returned."""
+        exchange, setup, head = self.exchange, self.setup, None
+        if not self.holds_labels:
+            to = (setup.label_holder,)
+            head = self.gate.open_scores(rows=self.numbers, vectors=setup.data.n_train, observers=to)
+        await exchange.begin(session=False)
+        party = SealedParty(scoring_protocol(self.settings), exchange.index)
+        await exchange.follow(party.setup(), head)
+        machine = party.score(self._scores(), round=exchange.next_round())
+        await exchange.follow(machine, head)
+        return machine.result() if self.holds_labels else None
+
+    def _scores(self) -> npt.NDArray[np.float64]:
+        """This member's scores of the new records, by the trained model."""
+        setup, address = self.setup, self.exchange.address
+        party = None if address == SERVER else setup.data.parties.index(address)
+        encoder = setup.encoders.get(address)
+        prepared = Preparation.of(encoder) if isinstance(encoder, PreparedLinear) else None
+        return build_model(setup, party, prepared, biased=self.holds_labels).scores(None)
+
+
+class ScoringParty(Finished):
+    """A party; the label holder's own hands the result to the server."""
+
+    def __init__(self, setup: Setup, settings: SealedSettings, party: str, numbers: Rows | None) -> None:
+        self.address = party
+        self.member = ScoringMember(setup, settings, party, numbers)
+
+    async def evaluate(self) -> None:
+        outputs = await self.member.predict()
+        if outputs is not None:
+            await self.member.exchange.link.send(SERVER, OUTPUTS, {"values": outputs})
+
+
+class ScoringServer(Finished, ServerRole):
+    """The label holder, and a member itself if it has no features."""
+
+    def __init__(self, setup: Setup, settings: SealedSettings, numbers: Rows | None) -> None:
+        self.setup = setup
+        self.link = setup.links[SERVER]
+        member = not settings.holds_features
+        self.member = ScoringMember(setup, settings, SERVER, numbers) if member else None
+
+    async def evaluate(self) -> None:
+        if self.member is not None:
+            outputs = await self.member.predict()
+        else:
+            message = await self.link.receive()
+            if message.kind != OUTPUTS or self.setup.hosts[message.sender] != self.setup.hosts[SERVER]:
+                raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
+            outputs = np.array(message["values"])
+        self.predictions = in_label_units(self.setup, outputs)
+
+
+class ScoringDealer(DealerRole):
+    """The dealer of a prediction: masks that cancel in the sum of all scores."""
+
+    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+        super().__init__(setup, settings)
+        self.dealer = SealedDealer(scoring_protocol(settings))
+        self.test_records = setup.data.n_train
+
+
+class SealedPredicting(Algorithm):
+    """Applies a sealed model; nobody chooses it by name.
+
+    Args:
+        numbers: Record index of each new record; None where they cannot be told from earlier ones.
+    """
+
+    name = "predict-sealed"
+    summary = "applies a sealed model to new records"
+    helpers = (DEALER,)
+
+    def __init__(self, numbers: Rows | None) -> None:
+        self.numbers = numbers
+
+    def role(self, setup: Setup, address: str) -> Role:
+        """The label holder, a party, or the dealer."""
+        settings = SealedSettings(plan=setup.plan, data=setup.data)
+        if address == SERVER:
+            return ScoringServer(setup, settings, self.numbers)
+        if address == DEALER:
+            return ScoringDealer(setup, settings)
+        return ScoringParty(setup, settings, address, self.numbers)

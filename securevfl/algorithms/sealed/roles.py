@@ -1,0 +1,194 @@
+"""The roles of sealed training: parties, the label holder, the dealer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
+from securevfl.algorithms.sealed.exchange import BEGIN, HELLO, READY
+from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
+from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.errors import ProtocolError
+from securevfl.models import metrics
+from securevfl.privacy.messages import Message
+from securevfl.protocols.contract import SETUP_ROUND, Envelope
+from securevfl.protocols.sealed.dealer import SealedDealer
+
+OPENED = "sealed-opened"
+OUTPUTS = "sealed-outputs"
+
+
+def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
+    """Opened scores as the loss knows them: of regression in the units of the labels."""
+    values = torch.from_numpy(np.asarray(outputs, np.float64))
+    if setup.data.task == "regression":
+        values = setup.plan.label_low + (values + 1) / 2 * (setup.plan.label_high - setup.plan.label_low)
+    return values.float()
+
+
+class PartyRole(Role):
+    """A party. The label holder's own party tells the server, inside its organisation, how far it is."""
+
+    def __init__(self, setup: Setup, settings: SealedSettings, party: str) -> None:
+        self.address = party
+        self.settings = settings
+        self.member = SealedMember(setup, settings, party)
+        self._reports = setup.hosts[party] == setup.hosts[SERVER]
+
+    async def prepare(self) -> None:
+        self.member.prepare()
+
+    async def epoch(self) -> None:
+        await self.member.begin()
+        for _ in range(self.settings.iterations):
+            count = await self.member.iterate()
+            if self._reports:
+                await self.member.link.send(SERVER, OPENED, {"count": count})
+
+    async def evaluate(self) -> None:
+        await self.member.begin()
+        outputs = await self.member.predict()
+        if outputs is not None:
+            await self.member.link.send(SERVER, OUTPUTS, {"values": outputs})
+
+    def state(self) -> dict[str, Any]:
+        return self.member.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.member.load(state)
+
+
+class SealedServer(ServerRole):
+    """The label holder: measures the test part, counts iterations, and is a member if it has no features.
+
+    It never learns a training loss: that would be another release.
+    """
+
+    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+        self.setup, self.settings = setup, settings
+        self.link = setup.links[SERVER]
+        self.member = None if settings.holds_features else SealedMember(setup, settings, SERVER)
+        self.processed = 0
+        self.epochs_done = 0
+        self.loss: float | None = None
+        self.test: dict[str, float | None] = {}
+
+    async def prepare(self) -> None:
+        if self.member is not None:
+            self.member.prepare()
+
+    async def epoch(self) -> None:
+        if self.member is not None:
+            await self.member.begin()
+        for _ in range(self.settings.iterations):
+            if self.member is not None:
+                count = await self.member.iterate()
+            else:
+                count = int((await self._from_home(OPENED))["count"])
+            self.processed += count * len(self.setup.data.parties)
+            self.setup.report(self.processed, None)
+        self.epochs_done += 1
+
+    async def _from_home(self, kind: str) -> Message:
+        message = await self.link.receive()
+        if message.kind != kind or self.setup.hosts[message.sender] != self.setup.hosts[SERVER]:
+            raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
+        return message
+
+    async def evaluate(self) -> None:
+        if self.member is not None:
+            await self.member.begin()
+            outputs = await self.member.predict()
+        else:
+            outputs = np.array((await self._from_home(OUTPUTS))["values"])
+        data = self.setup.data
+        self.predictions = in_label_units(self.setup, outputs)
+        self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "member": None if self.member is None else self.member.state(),
+            "processed": self.processed,
+            "epochs_done": self.epochs_done,
+            "test": self.test,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self.member is not None:
+            self.member.load(state["member"])
+        self.processed, self.epochs_done = int(state["processed"]), int(state["epochs_done"])
+        self.test = state["test"]
+
+
+class DealerRole(Role):
+    """The dealer: waits until all members are ready, then deals. It learns the schedule and nothing else."""
+
+    address = DEALER
+
+    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+        self.settings = settings
+        self.link = setup.links[DEALER]
+        self.test_records = setup.data.n_test
+        self.batches = shared_schedule(settings)
+        self.dealer = SealedDealer(settings.protocol(*member_shapes(setup, settings)))
+        self._session = False
+        self._round = 0
+
+    async def _deal(self, envelopes: list[Envelope]) -> None:
+        for envelope in envelopes:
+            receiver = self.settings.members[envelope.receiver]
+            await self.link.send(receiver, envelope.message.kind, dict(vars(envelope.message)))
+
+    async def _hear(self, kind: str) -> list[Message]:
+        """One message of this kind from every member."""
+        heard: dict[str, Message] = {}
+        while len(heard) < len(self.settings.members):
+            message = await self.link.receive()
+            if message.kind != kind or message.sender not in self.settings.members or message.sender in heard:
+                raise ProtocolError(f"dealer received {message.kind!r} from {message.sender} out of turn")
+            heard[message.sender] = message
+        return list(heard.values())
+
+    async def _all_ready(self, round: int) -> None:  # noqa: A002
+        for message in await self._hear(READY):
+            if message["round"] != round:
+                raise ProtocolError(f"{message.sender} is in round {message['round']}, not in {round}")
+
+    async def _begin(self) -> None:
+        """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
+        hellos = await self._hear(HELLO)
+        fresh = not (self._session and all(hello["session"] for hello in hellos))
+        self._round = 0 if fresh else max(self._round, *(int(hello["round"]) for hello in hellos))
+        for member in self.settings.members:
+            await self.link.send(member, BEGIN, {"fresh": fresh, "round": self._round})
+        if fresh:
+            await self._all_ready(SETUP_ROUND)
+            await self._deal(self.dealer.setup())
+            self._session = True
+
+    async def _next_round(self) -> int:
+        await self._all_ready(self._round)
+        self._round += 1
+        return self._round - 1
+
+    async def epoch(self) -> None:
+        await self._begin()
+        for _ in range(self.settings.iterations):
+            number = await self._next_round()
+            rows = None if self.batches is None else self.batches.next()
+            await self._deal(self.dealer.deal(round=number, rows=rows))
+
+    async def evaluate(self) -> None:
+        await self._begin()
+        number = await self._next_round()
+        await self._deal(self.dealer.deal_scores(round=number, count=self.test_records))
+
+    def state(self) -> dict[str, Any]:
+        return {"batches": None if self.batches is None else self.batches.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self.batches is not None:
+            self.batches.load(state["batches"])

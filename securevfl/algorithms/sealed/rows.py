@@ -1,0 +1,118 @@
+"""A party's rows for sealed training: centred, scaled and clipped by public rules, rounded toward zero.
+
+Weights may depend on a party's rows through noisy totals only. So may the preparation of its rows: columns
+are centred and scaled with noisy means that are paid for, never with the means themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from securevfl.algorithms.sealed.settings import SealedSettings
+from securevfl.errors import TrainingDiverged
+from securevfl.models.encoders import PreparedLinear
+from securevfl.privacy.gate import Gate
+from securevfl.protocols.sealed.protocol import OPERAND_BITS
+
+Floats = npt.NDArray[np.float64]
+CHUNK = 1 << 13
+_LEAST = 1e-4  # of the squared diameter: noise cannot make the scale vanish
+_MARGIN = 1 - 2.0**-40  # rounding of norm, quotient and product
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Preparation:
+    """How rows become vectors of norm at most `clip`.
+
+    Attributes:
+        centre: Subtracted from each row.
+        scale: Multiplies each row.
+        clip: Bound of the L2 norm.
+    """
+
+    centre: Floats
+    scale: float
+    clip: float
+
+    @classmethod
+    def of(cls, encoder: PreparedLinear) -> Preparation:
+        """The one that a trained encoder carries."""
+        centre = encoder.centre.detach().cpu().numpy().copy()
+        return cls(centre=centre, scale=float(encoder.scale), clip=float(encoder.clip))
+
+    def __call__(self, block: Any) -> npt.NDArray[np.int32]:
+        """Rows as integers at 2^14, (width, rows): each row's norm is at most clip * 2^14, exactly."""
+        out = np.empty((self.centre.size, block.shape[0]), np.int32)
+        for start in range(0, block.shape[0], CHUNK):
+            rows = (dense(block[start : start + CHUNK]) - self.centre) * self.scale
+            out[:, start : start + CHUNK] = clip_to_integers(rows, self.clip).T
+        return out
+
+
+def dense(block: Any) -> Floats:
+    """Rows of a block as a dense table of float64."""
+    rows = block.toarray() if sparse.issparse(block) else np.asarray(block)
+    return np.asarray(rows, np.float64).reshape(len(rows), -1)
+
+
+def clip_to_integers(rows: Floats, clip: float) -> npt.NDArray[np.int32]:
+    """Clips the L2 norm of each row, then rounds toward zero at 2^14, so that no norm grows."""
+    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    if not np.isfinite(norms).all():
+        raise TrainingDiverged("a record's row or Jacobian is not finite; lower the learning rate")
+    factors = np.minimum(1.0, clip / np.maximum(norms, 1e-300)) * (_MARGIN * 2.0**OPERAND_BITS)
+    return np.asarray(np.trunc(rows * factors[:, None]), np.int32)
+
+
+def prepare_rows(
+    settings: SealedSettings, party: int, gate: Gate, observers: tuple[str, ...], *, clip: float
+) -> Preparation:
+    """The party's preparation; with centring it releases noisy means of its columns through the gate.
+
+    Args:
+        settings: The run's settings.
+        party: Index of the party.
+        gate: Its gate.
+        observers: All other organisations: they see what is computed from the statistics.
+        clip: Bound of the prepared rows.
+    """
+    data, width = settings.data, settings.data.widths[party]
+    bounds = data.bounds[party]
+    if not settings.plan.centring or bounds is None:
+        return Preparation(centre=np.zeros(width), scale=1.0, clip=clip)
+    low, high = bounds[:, 0], bounds[:, 1]
+    diameter = max(float(np.linalg.norm(high - low)), 1e-9)
+    first, second, factor = settings.centring_sigmas(diameter)
+    block, count = data.train[party], data.n_train
+    rows = np.arange(count, dtype=np.int64)
+    shared: dict[str, Any] = {"rows": rows, "observers": observers}
+    sums = gate.noisy_statistic(
+        _total(block, lambda piece: np.clip(piece, low, high)),
+        **shared,
+        change=diameter,
+        counted=diameter * factor,
+        sigma=first,
+        kind="means",
+    )
+    centre = np.clip(sums / count, low, high)
+    squares = gate.noisy_statistic(
+        _total(block, lambda piece: np.square(np.clip(piece, low, high) - centre).sum(1, keepdims=True)),
+        **shared,
+        change=diameter**2,
+        counted=diameter**2 * factor,
+        sigma=second,
+        kind="scale",
+    )
+    spread = max(float(squares[0]) / count, _LEAST * diameter**2)
+    return Preparation(centre=centre, scale=clip / math.sqrt(spread), clip=clip)
+
+
+def _total(block: Any, part: Any) -> Floats:
+    pieces = [part(dense(block[s : s + CHUNK])).sum(0) for s in range(0, block.shape[0], CHUNK)]
+    return np.asarray(np.sum(pieces, axis=0), np.float64)

@@ -1,0 +1,175 @@
+"""From a plan to the numbers of sealed training: members, clips, noise, and what one iteration costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from securevfl.accountants.sealed_noise import SealedShifts, Variances
+from securevfl.algorithms.base import SERVER
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError
+from securevfl.protocols.sealed.protocol import TOTAL_BITS, SealedProtocol
+from securevfl.protocols.sealed.series import SineSeries, identity_series, logistic_series
+from securevfl.settings.plan import Plan
+
+DEALER = "dealer"
+BIAS = 0.25
+"""The constant column of the label holder, as a share of the clip."""
+MEANS = 0.75
+"""Share of the centring budget for the means; the rest is for the scale."""
+_MIN_STD = 1 << 14  # as for the noise of secure sums: discreteness is below any float's resolution
+_ROUNDING_VARIANCE = 9  # a discrete Gaussian protects like a real one of variance less by 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedSettings:
+    """What all roles of a sealed run agree on.
+
+    Attributes:
+        plan: The resolved plan.
+        data: The data; only public facts of it are read here: names, widths, counts, bounds, task.
+    """
+
+    plan: Plan
+    data: VerticalData
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Addresses of those who hold shares: the parties, and the server where it has no features."""
+        return self.data.parties if self.holds_features else (*self.data.parties, SERVER)
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether the label holder is one of the parties."""
+        return self.plan.label_holder == "party" and self.data.label_holder in self.data.parties
+
+    @property
+    def label_holder(self) -> int:
+        """Index of the member with the labels."""
+        return self.members.index(self.data.label_holder if self.holds_features else SERVER)
+
+    @property
+    def clips(self) -> tuple[float, ...]:
+        """Bound of each member's rows; a label holder without features has the constant column alone."""
+        return tuple(self.plan.clip * (BIAS if name == SERVER else 1.0) for name in self.members)
+
+    @property
+    def series(self) -> SineSeries:
+        """The function of the summed score."""
+        return identity_series(period=6.0) if self.data.task == "regression" else logistic_series()
+
+    @property
+    def label_range(self) -> tuple[float, float]:
+        """Labels as the protocol sees them."""
+        return (-1.0, 1.0) if self.data.task == "regression" else (0.0, 1.0)
+
+    @property
+    def unit_rate(self) -> float:
+        """Half the inverse smoothness of the loss in all weights together: f' is at most 1/4 or 1."""
+        slope = 1.0 if self.data.task == "regression" else 0.25
+        return 0.5 / (slope * sum(clip * clip for clip in self.clips))
+
+    @property
+    def batch(self) -> int:
+        """Records of one iteration."""
+        return min(self.plan.batch, self.data.n_train)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of one epoch, each record being in exactly one of them."""
+        return -(-self.data.n_train // self.batch)
+
+    @cached_property
+    def shifts(self) -> SealedShifts:
+        """How far one record moves the totals of one iteration."""
+        low, high = self.series.range
+        rounding = self.series.rounding
+        label_low, label_high = self.label_range
+        return SealedShifts(
+            clips=self.clips,
+            label_holder=self.label_holder,
+            protects=self.plan.protect,  # type: ignore[arg-type]
+            residual_bound=max(high - label_low, label_high - low) + rounding,
+            residual_change=high - low + 2 * rounding,
+            label_change=label_high - label_low,
+            outputs=self.data.outputs,
+        )
+
+    @cached_property
+    def share_stds(self) -> tuple[tuple[int, ...], ...]:
+        """Integer noise [target][member] such that every coalition faces what `sigma` promises."""
+        members = len(self.members)
+        if not self.plan.sigma:
+            return ((0,) * members,) * members
+        wanted = self.shifts.variances(
+            mu=self.shifts.diameter / self.plan.sigma, colluders=self.plan.collusion
+        )
+        stds = tuple(tuple(_integer_std(v) for v in row) for row in wanted)
+        if min(std for row in stds for std in row if std) < _MIN_STD:
+            raise PlanError(
+                f"noise of std {self.plan.sigma} is below the resolution of the ring; raise sigma"
+            )
+        return stds
+
+    @cached_property
+    def variances(self) -> Variances:
+        """The noise that is really added, as real Gaussians that protect no better."""
+        unit = 4.0**-TOTAL_BITS
+        return tuple(
+            tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in self.share_stds
+        )
+
+    def cost(self, member: int) -> tuple[float, float]:
+        """What an iteration costs the member's records: sensitivity and sigma, both 0 without a guarantee.
+
+        Where only labels are protected, the others' features are not: their ledgers say so.
+        """
+        shifts = self.shifts
+        if self.plan.protect == "label" and member != self.label_holder:
+            shifts = replace(shifts, protects="features")
+        mu = shifts.mu(self.variances, colluders=self.plan.collusion, owner=member)
+        if not self.plan.sigma or math.isinf(mu):
+            return 0.0, 0.0
+        return mu * self.plan.sigma * (1 + 1e-12), self.plan.sigma
+
+    def centring_sigmas(self, diameter: float) -> tuple[float, float, float]:
+        """Noise for a party's sums of columns and of squared distances, and the factor of their sensitivity.
+
+        All parties' statistics concern the same person, so each pays for all of them.
+
+        Args:
+            diameter: How far two rows of the party can be apart.
+        """
+        factor = math.sqrt(len(self.data.parties)) if self.plan.protect == "person" else 1.0
+        if not self.plan.sigma:
+            return 0.0, 0.0, factor
+        share = self.plan.centring / (1 - self.plan.centring)
+        squared = share * self.plan.epochs * (self.shifts.diameter / self.plan.sigma) ** 2
+        means, scale = math.sqrt(squared * MEANS), math.sqrt(squared * (1 - MEANS))
+        return diameter * factor / means, diameter**2 * factor / scale, factor
+
+    def protocol(self, widths: tuple[int, ...], static: tuple[bool, ...]) -> SealedProtocol:
+        """The public configuration of the protocol."""
+        low, high = self.label_range
+        return SealedProtocol(
+            widths=widths,
+            static=static,
+            clips=self.clips,
+            label_holder=self.label_holder,
+            records=self.data.n_train,
+            batch=self.batch,
+            outputs=self.data.outputs,
+            series=self.series,
+            label_low=low,
+            label_high=high,
+            share_stds=self.share_stds,
+        )
+
+
+def _integer_std(variance: float) -> int:
+    """The least integer whose discrete Gaussian protects like a real one of this variance."""
+    if not variance:
+        return 0
+    return math.isqrt(math.ceil(variance * 4.0**TOTAL_BITS) + _ROUNDING_VARIANCE) + 1

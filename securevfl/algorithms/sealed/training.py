@@ -1,0 +1,109 @@
+"""Sealed training: nothing per record is opened; each party gets only noisy batch gradients of its weights.
+
+Parties hold features, one organisation holds the labels, a dealer without data deals correlated randomness.
+Residuals stay secret-shared (see `securevfl.protocols.sealed`), so the noise competes with sums over whole
+batches and a small epsilon leaves a useful model. What leaves a party besides noisy totals is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from securevfl.accountants.gdp import gdp_mu
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
+from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError
+from securevfl.models.heads import SumHead
+from securevfl.settings.plan import Plan
+
+FULL_BATCH = 2**31 - 1
+_HAIR = 1 - 1e-9  # of mu, for rounding
+
+
+class Sealed(Algorithm):
+    """Secret-shared residuals, noisy totals."""
+
+    name = "sealed"
+    summary = (
+        "nothing per record is opened: noisy batch gradients from secret-shared residuals, with a dealer"
+    )
+    helpers = (DEALER,)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "epochs": 80,
+        "batch": FULL_BATCH,
+        "learning_rate": 3.0,
+        "optimiser": "momentum",
+        "l2": 0.0,
+    }
+
+    def role(self, setup: Setup, address: str) -> Role:
+        """The label holder, a party, or the dealer."""
+        if type(setup.head) is not SumHead:
+            raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
+        settings = SealedSettings(plan=setup.plan, data=setup.data)
+        if address == SERVER:
+            return SealedServer(setup, settings)
+        return DealerRole(setup, settings) if address == DEALER else PartyRole(setup, settings, address)
+
+    def check(self, plan: Plan, data: VerticalData) -> None:
+        """What sealed training cannot do is refused before anything starts."""
+        members = len(data.parties) + (plan.label_holder == "server" or data.label_holder not in data.parties)
+        wrong = {
+            "sealed training needs at least 2 members": members < 2,
+            f"collusion of {plan.collusion} among {members} members leaves no honest one": plan.collusion
+            >= members,
+            "early stopping looks at private data; set patience = 0": plan.patience > 0,
+            "scaling fitted on private rows couples records; use 'public' or 'none'": "standard"
+            in (plan.scaling, data.scaling),
+            "hidden_noise has no place in sealed training": bool(plan.hidden_noise),
+            "encoders learn from noisy totals alone; leave encoder_training at 'raw'": plan.encoder_training
+            != "raw",
+            "regression needs public bounds of the labels: set label_low and label_high": data.task
+            == "regression"
+            and not plan.label_high > plan.label_low,
+        }
+        for reason, applies in wrong.items():
+            if applies:
+                raise PlanError(reason)
+
+    def complete(self, plan: Plan, data: VerticalData) -> Plan:
+        """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
+        bounds = [table for table in data.bounds if table is not None]
+        known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
+        scaling = plan.scaling
+        if scaling == "auto" and not known and data.scaling == "none":
+            raise PlanError(
+                "sealed training scales columns by public bounds, and the data has none: give bounds, or set "
+                "scaling = 'none' to clip the rows as they are"
+            )
+        if scaling == "auto":
+            small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
+            scaling = "none" if small or not known else "public"
+        return plan.with_changes(
+            batch=min(plan.batch, data.n_train),
+            embedding=data.outputs,
+            fusion="sum",
+            head="sum",
+            scaling=scaling,
+            centring=plan.centring if known and plan.model == "linear" else 0.0,
+        )
+
+    def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
+        """The noise for the target epsilon after `epochs` iterations of each record."""
+        settings = SealedSettings(plan=plan, data=data)
+        if plan.epsilon:
+            mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
+            each = mu * ((1 - plan.centring) / plan.epochs) ** 0.5
+            budget = plan.budget_epsilon or plan.epsilon
+            sigma = settings.shifts.diameter / each
+            plan = plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=budget)
+            settings = SealedSettings(plan=plan, data=data)
+        settings.protocol(
+            (1,) * len(settings.members), (True,) * len(settings.members)
+        )  # does it fit the ring?
+        return plan

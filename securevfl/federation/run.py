@@ -1,0 +1,410 @@
+"""Training runs: `train` makes one, `load_run` opens a finished one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from securevfl.accountants.modes import privacy_matrix
+from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
+from securevfl.algorithms import SERVER, Progress, ServerRole
+from securevfl.algorithms.resolve import resolve
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError, RunError, SecureVFLError
+from securevfl.federation.callbacks import Callback, Callbacks
+from securevfl.federation.engine import Engine
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.prediction import Floats, Predictor, load_own, written_records
+from securevfl.settings.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        plan: The plan, with every choice filled in.
+        metrics: One line per epoch.
+        result: What ``train --json`` prints.
+        folder: Where it is, if it was written.
+        encoders: The trained encoders by party (only in the process that trained).
+        head: The label holder's model (only in the process that trained).
+        predictor: Applies the model to new records.
+    """
+
+    plan: Plan
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any]
+    folder: Path | None = None
+    encoders: Mapping[str, nn.Module] = field(default_factory=dict)
+    head: nn.Module | None = None
+    predictor: Predictor | None = field(default=None, repr=False, compare=False)
+
+    def predict(
+        self, blocks: Sequence[Any] | Mapping[str, Any], *, ids: Sequence[Any] | None = None
+    ) -> Floats:
+        """Predicts for new records; their embeddings leave through the gates and count like all others.
+
+        The label holder obtains the result. Its own embeddings stay inside; those of all other parties (on a
+        secure sum: their total) are released to it with kind ``prediction``, refused over budget, and written
+        to the ledgers. `privacy` and ``result.json`` are brought up to date.
+
+        A sealed run opens the exact sum of all parties' scores of each new record, which is counted apart
+        from training (``result["prediction"]``). Records that it was trained on are refused, and so are
+        records without IDs: an exact score would void what the run promises.
+
+        Args:
+            blocks: New rows of every party, in the order of the parties or by name, in the units of the
+                training data before scaling.
+            ids: Who the records are. In modes that count per record, a known ID pays for its release, a new
+                one starts at nothing. Without IDs nobody can tell new records from old ones, so every record
+                pays for every row. Mode ``strict`` counts that way in any case.
+
+        Returns:
+            Binary: each row's probability of the second class; multiclass: (rows, classes) probabilities;
+            regression: values in the units of the labels.
+
+        Raises:
+            DataError: The rows or IDs do not fit.
+            BudgetExceeded: A party's gate refuses; what other parties released until then stays counted.
+            RunError: The run was written by something else and keeps no model.
+        """
+        if self.predictor is None:
+            raise RunError("this run keeps no model to predict with")
+        try:
+            return self.predictor.predict(blocks, ids)
+        finally:
+            self._update_privacy(self.predictor)
+
+    def _update_privacy(self, predictor: Predictor) -> None:
+        self.result.update(counted(self.plan, predictor.records()))
+        if predictor.folder is not None:
+            predictor.folder.write_result(self.result)
+
+    @property
+    def test(self) -> dict[str, float | None]:
+        """Metrics on the test part."""
+        return dict(self.result["test"])
+
+    @property
+    def privacy(self) -> dict[str, dict[str, Any]]:
+        """What each owner has spent, for its worst observer."""
+        return dict(self.result["privacy"])
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended before its last epoch; None if it did not."""
+        reason = self.result["stopped"]
+        return None if reason is None else str(reason)
+
+
+def train(
+    data: VerticalData,
+    plan: Plan | None = None,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    encoders: Mapping[str, nn.Module] | None = None,
+    head: nn.Module | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    ray: str | None = None,
+) -> Run:
+    """Trains on vertical data, every release gated and accounted for.
+
+    All parties run in this process, on the virtual network, or as actors of a Ray cluster. What the result
+    promises is written in ``run.privacy``: for each owner the accounting mode, mu and epsilon towards its
+    worst observer.
+
+    Args:
+        data: The parties' features and the labels.
+        plan: What to do; the default plan is asynchronous VAFL without noise.
+        out: Folder for the results, which must not exist yet. None keeps everything in memory.
+        resume: Go on with the unfinished run in `out`, from its last epoch.
+        encoders: Your own encoder for some or all parties.
+        head: Your own model for the label holder.
+        progress: Called after every step.
+        callbacks: Told of the start, of every epoch and of the end; see `securevfl.trackers`.
+        ray: Run every organisation but the label holder in a process of its own, on a Ray cluster: its
+            address, ``auto`` for the one of this machine, ``local`` to start one for this run. It needs
+            `out`, which all machines of the cluster must see, and the plan's own models.
+
+    Raises:
+        PlanError: The plan does not fit itself or the data.
+        RunError: The folder exists, cannot be written, or belongs to another plan.
+        BudgetExceeded: The budget does not even allow the first step. (If it ends training later, the run is
+            returned with `stopped` set.)
+    """
+    resolved, scaled = resolve(plan or Plan(), data)
+    if out is None and resolved.record_views:
+        raise PlanError("views are written to disk; give an output folder to record them")
+    folder = None if out is None else RunFolder(Path(out))
+    if ray is not None and (folder is None or encoders or head is not None):
+        raise PlanError("a run on Ray needs an output folder, and the plan's own encoders and head")
+    if resume:
+        _check_same_plan(folder, resolved)
+    elif folder is not None:
+        folder.create(resolved)
+    follow = Callbacks(tuple(callbacks))
+    make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
+    with nullcontext() if folder is None else folder.locked():
+        engine = _run_engine(make, resolved, scaled, folder, progress, follow, resume=resume)
+    records = engine.records() if folder is None else written_records(folder.path)
+    result = _result(engine, records)
+    if folder is not None:
+        folder.write_result(result)
+    follow.on_finish(result)
+    if ray is not None and folder is not None:
+        return load_run(folder.path)  # the models were trained elsewhere
+    return Run(
+        plan=resolved,
+        metrics=engine.metrics,
+        result=result,
+        folder=None if folder is None else folder.path,
+        encoders=engine.setup.encoders,
+        head=engine.setup.head,
+        predictor=Predictor(
+            plan=resolved,
+            folder=folder,
+            encoders=engine.setup.encoders,
+            head=engine.setup.head,
+            trained=engine.trained(),
+            organisations=engine.organisations if folder is None else (),
+        ),
+    )
+
+
+def _run_engine(
+    make: Callable[..., Engine],
+    resolved: Plan,
+    scaled: VerticalData,
+    folder: RunFolder | None,
+    progress: Callable[[Progress], None] | None,
+    follow: Callbacks,
+    *,
+    resume: bool,
+) -> Engine:
+    """Builds the engine and runs it to its end; a folder in which nothing has begun is removed again."""
+    try:
+        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
+    except SecureVFLError:
+        if folder is not None and not resume:
+            folder.remove()  # made a moment ago; nothing has been released
+        raise
+    try:
+        follow.on_start(resolved)
+        engine.run()
+    except BaseException as error:
+        follow.on_error(error)
+        raise
+    finally:
+        engine.close()
+    return engine
+
+
+def _engine_on(ray: str) -> Callable[..., Engine]:
+    """Builds engines on a cluster, which is looked for only then."""
+
+    def make(*given: Any, **options: Any) -> Engine:
+        from securevfl.federation.actors import ActorEngine
+        from securevfl.federation.pool import RayPool
+
+        return ActorEngine(*given, seats=RayPool(ray), **options)
+
+    return make
+
+
+def load_run(
+    folder: Path | str,
+    *,
+    encoders: Mapping[str, nn.Module] | None = None,
+    head: nn.Module | None = None,
+) -> Run:
+    """Opens a finished run.
+
+    Args:
+        folder: The run's folder.
+        encoders: Modules like those that were given to `train`; their parameters are read from the folder.
+            Needed only to predict, and only for encoders that are not the plan's own.
+        head: The same for the label holder's model.
+
+    Raises:
+        RunError: The folder holds no finished run.
+    """
+    files = RunFolder(Path(folder))
+    if not files.path.is_dir():
+        raise RunError(f"there is no run folder {files.path}")
+    plan, result = files.read_plan(), files.read_result()
+    for name, module in {**(encoders or {}), **({} if head is None else {SERVER: head})}.items():
+        load_own(files, name, module)
+    return Run(
+        plan=plan,
+        metrics=files.read_metrics(),
+        result=result,
+        folder=files.path,
+        encoders=encoders or {},
+        head=head,
+        predictor=Predictor(plan=plan, folder=files, encoders=encoders or {}, head=head),
+    )
+
+
+def _check_same_plan(folder: RunFolder | None, plan: Plan) -> None:
+    if folder is None:
+        raise PlanError("resume needs the folder of the run to go on with")
+    saved = folder.read_plan()
+    changed = [f.name for f in fields(plan) if getattr(plan, f.name) != getattr(saved, f.name)]
+    if changed:
+        name = changed[0]
+        raise RunError(
+            f"{folder.path} belongs to another plan: {name} was {getattr(saved, name)!r}, "
+            f"now it is {getattr(plan, name)!r}"
+        )
+    if folder.result_file.exists():
+        raise RunError(f"the run in {folder.path} is finished; there is nothing to resume")
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, Any]]:
+    """Per owner: mode, mu and epsilon towards its worst observer; infinite is None."""
+    worst = {
+        owner: max(observers.values(), key=lambda spend: spend.mu)
+        for owner, observers in privacy_matrix(records, delta).items()
+        if observers
+    }
+    return {
+        owner: {
+            "mode": spend.mode,
+            "mu": _number(spend.mu),
+            "epsilon": _number(spend.epsilon),
+            "delta": delta,
+            "releases": spend.releases,
+            "observer": spend.observer,
+        }
+        for owner, spend in worst.items()
+    }
+
+
+def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
+    """The part of a result that later releases change: ``privacy``, and of sealed runs ``prediction``."""
+    result: dict[str, Any] = {"privacy": spending(records, plan.delta)}
+    return result | ({"prediction": predictions(records)} if plan.mode == "sealed" else {})
+
+
+def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
+    """Per owner: scores of single records that were opened beside sealed training, and to whom.
+
+    ``scores`` is how many in all; ``evaluation`` and ``prediction`` say what for.
+    """
+    counted: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if record.is_prediction:
+            nothing: dict[str, Any] = {
+                "scores": 0,
+                **dict.fromkeys(PREDICTIONS, 0),
+                "observers": [],
+                "epsilon": None,
+            }
+            mine = counted.setdefault(record.owner, nothing)
+            mine["scores"] += record.vectors
+            mine[record.kind] += record.vectors
+            mine["observers"] = sorted({*mine["observers"], *record.observers})
+    return counted
+
+
+def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
+    return result_content(
+        engine.plan,
+        records,
+        label_holder=engine.setup.label_holder,
+        server=engine.server,
+        epochs=engine.server.epochs_done,
+        time={"virtual": engine.time, "wall": round(engine.wall, 3)},
+        messages=engine.network.messages,
+        bytes=engine.network.bytes,
+        stopped=engine.stopped,
+    )
+
+
+def result_content(
+    plan: Plan,
+    records: list[ReleaseRecord],
+    *,
+    label_holder: str,
+    server: ServerRole | None,
+    epochs: int,
+    **figures: Any,
+) -> dict[str, Any]:
+    """What ``train --json`` prints, on any runtime.
+
+    Args:
+        plan: The resolved plan.
+        records: The releases that the writer of the result knows of.
+        label_holder: Who holds the labels.
+        server: The label holder's role; None where it runs elsewhere.
+        epochs: Epochs done.
+        figures: Time, messages, bytes, why it stopped, and what else a runtime has to say.
+    """
+    result = {
+        "algorithm": plan.algorithm,
+        "protocol": plan.protocol,
+        "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
+        **counted(plan, records),
+        "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
+        "labels": label_exposure(records, label_holder),
+        "epochs": epochs,
+        "loss": None if server is None else _number(server.loss),
+        **({"absent_rounds": server.absences()} if plan.threshold and server is not None else {}),
+        **figures,
+    }
+    return dict(json.loads(json.dumps(result)))
+
+
+def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:
+    """How the labels are exposed, in words."""
+    mine = [r for r in records if r.owner == label_holder and r.mechanism not in HIDDEN]
+    if mine and all(record.mode == "sealed" for record in mine):
+        partial = any("(features)" in record.kind for record in mine)
+        covered = "but epsilon covers features only" if partial else "as accounted"
+        return f"sealed: only noisy totals of whole batches depend on them, {covered}"
+    flipped = [record for record in mine if record.kind == "randomised labels"]
+    sent = [record for record in mine if record.kind != "randomised labels"]
+    given = sorted({name for record in sent if record.kind == "labels" for name in record.observers})
+    tested = sorted({name for record in sent if record.kind == "test labels" for name in record.observers})
+    derived = sorted({name for record in sent for name in record.observers} - {*given, *tested})
+    noisy = all(record.mechanism == "gaussian" for record in sent)
+    ways = []
+    if given:
+        ways.append(f"shared: all training labels were sent to {', '.join(given)}")
+    if tested:
+        ways.append(f"all test labels, as they are, to {', '.join(tested)}")
+    if derived:
+        ways.append(f"exposed: {_gradients_in_words(sent)} go to {', '.join(derived)}")
+    if not ways:
+        return f"not exposed: {label_holder} sends nothing that depends on labels"
+    rest = "all else" if tested else "all"
+    guarantees = [
+        f"randomised response: {rest} is computed from flipped labels, epsilon {record.epsilon:g} for each"
+        for record in flipped
+        if record.epsilon is not None and record.mechanism == "randomised-response"
+    ]
+    return "; ".join([*ways, *(guarantees or ["as accounted" if noisy else "no guarantee"])])
+
+
+def _gradients_in_words(sent: list[ReleaseRecord]) -> str:
+    """What a defence made of the gradients: it is part of the kind, in parentheses."""
+    defences = sorted({record.kind.partition("(")[2].rstrip(")") for record in sent} - {""})
+    if defences:
+        return f"gradients of the loss, changed by {' and '.join(defences)} (a heuristic),"
+    exact = any(record.mechanism == "exact" for record in sent)
+    return "exact gradients of the loss" if exact else "clipped gradients of the loss with Gaussian noise"

@@ -1,0 +1,478 @@
+"""The gate: the only door out of a party.
+
+A release passes five steps, in this order: the vectors are checked and clipped, the budget is asked, the
+ledger entry is written and synced to disk, noise is added, and only then does the caller get something to
+send. Over budget, `BudgetExceeded` is raised and nothing leaves. Training, refreshes, evaluation and
+prediction all pass here and all count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.accountants.filters import Filter
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
+from securevfl.privacy.defences import randomise_labels
+from securevfl.privacy.ledger import Ledger
+from securevfl.privacy.messages import Head
+from securevfl.privacy.noise import Noise, snap
+from securevfl.privacy.rows import Rows
+from securevfl.protocols.sums.noise import NoisySum
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """How a party's vectors are protected: clipped to L2 norm `clip`, then Gaussian noise of std `sigma`.
+
+    With sigma 0 nothing is clipped and the release is exact: its epsilon is infinite.
+    """
+
+    clip: float = 1.0
+    sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise PlanError(f"clip is {self.clip}; it must be a number above 0")
+        if not (math.isfinite(self.sigma) and self.sigma >= 0):
+            raise PlanError(f"sigma is {self.sigma}; it must be 0 (no noise) or more")
+
+
+EXACT = Mechanism()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What may be sent, and what the party needs to learn from the answer.
+
+    Attributes:
+        values: The vectors as they leave.
+        source: The clipped vectors with their graph; the gradient that comes back goes in here.
+        head: The ledger head to send along; None inside one organisation.
+    """
+
+    values: Vectors
+    source: Tensor
+    head: Head | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What may enter a secure sum, and what the party needs to learn from the answer.
+
+    Attributes:
+        values: Floats, or ring elements that already carry the party's share of the noise.
+        source: The clipped vectors with their graph; the gradient that comes back goes in here.
+        head: The ledger head to send along; None inside one organisation.
+    """
+
+    values: npt.NDArray[Any]
+    source: Tensor
+    head: Head | None
+
+
+# A sum of discrete Gaussians of std s >= 2^14 is a continuous Gaussian of std sqrt(s^2 - 16^2) rounded by a
+# discrete Gaussian of std 16 (Peikert 2010, Theorem 3.1; the error is below exp(-5000)): post-processing.
+MIN_SHARE_STD = 1 << 14
+_ROUNDED = 1 - 2.0**-20
+
+
+def clip_rows(vectors: Tensor, clip: float) -> Tensor:
+    """Scales each row to L2 norm at most `clip`; differentiable."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
+    return vectors * (clip / norms).clamp(max=1.0)
+
+
+class Gate:
+    """One owner's gate.
+
+    Args:
+        owner: The party.
+        mode: The accounting mode, derived from the plan.
+        ledger: Where every release is written first.
+        mechanism: Protection of embeddings.
+        update: Protection of local updates in mode ``dp-encoder``: clip and noise of the summed gradient.
+        budget: The filter that refuses a release; it also keeps what is spent.
+        noise: Source of noise. If it is reproducible, the ledger says that nothing is promised.
+        release_once: Keep what was released and send the same bytes again at no further cost. Only where the
+            encoder never changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        mode: str,
+        ledger: Ledger,
+        mechanism: Mechanism,
+        update: Mechanism | None = None,
+        budget: Filter,
+        noise: Noise,
+        release_once: bool = False,
+    ) -> None:
+        self.owner = owner
+        self.mode = mode
+        self.ledger = ledger
+        self.mechanism = mechanism
+        self.update = update
+        self.budget = budget
+        self.noise = noise
+        self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
+
+    def release(
+        self, vectors: Tensor, *, rows: Rows | None, kind: str, observers: tuple[str, ...]
+    ) -> Released:
+        """Releases one vector per row to the observers.
+
+        Args:
+            vectors: One row per record.
+            rows: The records; None where they cannot be told from earlier ones, so that every record pays.
+            kind: What the release is for. A record that comes for ``prediction`` may have other features than
+                before, so what was released once is not sent again.
+            observers: Organisations that will see it.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+            TrainingDiverged: A vector is not finite.
+        """
+        values = self._checked(vectors, rows)
+        if self._cache is None or rows is None or kind == "prediction":
+            return self._release_fresh(vectors, values, rows, kind, observers)
+        cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
+        missing = cache.missing(rows)
+        if missing.any():
+            chosen = vectors[torch.from_numpy(missing)]
+            fresh = self._release_fresh(chosen, values[missing], rows[missing], kind, observers)
+            cache.store(rows[missing], fresh.values)
+        return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
+
+    def _checked(self, vectors: Tensor, rows: Rows | None) -> npt.NDArray[Any]:
+        """The vectors as an array, once they are known to be finite and one per row."""
+        if vectors.ndim != 2 or (rows is not None and vectors.shape[0] != len(rows)):
+            count = "unknown" if rows is None else len(rows)
+            raise PlanError(f"{self.owner} releases {tuple(vectors.shape)} vectors for {count} rows")
+        values = vectors.numpy(force=True)
+        if not np.isfinite(values).all():
+            raise TrainingDiverged(
+                f"{self.owner}: embeddings are not finite; lower the learning rate or scale the features"
+            )
+        return values
+
+    def contribute(
+        self,
+        vectors: Tensor,
+        *,
+        rows: Rows | None,
+        kind: str,
+        observers: tuple[str, ...],
+        noise: NoisySum | None,
+    ) -> Contribution:
+        """Lets one vector per row into a secure sum whose total the observers obtain.
+
+        What is written down is what the total reveals: with noise, that the observers together with the
+        colluders that `noise` is made for see at least its honest share of Gaussian noise on this party's
+        vectors; without noise, an exact release. That the contribution itself stays hidden is the secure
+        sum's promise, see `note_hidden`.
+
+        Args:
+            vectors: One row per record.
+            rows: The records; None as in `release`.
+            kind: What the release is for.
+            observers: Organisations that obtain the total, or something computed from it.
+            noise: The noisy sum that the vectors enter; None for a sum without noise.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+            TrainingDiverged: A vector is not finite.
+        """
+        self._checked(vectors, rows)
+        count = vectors.shape[0]
+        where: dict[str, Any] = {"rows": rows, "vectors": count, "kind": kind, "observers": observers}
+        if noise is None:
+            head = self._account(EXACT, **where)
+            return Contribution(values=_floats(vectors), source=vectors, head=head)
+        if noise.noise.share_std < MIN_SHARE_STD:
+            raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
+        source = clip_rows(vectors, self.mechanism.clip)
+        values = _clip_exactly(_floats(source), self.mechanism.clip)
+        encoded = noise.encode(values)
+        protection = Mechanism(clip=self.mechanism.clip, sigma=noise.noise.honest_sigma * _ROUNDED)
+        change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
+        head = self._account(protection, sensitivity=change, **where)
+        share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
+        return Contribution(values=encoded + share, source=source, head=head)
+
+    def note_hidden(self, *, mechanism: str, observers: tuple[str, ...], assumption: str) -> Head:
+        """Writes down, once for the run, who handles this party's contributions without reading them.
+
+        Args:
+            mechanism: ``masked`` or ``encrypted``.
+            observers: Organisations that pass such values on.
+            assumption: What must hold for them to learn nothing.
+        """
+        record = ReleaseRecord(
+            owner=self.owner,
+            observers=observers,
+            kind="contributions",
+            mechanism=mechanism,
+            mode=self.mode,
+            assumption=assumption,
+        )
+        return self.ledger.append(record)
+
+    def open_totals(
+        self, *, rows: Rows, sensitivity: float, sigma: float, kind: str, observers: tuple[str, ...]
+    ) -> Head:
+        """Writes down that noisy totals over these records, all parties' together, are about to be opened.
+
+        Args:
+            rows: The batch.
+            sensitivity: L2 sensitivity of the totals, in the unit of `sigma`.
+            sigma: Noise that the observers cannot subtract; 0 for none.
+            kind: What the totals are for.
+            observers: Organisations that obtain a total, or something computed from it.
+
+        Raises:
+            BudgetExceeded: The opening would break the budget; nothing was written.
+        """
+        mechanism = Mechanism(clip=self.mechanism.clip, sigma=sigma)
+        return self._account(
+            mechanism, rows=rows, vectors=1, kind=kind, observers=observers, sensitivity=sensitivity
+        )
+
+    def noisy_statistic(
+        self,
+        values: npt.NDArray[np.float64],
+        *,
+        rows: Rows,
+        change: float,
+        counted: float,
+        sigma: float,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> npt.NDArray[np.float64]:
+        """Adds noise to a statistic of the party's own records, so that weights may depend on it.
+
+        Args:
+            values: The exact statistic.
+            rows: The records it is made of.
+            change: How far one replaced record moves it; the noise's std is in the same unit.
+            counted: The sensitivity to write down, at least `change`: more where others release the like of
+                the same records at the same time.
+            sigma: Noise of each value; 0 for none.
+            kind: What it is.
+            observers: Organisations that see something computed from it.
+        """
+        if not counted >= change > 0:
+            raise PlanError(f"{self.owner}: a statistic that moves by {change} cannot count as {counted}")
+        self.open_totals(rows=rows, sensitivity=counted, sigma=sigma, kind=kind, observers=observers)
+        if not sigma:
+            return values
+        return snap(values + self.noise.gaussian(values.shape, sigma), sigma)
+
+    def _release_fresh(
+        self,
+        vectors: Tensor,
+        values: npt.NDArray[Any],
+        rows: Rows | None,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> Released:
+        source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
+        head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
+        protected = self._protect(source) if self.mechanism.sigma else values.astype(np.float32)
+        return Released(values=protected, source=source, head=head)
+
+    def _protect(self, source: Tensor) -> Vectors:
+        sigma = self.mechanism.sigma
+        values = _clip_exactly(_floats(source), self.mechanism.clip)
+        return snap(values + self.noise.gaussian(values.shape, sigma), sigma).astype(np.float32)
+
+    def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
+        """Writes down that something leaves without protection, such as gradients of the labels."""
+        return self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
+
+    def open_scores(self, *, rows: Rows | None, vectors: int, observers: tuple[str, ...]) -> Head:
+        """Writes down that a sealed model's exact scores of single records are about to be opened.
+
+        Args:
+            rows: The records; None where they cannot be told from those that were trained on.
+            vectors: How many records.
+            observers: Organisations that obtain the scores.
+
+        Raises:
+            BudgetExceeded: A record was trained on with a promise that its exact score would void.
+        """
+        if self.budget.promises(rows):
+            which = "without IDs some may be" if rows is None else "some are"
+            raise BudgetExceeded(
+                f"{self.owner}: of {vectors} records to predict, {which} records that training used, and an "
+                "exact score would void their epsilon; give records that training never saw, with their IDs"
+            )
+        return self._account(Mechanism(), rows=rows, vectors=vectors, kind="prediction", observers=observers)
+
+    def release_noisy(
+        self,
+        values: npt.NDArray[np.float64],
+        mechanism: Mechanism,
+        *,
+        rows: Rows,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> tuple[npt.NDArray[np.float64], Head]:
+        """Releases one vector per row with a protection of its own, such as noisy gradients.
+
+        Raises:
+            BudgetExceeded: The release would break the budget; nothing was written or sent.
+        """
+        clipped = _clip_exactly(values, mechanism.clip)
+        head = self._account(mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        noisy = clipped + self.noise.gaussian(clipped.shape, mechanism.sigma)
+        return snap(noisy, mechanism.sigma), head
+
+    def randomise_labels(
+        self, labels: npt.NDArray[Any], *, classes: int, epsilon: float, observers: tuple[str, ...]
+    ) -> npt.NDArray[Any]:
+        """Flips the training labels by randomised response, to be used instead of the true ones from now on.
+
+        To be called once in a run: drawing again costs epsilon again, and is written down again.
+        """
+        record = ReleaseRecord(
+            owner=self.owner,
+            observers=observers,
+            kind="randomised labels",
+            mechanism="randomised-response" if self.noise.secure else "exact",
+            epsilon=epsilon,
+            rows=np.arange(len(labels), dtype=np.int64),
+            vectors=len(labels),
+            mode=self.mode,
+        )
+        self.budget.check(record)
+        self.ledger.append(record)
+        self.budget.charge(record)
+        return randomise_labels(labels, classes, epsilon, self.noise)
+
+    def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
+        """Adds noise to a sum of clipped per-record gradients, so that the encoder may depend on it.
+
+        Raises:
+            BudgetExceeded: The update would break the budget; the encoder must stay as it is.
+        """
+        if self.update is None or self.update.sigma <= 0:
+            raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
+        self._account(self.update, rows=rows, vectors=1, kind="update", observers=(), protection="dp-update")
+        noisy = []
+        for gradient in sums:
+            noise = self.noise.gaussian(tuple(gradient.shape), self.update.sigma)
+            noisy.append(gradient + torch.from_numpy(noise).to(gradient))
+        return noisy
+
+    def state(self) -> dict[str, Any]:
+        """What was released once and may be sent again; spending is kept in the ledger."""
+        caches = enumerate((self._cache or {}).items())
+        return {str(i): {"observers": list(key), **cache.state()} for i, (key, cache) in caches}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+        for saved in state.values():
+            if self._cache is not None:
+                self._cache[tuple(saved["observers"])] = _Cache.restored(saved)
+
+    def _account(
+        self,
+        mechanism: Mechanism,
+        *,
+        rows: Rows | None,
+        vectors: int,
+        kind: str,
+        observers: tuple[str, ...],
+        sensitivity: float | None = None,
+        protection: str = "gaussian",
+    ) -> Head:
+        """Asks the budget and writes the entry; `kind`, a word that others may choose, changes no cost."""
+        protected = mechanism.sigma > 0 and self.noise.secure
+        record = ReleaseRecord(
+            owner=self.owner,
+            observers=observers,
+            kind=kind,
+            mechanism=protection if protected else "exact",
+            clip=mechanism.clip if mechanism.sigma else None,
+            sigma=mechanism.sigma if mechanism.sigma else None,
+            sensitivity=(sensitivity or 2 * mechanism.clip) if mechanism.sigma else None,
+            rows=rows,
+            vectors=vectors,
+            ids_visible=True,
+            mode=self.mode,
+        )
+        self.budget.check(record)
+        head = self.ledger.append(record)
+        self.budget.charge(record)
+        return head
+
+
+def _floats(vectors: Tensor) -> npt.NDArray[np.float64]:
+    return vectors.detach().to("cpu", torch.float64).numpy()
+
+
+def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:
+    """Clips once more in float64: float32 rounding may have left a norm just above the bound."""
+    norms = np.sqrt(np.einsum("ij,ij->i", values, values))
+    over = norms > clip
+    if over.any():
+        values = values.copy()
+        # 2^-50 covers the rounding of the norm, the quotient and the product (a few units of 2^-53).
+        values[over] *= (clip / norms[over] * (1 - 2.0**-50))[:, None]
+    return values
+
+
+def stay_inside(vectors: Tensor) -> Released:
+    """Vectors that do not leave their organisation: no clip, no noise, no entry."""
+    values = vectors.detach().to("cpu", torch.float32).numpy()
+    return Released(values=values, source=vectors, head=None)
+
+
+class _Cache:
+    """Released vectors by row."""
+
+    def __init__(self, width: int) -> None:
+        self._values: Vectors = np.zeros((0, width), np.float32)
+        self._known: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+    def _grow(self, rows: Rows) -> None:
+        size = int(rows.max(initial=-1)) + 1
+        if size > len(self._known):
+            extra = max(size, 2 * len(self._known)) - len(self._known)
+            self._known = np.concatenate([self._known, np.zeros(extra, np.bool_)])
+            self._values = np.concatenate(
+                [self._values, np.zeros((extra, self._values.shape[1]), np.float32)]
+            )
+
+    def missing(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        self._grow(rows)
+        return ~self._known[rows]
+
+    def store(self, rows: Rows, values: Vectors) -> None:
+        self._known[rows] = True
+        self._values[rows] = values
+
+    def fetch(self, rows: Rows) -> Vectors:
+        return self._values[rows]
+
+    def state(self) -> dict[str, Any]:
+        return {"values": self._values, "known": self._known}
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> _Cache:
+        cache = cls(width=state["values"].shape[1])
+        cache._values, cache._known = np.array(state["values"]), np.array(state["known"])
+        return cache

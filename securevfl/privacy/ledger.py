@@ -1,0 +1,370 @@
+"""The ledger: what one owner let out, in order, chained by hash and signed.
+
+One JSON line per entry. Each entry names the hash of the one before it and carries an Ed25519 signature of
+its own hash, so an edit, a removal or a new order breaks the chain. The hash of the newest entry (the head)
+travels with every message: a ledger whose tail was cut or rewritten, even with fresh keys, contradicts the
+heads that the observers keep.
+
+A process that writes to a ledger first writes a ``session`` entry with a fresh public key. The private key
+lives in memory alone and ends with the process; nothing in a run folder can sign.
+
+Entries are flushed and synced to disk before the message leaves, so that a crash can only over-count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.errors import LedgerError, RunError
+from securevfl.privacy.messages import Head
+from securevfl.privacy.rows import rows_from_text, rows_to_text
+
+FORMAT = 1
+GENESIS = "0" * 64
+SESSION = "session"
+"""Kind of the entry with which a process announces its signing key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of a ledger: its place in the chain and what it says."""
+
+    index: int
+    digest: str
+    content: Mapping[str, Any]
+
+    @property
+    def is_session(self) -> bool:
+        """True for the entry that announces a new signing key."""
+        return bool(self.content.get("kind") == SESSION)
+
+
+def _canonical(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+class Ledger:
+    """Writes one owner's ledger.
+
+    Args:
+        owner: The party whose releases are written.
+        path: The file, or None to keep the ledger in memory (for tests and throw-away runs).
+        reproducible: True where noise is reproducible; the session entry then says that nothing is promised.
+    """
+
+    def __init__(self, owner: str, path: Path | None = None, *, reproducible: bool = False) -> None:
+        self.owner = owner
+        self.path = path
+        self.lines: list[str] = []
+        self._file: IO[str] | None = None
+        index, digest = -1, GENESIS
+        if path is not None:
+            index, digest = self._open(path)
+        self.head = Head(owner, index, digest)
+        self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
+        try:
+            self._begin_session()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin_session(self) -> None:
+        self._key = Ed25519PrivateKey.generate()
+        public = self._key.public_key().public_bytes_raw().hex()
+        self._write({"kind": SESSION, "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a ledger in memory signs with a key of its own; from there on the two count apart."""
+        if self.path is not None:
+            raise LedgerError(f"the ledger {self.path} cannot be copied: one file, one writer")
+        return {"owner": self.owner, "lines": list(self.lines), "guarantee": self._guarantee}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
+        self.path = self._file = None
+        last = json.loads(self.lines[-1])
+        self.head = Head(self.owner, last["index"], last["hash"])
+        self._begin_session()
+
+    def _open(self, path: Path) -> tuple[int, str]:
+        """Opens the file for appending; a last line that a crash tore was never synced, so it is dropped."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        index, digest = -1, GENESIS
+        if path.exists():
+            raw = path.read_bytes()
+            whole = raw[: raw.rfind(b"\n") + 1]
+            if whole != raw:
+                with path.open("r+b") as file:
+                    file.truncate(len(whole))
+            entries = _verify_file(self.owner, path, whole)
+            if entries:
+                index, digest = entries[-1].index, entries[-1].digest
+        self._file = path.open("a", encoding="utf-8")
+        return index, digest
+
+    def append(self, record: ReleaseRecord) -> Head:
+        """Writes a release and syncs it to disk; only then may the message leave.
+
+        Raises:
+            LedgerError: It would pass for the entry that announces a signing key, which counts nothing.
+        """
+        if record.kind == SESSION:
+            raise LedgerError(f"a release of {self.owner} cannot be of kind {SESSION!r}; name what it is for")
+        content: dict[str, Any] = {
+            "kind": record.kind,
+            "observers": list(record.observers),
+            "mechanism": record.mechanism,
+            "clip": record.clip,
+            "sigma": record.sigma,
+            "sensitivity": record.sensitivity,
+            "vectors": record.vectors,
+            "ids_visible": record.ids_visible,
+            "mode": record.mode,
+        }
+        if record.rows is not None:
+            content["rows"] = rows_to_text(record.rows)
+        if record.assumption:
+            content["assumption"] = record.assumption
+        if record.epsilon is not None:
+            content["epsilon"] = record.epsilon
+        return self._write(content)
+
+    def _write(self, content: Mapping[str, Any]) -> Head:
+        index = self.head.position + 1
+        body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
+        digest = _digest(body)
+        signature = self._key.sign(bytes.fromhex(digest)).hex()
+        line = f'{body[:-1]},"hash":"{digest}","signature":"{signature}"}}'
+        if self._file is None:
+            self.lines.append(line)
+        else:
+            self._sync(line)
+        self.head = Head(self.owner, index, digest)
+        return self.head
+
+    def _sync(self, line: str) -> None:
+        if self._file is None:
+            raise LedgerError(f"the ledger of {self.owner} is closed")
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the file. Further releases are refused."""
+        if self._file is not None:
+            self._file.close()
+
+
+def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
+    """Checks chain, order and signatures and returns the entries.
+
+    Raises:
+        LedgerError: The first entry that does not fit, and why.
+    """
+    return _verify(owner, lines, _NOTHING)[0]
+
+
+class _Verified(NamedTuple):
+    """The part of a ledger file that this process has verified before.
+
+    Attributes:
+        size: Bytes.
+        digest: Their SHA-256.
+        entries: What they say.
+        key: The key that signs from there on.
+    """
+
+    size: int
+    digest: bytes
+    entries: list[Entry]
+    key: Ed25519PublicKey | None
+
+
+_NOTHING = _Verified(0, hashlib.sha256().digest(), [], None)
+_KNOWN: OrderedDict[Path, _Verified] = OrderedDict()
+_MOST_FILES, _MOST_BYTES = 64, 1 << 26
+
+
+def _verify_file(owner: str, path: Path, raw: bytes) -> list[Entry]:
+    """Verifies a file's content; what was verified before, byte for byte, is not verified again."""
+    place = path.resolve()
+    known = _KNOWN.get(place, _NOTHING)
+    if known.entries and known.entries[0].content["owner"] != owner:
+        known = _NOTHING
+    if len(raw) < known.size or hashlib.sha256(raw[: known.size]).digest() != known.digest:
+        known = _NOTHING
+    end = raw.rfind(b"\n") + 1  # a line without its end may still grow
+    entries, key = _verify(owner, raw[known.size : end].decode().splitlines(), known)
+    if end <= _MOST_BYTES:
+        _KNOWN[place] = _Verified(end, hashlib.sha256(raw[:end]).digest(), entries, key)
+        _KNOWN.move_to_end(place)
+        while len(_KNOWN) > _MOST_FILES:
+            _KNOWN.popitem(last=False)
+    return _verify(owner, raw[end:].decode().splitlines(), _Verified(end, b"", entries, key))[0]
+
+
+def _verify(
+    owner: str, lines: Iterable[str], after: _Verified
+) -> tuple[list[Entry], Ed25519PublicKey | None]:
+    """Verifies lines that follow what was verified; returns all entries, and the key in force."""
+    entries, key = list(after.entries), after.key
+    previous = entries[-1].digest if entries else GENESIS
+    for index, line in enumerate(lines, start=len(entries)):
+        where = f"ledger of {owner}, entry {index}"
+        try:
+            content = json.loads(line)
+            digest, signature = content.pop("hash"), bytes.fromhex(content.pop("signature"))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise LedgerError(f"{where}: not a ledger entry") from error
+        if content.get("owner") != owner or content.get("index") != index:
+            raise LedgerError(f"{where}: belongs elsewhere (an entry was removed, moved or copied)")
+        if content.get("previous") != previous:
+            raise LedgerError(f"{where}: does not follow the entry before it (chain broken)")
+        if _digest(_canonical(content)) != digest:
+            raise LedgerError(f"{where}: content does not match its hash (edited)")
+        if content.get("kind") == SESSION:
+            key = _public_key(where, content)
+        if key is None:
+            raise LedgerError(f"{where}: no session entry announces a signing key")
+        try:
+            key.verify(signature, bytes.fromhex(digest))
+        except InvalidSignature as error:
+            raise LedgerError(f"{where}: signature is not the owner's (forged)") from error
+        entries.append(Entry(index=index, digest=digest, content=content))
+        previous = digest
+    return entries, key
+
+
+def _public_key(where: str, content: Mapping[str, Any]) -> Ed25519PublicKey:
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(content["public_key"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise LedgerError(f"{where}: session entry without a readable public key") from error
+
+
+def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
+    """Reads and verifies a ledger file.
+
+    Args:
+        path: ``ledger/<owner>.jsonl``.
+        heads: Heads that observers received; each must be an entry of this ledger.
+
+    Raises:
+        LedgerError: The ledger was edited, cut, reordered or rewritten.
+        RunError: The file cannot be read.
+    """
+    try:
+        entries = _verify_file(path.stem, path, path.read_bytes())
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"ledger {path} cannot be read: {error}") from error
+    for head in heads:
+        if head.owner != path.stem:
+            continue
+        if not 0 <= head.position < len(entries):
+            raise LedgerError(
+                f"ledger of {head.owner}: cut; an observer holds entry {head.position}, the file ends before"
+            )
+        if entries[head.position].digest != head.digest:
+            raise LedgerError(
+                f"ledger of {head.owner}: rewritten; entry {head.position} is not what an observer received"
+            )
+    return entries
+
+
+def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
+    """Turns an entry's content into the record that accountants read."""
+    rows = content.get("rows")
+    return ReleaseRecord(
+        owner=owner,
+        observers=tuple(content["observers"]),
+        kind=content["kind"],
+        mechanism=content["mechanism"],
+        clip=content["clip"],
+        sigma=content["sigma"],
+        sensitivity=content["sensitivity"],
+        rows=None if rows is None else rows_from_text(rows),
+        vectors=content["vectors"],
+        ids_visible=content["ids_visible"],
+        mode=content["mode"],
+        epsilon=content.get("epsilon"),
+        assumption=content.get("assumption", ""),
+    )
+
+
+AGREEMENT_FILE = "agreement.json"
+"""In an organisation's folder of a run over a network: what was agreed on, and whose folder it is."""
+
+
+def read_homes(run_folder: Path) -> tuple[str, ...] | None:
+    """The organisations whose files a folder holds; None where it holds everybody's.
+
+    Raises:
+        RunError: The file that says so is damaged.
+    """
+    return read_agreement(run_folder)["homes"] if (run_folder / AGREEMENT_FILE).exists() else None
+
+
+def read_agreement(run_folder: Path) -> dict[str, Any]:
+    """What the organisations of a run over a network agreed on: `run`, `digest`, `homes`, `organisations`.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
+    path = run_folder / AGREEMENT_FILE
+    if not path.is_file():
+        raise RunError(f"{run_folder} holds no run over a network: there is no {AGREEMENT_FILE} in it")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        names = {key: tuple(str(name) for name in content[key]) for key in ("homes", "organisations")}
+        return {**{key: str(content[key]) for key in ("run", "digest")}, **names}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error!r}") from error
+
+
+def read_records(run_folder: Path) -> list[ReleaseRecord]:
+    """All releases of a run, verified against the heads that its observers keep.
+
+    The folder of one organisation of a run over a network holds that organisation's ledger alone.
+
+    Raises:
+        LedgerError: A ledger was tampered with.
+        RunError: There is no ledger.
+    """
+    from securevfl.privacy.views import read_heads
+
+    paths = sorted((run_folder / "ledger").glob("*.jsonl"))
+    if not paths:
+        raise RunError(f"{run_folder} has no ledger; expected {run_folder}/ledger/<owner>.jsonl")
+    heads = read_heads(run_folder)
+    known, homes = {path.stem for path in paths}, read_homes(run_folder)
+    for head in heads:
+        if head.owner not in known and (homes is None or head.owner in homes):
+            raise LedgerError(
+                f"ledger of {head.owner} is missing, but observers received its entry {head.position}"
+            )
+    return [
+        to_record(path.stem, entry.content)
+        for path in paths
+        for entry in read_ledger(path, heads=heads)
+        if not entry.is_session
+    ]

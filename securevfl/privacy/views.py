@@ -1,0 +1,257 @@
+"""Views: what one observer could read, in order, exactly as it arrived.
+
+A view is a folder with ``messages.jsonl`` (one line per message) and ``arrays.bin`` (their arrays, and byte
+strings such as ciphertexts). It holds private material, so it is written only on request and readable by its
+owner alone. It also holds what the observer itself sent, because it knows that too, and the totals that it
+opened with secrets of its own.
+
+Every observer keeps, in any case, the newest ledger head it received from each owner (``receipts/``):
+a few bytes that hold no data and expose a ledger that was cut or rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import RunError
+from securevfl.privacy.messages import Head, Message
+from securevfl.protocols.wire import Value
+
+MESSAGES = "messages.jsonl"
+ARRAYS = "arrays.bin"
+BYTES = "bytes"  # marks a byte string among the arrays
+OPENED = "opened-total"
+"""Kind of the line that holds a total over all other parties, which the observer decrypted or unmasked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One message of a view.
+
+    Attributes:
+        time: When it arrived or left, in the run's time units.
+        sent: True where the observer itself sent it.
+        fields: Its content; arrays are read-only and loaded on first use of the file.
+    """
+
+    index: int
+    time: float
+    sender: str
+    receiver: str
+    kind: str
+    number: int
+    reply_to: int | None
+    sent: bool
+    head: Head | None
+    fields: dict[str, Any]
+    size: int
+
+    @property
+    def at_home(self) -> bool:
+        """True for what the observer worked out itself: nobody sent it."""
+        return self.sender == self.receiver
+
+
+def _open_private(path: Path, mode: str) -> Any:
+    """Opens a file that only its owner can read, from its first byte on."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.fdopen(os.open(path, flags, 0o600), mode)
+
+
+class ViewWriter:
+    """Appends messages to one observer's view."""
+
+    def __init__(self, folder: Path, observer: str) -> None:
+        self.observer = observer
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        self._count = _repair(folder)
+        self._lines = _open_private(folder / MESSAGES, "a")
+        self._arrays = _open_private(folder / ARRAYS, "ab")
+        self._offset = (folder / ARRAYS).stat().st_size
+
+    def record(self, message: Message, *, time: float, sent: bool) -> None:
+        """Writes one message."""
+        scalars: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
+        for name, value in message.fields.items():
+            if isinstance(value, np.ndarray):
+                arrays[name] = self._store(value)
+            elif isinstance(value, bytes):
+                arrays[name] = [*self._store(np.frombuffer(value, np.uint8)), BYTES]
+            else:
+                scalars[name] = value
+        line = {
+            "index": self._count,
+            "time": time,
+            "sender": message.sender,
+            "receiver": message.receiver,
+            "kind": message.kind,
+            "number": message.number,
+            "reply_to": message.reply_to,
+            "sent": sent,
+            "head": message.head,
+            "size": message.size(),
+            "fields": scalars,
+            "arrays": arrays,
+        }
+        self._lines.write(json.dumps(line) + "\n")
+        self._count += 1
+
+    def note(self, kind: str, fields: Mapping[str, Value], *, address: str, time: float) -> None:
+        """Writes down what the observer's role at `address` worked out with secrets that no view holds."""
+        message = Message(kind=kind, sender=address, receiver=address, fields=fields)
+        self.record(message, time=time, sent=False)
+
+    def _store(self, array: npt.NDArray[Any]) -> list[Any]:
+        place = [self._offset, array.dtype.str, list(array.shape)]
+        self._arrays.write(np.ascontiguousarray(array).tobytes())
+        self._offset += array.nbytes
+        return place
+
+    def flush(self) -> None:
+        """Hands everything to the operating system, arrays first, so that no line points to nothing."""
+        self._arrays.flush()
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self._arrays.close()
+        self._lines.close()
+
+
+def _repair(folder: Path) -> int:
+    """Drops a last line that a crash tore and returns the number of whole ones."""
+    path = folder / MESSAGES
+    if not path.exists():
+        return 0
+    raw = path.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    if whole != len(raw):
+        os.truncate(path, whole)
+    return raw.count(b"\n")
+
+
+class View:
+    """Reads one observer's view.
+
+    Raises:
+        RunError: The folder holds no view, or its files do not fit each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.observer = self.folder.name
+        path = self.folder / MESSAGES
+        if not path.is_file():
+            raise RunError(f"{folder} holds no view; record views with --record-views")
+        try:
+            self._lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        arrays = self.folder / ARRAYS
+        self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        if arrays.is_file() and arrays.stat().st_size:
+            self._buffer = np.memmap(arrays, dtype=np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __iter__(self) -> Iterator[Seen]:
+        return self.messages()
+
+    def messages(self, *kinds: str, sender: str | None = None, sent: bool | None = None) -> Iterator[Seen]:
+        """The messages in order, optionally only some kinds, one sender, or one direction."""
+        for line in self._lines:
+            if kinds and line["kind"] not in kinds:
+                continue
+            if sender not in (None, line["sender"]) or sent not in (None, line["sent"]):
+                continue
+            yield self._read(line)
+
+    def _read(self, line: dict[str, Any]) -> Seen:
+        fields = dict(line["fields"])
+        for name, (offset, dtype, shape, *mark) in line["arrays"].items():
+            kind = np.dtype(dtype)
+            end = offset + math.prod(shape) * kind.itemsize
+            if end > self._buffer.size:
+                raise RunError(f"{self.folder / ARRAYS} is cut: message {line['index']} needs {end} bytes")
+            content = self._buffer[offset:end].tobytes()
+            fields[name] = content if BYTES in mark else np.frombuffer(content, kind).reshape(shape)
+        rest = {name: line[name] for name in ("index", "time", "sender", "receiver", "kind", "number")}
+        head = None if line["head"] is None else Head(*line["head"])
+        return Seen(
+            **rest, reply_to=line["reply_to"], sent=line["sent"], head=head, fields=fields, size=line["size"]
+        )
+
+
+class Receipts:
+    """The newest ledger head that an observer received from each owner."""
+
+    def __init__(self, observer: str) -> None:
+        self.observer = observer
+        self.heads: dict[str, Head] = {}
+
+    def note(self, head: Head) -> None:
+        """Keeps the head if it is newer than the one kept."""
+        known = self.heads.get(head.owner)
+        if known is None or head.position > known.position:
+            self.heads[head.owner] = head
+
+    def save(self, run_folder: Path) -> None:
+        """Writes the heads, replacing the file in one step."""
+        write_text(run_folder / "receipts" / f"{self.observer}.json", json.dumps(self.heads, indent=1))
+
+    def load(self, run_folder: Path) -> None:
+        """Takes up the heads of an earlier process."""
+        path = run_folder / "receipts" / f"{self.observer}.json"
+        if path.exists():
+            self.heads = {owner: Head(*head) for owner, head in _read_json(path).items()}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that a crash leaves the old one or the new one."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def read_heads(run_folder: Path) -> list[Head]:
+    """All heads that the observers of a run hold: their receipts, and their views where recorded."""
+    heads = {
+        Head(*head)
+        for path in sorted((run_folder / "receipts").glob("*.json"))
+        for head in _read_json(path).values()
+    }
+    for folder in sorted((run_folder / "views").glob("*")):
+        heads |= {line_head for line_head in _view_heads(folder) if line_head is not None}
+    return sorted(heads)
+
+
+def _view_heads(folder: Path) -> Iterator[Head | None]:
+    path = folder / MESSAGES
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            seen = json.loads(line)
+            if seen["head"] is not None and not seen["sent"]:
+                yield Head(*seen["head"])
