@@ -23,7 +23,7 @@ from securevfl.algorithms.sums import REQUEST, SumParticipant
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.rows import Rows
 
 Floats = npt.NDArray[np.float64]
@@ -184,7 +184,7 @@ class AsyncCoordinator(Coordinator):
             else:
                 await self._announce(message)
 
-    async def _announce(self, message: Message) -> None:
+    async def _announce(self, message: Packet) -> None:
         """Announces one worker's batch; a passive worker's total goes to the label holder."""
         rows = np.asarray(message["rows"]).astype(np.int64)
         if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:

@@ -25,7 +25,7 @@ from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import LinearEncoder, SumHead
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.gate import Contribution
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
 
@@ -81,7 +81,7 @@ class LinearWorker(Role):
         self.estimator = ESTIMATORS[estimator](self.block)
         self.labels: npt.NDArray[Any] | None = None
         self.delay = build_delay(setup, party)
-        self.handlers: dict[str, Callable[[Message], Awaitable[None]]] = {
+        self.handlers: dict[str, Callable[[Packet], Awaitable[None]]] = {
             REQUEST: self._join,
             "labels": self._take_labels,
             "scores": self._remember,
@@ -128,7 +128,7 @@ class LinearWorker(Role):
                 return
             await self.handlers[message.kind](message)
 
-    async def _join(self, message: Message) -> None:
+    async def _join(self, message: Packet) -> None:
         request = SumRequest.read(message)
         await self.sums.join(request, self._contribute(request, self.block.batch(request.rows)))
 
@@ -153,7 +153,7 @@ class LinearWorker(Role):
         trains = request.purpose == STEP and request.requester != self.address
         return self.sums.parties if trains or request.purpose in SHARED else (request.requester,)
 
-    async def _take_labels(self, message: Message) -> None:
+    async def _take_labels(self, message: Packet) -> None:
         labels = message["values"]
         if not isinstance(labels, np.ndarray) or labels.shape != (self.setup.data.n_train,):
             raise ProtocolError(f"{self.address} received labels that are not one per record")
@@ -164,7 +164,7 @@ class LinearWorker(Role):
             raise ProtocolError(f"{self.address} has no labels to compare scores with")
         return loss_derivative(self.setup.data.task, scores, self.labels[rows])
 
-    def _read(self, message: Message) -> tuple[Rows, Floats]:
+    def _read(self, message: Packet) -> tuple[Rows, Floats]:
         """Rows and loss derivatives that the coordinator sends: to active workers as scores."""
         rows, values = message["rows"], message["values"]
         shape = len(rows), self.block.weights.shape[1]
@@ -173,10 +173,10 @@ class LinearWorker(Role):
         rows = np.asarray(rows).astype(np.int64)
         return rows, self._derivative(rows, values) if self.active else values
 
-    async def _remember(self, message: Message) -> None:
+    async def _remember(self, message: Packet) -> None:
         self.estimator.remember(*self._read(message))
 
-    async def _take_snapshot(self, message: Message) -> None:
+    async def _take_snapshot(self, message: Packet) -> None:
         """A synchronous snapshot."""
         await self._finish_snapshot()
         await self.link.reply(message, "done", {})
@@ -187,7 +187,7 @@ class LinearWorker(Role):
         await self._compute(sum(self.delay.draw() for _ in range(steps)))
         self.estimator.finish_snapshot()
 
-    async def _update(self, message: Message) -> None:
+    async def _update(self, message: Packet) -> None:
         """A synchronous step."""
         rows, derivative = self._read(message)
         await self._compute(self.delay.draw())
@@ -243,7 +243,7 @@ class AsyncWorker(LinearWorker):
         finally:
             self._tasks = None
 
-    async def _start(self, message: Message) -> None:
+    async def _start(self, message: Packet) -> None:
         if self._tasks is not None:
             self._tasks.create_task(self._work(snapshot=bool(message["snapshot"])))
 
@@ -283,7 +283,7 @@ class AsyncWorker(LinearWorker):
             await self.link.send(SERVER, "loss", {"value": loss})
         return derivative
 
-    async def _join(self, message: Message) -> None:
+    async def _join(self, message: Packet) -> None:
         await super()._join(message)
         request = SumRequest.read(message)
         if request.channel == self.address and self._tasks is not None:
@@ -298,7 +298,7 @@ class AsyncWorker(LinearWorker):
         fields: dict[str, Value] = {"round": request.number, "values": derivative}
         await self.link.send(request.requester, "derivative", fields, head)
 
-    async def _take_derivative(self, message: Message) -> None:
+    async def _take_derivative(self, message: Packet) -> None:
         number, values = message["round"], message["values"]
         waiting = self._derivatives.get(number) if isinstance(number, int) else None
         if waiting is None or not isinstance(values, np.ndarray):

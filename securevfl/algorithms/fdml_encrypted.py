@@ -28,7 +28,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError, RunError
 from securevfl.models import metrics, task_loss
 from securevfl.privacy.gate import Contribution, Released
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.settings.plan import Plan
@@ -110,14 +110,14 @@ class AddingServer(FDMLServer):
         await self.sums.open(request)
         return request
 
-    async def _hear(self, kind: str) -> Message:
+    async def _hear(self, kind: str) -> Packet:
         """The key holder's figures, which come when nobody else has anything to say."""
         message = await self._receive()
         if message.kind != kind or message.sender != self.key_holder:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
         return message
 
-    def _read_loss(self, message: Message, request: SumRequest) -> float:
+    def _read_loss(self, message: Packet, request: SumRequest) -> float:
         """The mean loss of the pass that ends with a round."""
         loss = _figure(message, "value")
         if message.fields.get("round") != request.number or loss is None:
@@ -125,7 +125,7 @@ class AddingServer(FDMLServer):
         return loss
 
 
-def _figure(message: Message, name: str) -> float | None:
+def _figure(message: Packet, name: str) -> float | None:
     """A number that the key holder sends; None where there is none to tell."""
     value = message.fields.get(name)
     if value is not None and not isinstance(value, float):

@@ -14,7 +14,7 @@ from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.errors import ProtocolError
 from securevfl.models import task_loss
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 
 
@@ -22,7 +22,7 @@ from securevfl.privacy.rows import Rows
 class Pull:
     """A worker's request for the sum of one iteration's predictions."""
 
-    message: Message
+    message: Packet
     iteration: int
     rows: Rows
 
@@ -76,7 +76,7 @@ class FDMLServer(SharingServer):
             pulls.append(Pull(message=message, iteration=self.pushed[party], rows=rows))
         return pulls
 
-    def _push(self, message: Message) -> Pull:
+    def _push(self, message: Packet) -> Pull:
         """Stores a worker's predictions; the pull that comes with them waits its turn."""
         self._check_turn(message)
         iteration = self.pushed[message.sender] + 1
@@ -88,7 +88,7 @@ class FDMLServer(SharingServer):
         self.pushed[message.sender] = iteration
         return Pull(message=message, iteration=iteration, rows=rows)
 
-    def _check_iteration(self, message: Message, iteration: int) -> None:
+    def _check_iteration(self, message: Packet, iteration: int) -> None:
         if message["iteration"] != iteration:
             raise ProtocolError(
                 f"{message.sender} pushes iteration {message['iteration']}; {iteration} is its next"

@@ -18,7 +18,7 @@ from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion, task_loss
 from securevfl.privacy.gate import Contribution, Released
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
 
@@ -69,13 +69,13 @@ class FlexParty(SharingParty):
             return fits, self.optimiser.largest_weight(fits)
         return self._reported
 
-    def _checked_steps(self, answer: Message) -> int:
+    def _checked_steps(self, answer: Packet) -> int:
         steps = answer["steps"]
         if not isinstance(steps, int) or steps < 1:
             raise ProtocolError(f"{self.address} was told to take {steps!r} steps")
         return steps
 
-    def _train(self, answer: Message, released: Released | Contribution, rows: Rows, steps: int) -> None:
+    def _train(self, answer: Packet, released: Released | Contribution, rows: Rows, steps: int) -> None:
         """The local steps of a round (Alg. 1, lines 12 to 14)."""
         if self.optimiser is None:
             return
@@ -93,7 +93,7 @@ class FlexParty(SharingParty):
             self.model.learn(source, gradient.cpu().numpy(), rows)
         self._reported = (steps, self.optimiser.largest_weight(steps))
 
-    def _take_head(self, answer: Message) -> None:
+    def _take_head(self, answer: Packet) -> None:
         """Loads the server's model as it was at the start of the round."""
         state = {
             name: torch.from_numpy(np.array(answer[HEAD + name])).to(self.setup.device)

@@ -17,7 +17,7 @@ from securevfl.algorithms.local import check_finite, load_module_state, module_s
 from securevfl.algorithms.local_steps import build_local_optimiser
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.models import Fusion, task_loss
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
 
@@ -80,19 +80,19 @@ class FlexServer(SharingServer):
         self.processed += len(rows) * len(self.parties)
         self.setup.report(self.processed, self._losses[-1])
 
-    async def _snapshot(self, uploads: Mapping[str, Message], rows: Rows) -> Tensor:
+    async def _snapshot(self, uploads: Mapping[str, Packet], rows: Rows) -> Tensor:
         """All parties' embeddings (rows, parties, width); on a secure sum, their sum (rows, width)."""
         if self.sums is not None:
             return await self._total(rows, "embedding")
         return torch.stack([self._vectors(message, len(rows)) for message in uploads.values()], dim=1)
 
-    def _steps(self, uploads: Mapping[str, Message]) -> dict[str, int]:
+    def _steps(self, uploads: Mapping[str, Packet]) -> dict[str, int]:
         capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
         capacities[SERVER] = capacity(self.setup.plan.timeout, self.pace)
         common = self.choose_steps(capacities)
         return capacities if common is None else dict.fromkeys(capacities, common)
 
-    def _rates(self, uploads: Mapping[str, Message]) -> dict[str, float]:
+    def _rates(self, uploads: Mapping[str, Packet]) -> dict[str, float]:
         """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
         setup = self.setup
         rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
@@ -128,7 +128,7 @@ class FlexServer(SharingServer):
         return outputs
 
     async def _answer(
-        self, message: Message, rows: Rows, fields: dict[str, Value], snapshot: Tensor, gradient: Tensor
+        self, message: Packet, rows: Rows, fields: dict[str, Value], snapshot: Tensor, gradient: Tensor
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)

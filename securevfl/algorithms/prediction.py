@@ -20,7 +20,7 @@ from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion
 from securevfl.privacy.gate import stay_inside
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 
 KIND = "prediction"
@@ -115,10 +115,10 @@ class PredictingParty(Finished):
         while (message := await self._receive()).kind != "end":
             await self._answer(message)
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         return await (self.link.receive() if self.sums is None else self.sums.receive())
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: Packet) -> None:
         if self.sums is not None and self.channel is not None and message.kind == REQUEST:
             request = SumRequest.read(message)
             given = self.channel.protect(

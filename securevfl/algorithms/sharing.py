@@ -29,7 +29,7 @@ from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.gate import Contribution, Released
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
 from securevfl.settings.plan import Plan
@@ -137,9 +137,9 @@ class SharingServer(ServerRole):
         total = (await self.sums.total(rows, purpose)).values
         return torch.from_numpy(total.astype(np.float32)).to(self.setup.device)
 
-    async def _gather(self, rows: Rows) -> dict[str, Message]:
+    async def _gather(self, rows: Rows) -> dict[str, Packet]:
         """One message of each party, in their order: its upload, or on a secure sum that it is ready."""
-        found: dict[str, Message] = {}
+        found: dict[str, Packet] = {}
         while len(found) < len(self.parties):
             message = await self._receive()
             self._check_turn(message)
@@ -150,11 +150,11 @@ class SharingServer(ServerRole):
             found[message.sender] = message
         return {party: found[party] for party in self.parties}
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         return await (self.link.receive() if self.sums is None else self.sums.receive())
 
     async def _reply(
-        self, message: Message, kind: str, fields: dict[str, Value], head: Head | None = None
+        self, message: Packet, kind: str, fields: dict[str, Value], head: Head | None = None
     ) -> None:
         """Answers an upload; one who was only ready waits for a message, not for an answer."""
         if self.sums is None:
@@ -162,7 +162,7 @@ class SharingServer(ServerRole):
         else:
             await self.link.send(message.sender, kind, fields, head)
 
-    def _vectors(self, message: Message, rows: int) -> Tensor:
+    def _vectors(self, message: Packet, rows: int) -> Tensor:
         """The vectors of a message, checked."""
         values, width = message["values"], self.setup.plan.embedding
         if not isinstance(values, np.ndarray) or values.shape != (rows, width):
@@ -171,13 +171,13 @@ class SharingServer(ServerRole):
             )
         return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
 
-    def _check_turn(self, message: Message) -> None:
+    def _check_turn(self, message: Packet) -> None:
         """Raises `ProtocolError` unless a party uploads, or on a secure sum, is ready."""
         due = "embedding" if self.sums is None else "ready"
         if message.kind != due or message.sender not in self.parties:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
 
-    def _check_rows(self, message: Message, rows: Rows) -> None:
+    def _check_rows(self, message: Packet, rows: Rows) -> None:
         """Raises `ProtocolError` unless the upload is of exactly the records that are due."""
         if not np.array_equal(message["rows"], rows):
             raise ProtocolError(f"{message.sender} uploads other records than the schedule says")
@@ -269,7 +269,7 @@ class SharingParty(Role):
 
     async def _upload(
         self, rows: Rows, fields: dict[str, Value], *, learning: bool
-    ) -> tuple[Message, Released | Contribution]:
+    ) -> tuple[Packet, Released | Contribution]:
         """Lets the batch's vectors out, with `fields` for the server; returns the answer and the vectors."""
         if self.sums is None:
             released = self.model.release(rows, kind="embedding", observers=self.observers, learning=learning)

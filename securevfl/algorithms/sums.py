@@ -22,7 +22,7 @@ from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import HIDING, Channel
 from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
 from securevfl.privacy.gate import Contribution
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.privacy.views import OPENED
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
@@ -56,7 +56,7 @@ class SumRequest:
     requester: str
 
     @classmethod
-    def read(cls, message: Message) -> SumRequest:
+    def read(cls, message: Packet) -> SumRequest:
         """Reads an announcement; the rows are checked by whoever computes something from them.
 
         Raises:
@@ -148,7 +148,7 @@ class SumParticipant:
         self.number = -1
         self._nodes: dict[tuple[str, Address], Node] | None = None
         self._rounds: dict[tuple[str, int], _Round] = {}
-        self._early: deque[Message] = deque()
+        self._early: deque[Packet] = deque()
         self._renews = any(channel.recovers for channel in self.channels.values())
         self._everybody = False
         self.gone: set[str] = set()
@@ -217,7 +217,7 @@ class SumParticipant:
 
     # -- taking part ----------------------------------------------------------------------------------------
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Packet:
         """The next message that does not belong to a sum."""
         while True:
             message = self._early.popleft() if self._early else await self.link.receive()
@@ -355,7 +355,7 @@ class SumParticipant:
         if not await self._absorb(message):
             self._early.append(message)
 
-    async def _absorb(self, message: Message) -> bool:
+    async def _absorb(self, message: Packet) -> bool:
         """Works off a message of a sum; False for any other."""
         if message.kind == ABSENT:
             await self.drop(message.sender)
@@ -417,7 +417,7 @@ class SumParticipant:
             return
         self._take_part(channel, number, kind, parts)
 
-    def _take_inside(self, message: Message) -> None:
+    def _take_inside(self, message: Packet) -> None:
         parts = dict(message.fields)
         name, number = parts.pop("channel", None), parts.pop("round", None)
         channel = self.channels.get(name) if isinstance(name, str) else None

@@ -14,7 +14,7 @@ from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.pace import build_delay
 from securevfl.errors import ProtocolError
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.messages import Message, Stop
+from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.rows import Rows
 
 PURPOSES = ("initial", "refresh", "evaluation")
@@ -73,7 +73,7 @@ class VAFLParty(Role):
                 )
             await self._answer(message)
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: Packet) -> None:
         rows = self.model.check_rows(message["rows"])
         purpose = str(message["purpose"])
         if purpose not in PURPOSES:

@@ -16,7 +16,7 @@ from securevfl.algorithms.local import check_finite, load_module_state, module_s
 from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion, metrics, task_loss
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import Value
 
@@ -108,10 +108,10 @@ class VAFLServer(ServerRole):
             else:
                 await self._late(message)
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         return await self.link.receive()
 
-    async def _late(self, message: Message) -> None:
+    async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
         self._store(self._upload(message))
         await self.link.reply(message, "late", {})
@@ -142,9 +142,9 @@ class VAFLServer(ServerRole):
 
     # -- iterations -----------------------------------------------------------------------------------------
 
-    async def _gather_uploads(self) -> list[Message]:
+    async def _gather_uploads(self) -> list[Packet]:
         """Uploads of `wait_for` distinct parties, or of all that are present, in order of arrival."""
-        uploads: dict[str, Message] = {}
+        uploads: dict[str, Packet] = {}
         while len(uploads) < max(1, min(self.wait_for, len(self.parties) - len(self.absent))):
             message = await self._receive()
             if message.kind == ABSENT:
@@ -155,7 +155,7 @@ class VAFLServer(ServerRole):
             uploads[message.sender] = message
         return list(uploads.values())
 
-    def _upload(self, message: Message) -> Upload:
+    def _upload(self, message: Packet) -> Upload:
         rows = np.asarray(message["rows"]).astype(np.int64)
         if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= len(self.updated_at):
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
@@ -171,7 +171,7 @@ class VAFLServer(ServerRole):
         self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
         self.updated_at[upload.rows, upload.party] = self.iteration
 
-    def _shared_uploads(self, messages: list[Message]) -> list[Upload]:
+    def _shared_uploads(self, messages: list[Packet]) -> list[Upload]:
         """Uploads of one batch by all parties; its records are checked once."""
         first = self._upload(messages[0])
         uploads = [first]
@@ -195,7 +195,7 @@ class VAFLServer(ServerRole):
         self.embeddings.index_copy_(0, ordered[0].where, table)
         self.updated_at[ordered[0].rows] = self.iteration
 
-    async def _iterate(self, messages: list[Message]) -> None:
+    async def _iterate(self, messages: list[Packet]) -> None:
         """One iteration k: store the uploads, refresh what is too old, update, answer."""
         self.iteration += 1
         if self.shared_schedule:
@@ -263,7 +263,7 @@ class VAFLServer(ServerRole):
         pieces = torch.split(gradient, [len(each.rows) for each in uploads])
         return [piece.select(1, each.party) for piece, each in zip(pieces, uploads, strict=True)]
 
-    async def _answer(self, message: Message, rows: Rows, gradient: Tensor) -> None:
+    async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
         """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
         if observers and self.setup.plan.encoder_training == "none":

@@ -30,7 +30,7 @@ from securevfl.algorithms.vafl_server import CHUNK, VAFLServer
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics, task_loss
 from securevfl.privacy.gate import Contribution
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 
 TRAINING = "embedding"
@@ -56,7 +56,7 @@ class SummingServer(VAFLServer):
         self.known = np.zeros(records, np.bool_)
         self.absent_rounds: Counter[str] = Counter()
         self._ending = False
-        self._unanswered: list[Message] = []
+        self._unanswered: list[Packet] = []
 
     # -- phases ---------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class SummingServer(VAFLServer):
             await self._late(message)
         await super()._end_phase()
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         """The next message of a party that is present; one that is gone waits until the phase ends."""
         while True:
             message = await self.sums.receive()
@@ -103,7 +103,7 @@ class SummingServer(VAFLServer):
             elif message.kind == TRAINING:
                 self._unanswered.append(message)
 
-    async def _late(self, message: Message) -> None:
+    async def _late(self, message: Packet) -> None:
         await self.link.reply(message, "late", {})
 
     # -- sums -----------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class SummingServer(VAFLServer):
 
     # -- iterations -----------------------------------------------------------------------------------------
 
-    async def _iterate(self, messages: list[Message]) -> None:
+    async def _iterate(self, messages: list[Packet]) -> None:
         """One iteration k: obtain the sums, update, answer."""
         self.iteration += 1
         requests = [self._rows(message) for message in messages]
@@ -148,7 +148,7 @@ class SummingServer(VAFLServer):
         self.processed += sum(len(rows) for rows in requests)
         self.setup.report(self.processed, loss)
 
-    def _rows(self, message: Message) -> Rows:
+    def _rows(self, message: Packet) -> Rows:
         rows = np.asarray(message["rows"]).astype(np.int64)
         if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} names rows that are not training records")

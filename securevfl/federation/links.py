@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from securevfl.errors import ProtocolError
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import Value
 
 
@@ -19,14 +19,14 @@ class QueueLink:
         post: Takes a message on its way; it must not wait.
     """
 
-    def __init__(self, address: str, post: Callable[[Message], None]) -> None:
+    def __init__(self, address: str, post: Callable[[Packet], None]) -> None:
         self.address = address
         self._post = post
         self.number = 0
         self.backlog = 0
-        self._inbox: deque[tuple[Message, int]] = deque()
-        self._receiver: asyncio.Future[Message] | None = None
-        self._calls: dict[int, tuple[str, asyncio.Future[Message]]] = {}
+        self._inbox: deque[tuple[Packet, int]] = deque()
+        self._receiver: asyncio.Future[Packet] | None = None
+        self._calls: dict[int, tuple[str, asyncio.Future[Packet]]] = {}
 
     @property
     def waiting(self) -> str:
@@ -34,9 +34,9 @@ class QueueLink:
         calls = [f"the answer of {receiver}" for receiver, _ in self._calls.values()]
         return " and ".join(calls + (["a message"] if self._receiver is not None else []))
 
-    def _message(self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None) -> Message:
+    def _message(self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None) -> Packet:
         self.number += 1
-        return Message(
+        return Packet(
             kind=kind, sender=self.address, receiver=receiver, fields=fields, number=self.number, head=head
         )
 
@@ -48,10 +48,10 @@ class QueueLink:
 
     async def call(
         self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> Message:
+    ) -> Packet:
         """Sends a message and waits for the answer to it."""
         message = self._message(receiver, kind, fields, head)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
         self._calls[message.number] = (receiver, answer)
         try:
             self._post(message)
@@ -60,12 +60,12 @@ class QueueLink:
             self._calls.pop(message.number, None)
 
     async def reply(
-        self, message: Message, kind: str, fields: Mapping[str, Value], head: Head | None = None
+        self, message: Packet, kind: str, fields: Mapping[str, Value], head: Head | None = None
     ) -> None:
         """Answers a call."""
         self.number += 1
         self._post(
-            Message(
+            Packet(
                 kind=kind,
                 sender=self.address,
                 receiver=message.sender,
@@ -76,7 +76,7 @@ class QueueLink:
             )
         )
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Packet:
         """The next message that is not the answer to a call."""
         if self._inbox:
             message, size = self._inbox.popleft()
@@ -97,7 +97,7 @@ class QueueLink:
         self._calls.clear()
         self._receiver = None
 
-    def deliver(self, message: Message, size: int = 0) -> None:
+    def deliver(self, message: Packet, size: int = 0) -> None:
         """Hands over a message that has arrived; its size counts in `backlog` until it is received."""
         if message.reply_to is not None:
             receiver, answer = self._calls.get(message.reply_to, ("", None))

@@ -13,7 +13,7 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.federation.folder import RunFolder
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.ledger import Ledger, read_ledger, to_record
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Noise
 from securevfl.privacy.views import Receipts, ViewWriter
 from securevfl.settings.plan import Plan
@@ -131,7 +131,7 @@ class Observatory:
         self.organisations = {each.name: each for each in organisations}
         self.hosts = hosts
 
-    def observe(self, message: Message, time: float) -> None:
+    def observe(self, message: Packet, time: float) -> None:
         """A message between two organisations has arrived; those that are elsewhere note it there."""
         receiver = self.organisations.get(self.hosts[message.receiver])
         sender = self.organisations.get(self.hosts[message.sender])

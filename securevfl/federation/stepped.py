@@ -17,7 +17,7 @@ from securevfl.errors import ProtocolError
 from securevfl.federation.links import QueueLink
 from securevfl.federation.loop import undisturbed
 from securevfl.federation.virtual import VirtualNetwork
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 
 # asyncio runs timers that are due within its clock's resolution.
 _AT_ONCE = 1e-9
@@ -89,14 +89,14 @@ class SteppedNetwork(VirtualNetwork):
         *,
         latency: float = 0.0,
         codec: bool = False,
-        observe: Callable[[Message, float], None] | None = None,
+        observe: Callable[[Packet, float], None] | None = None,
     ) -> None:
         super().__init__(hosts, latency=latency, codec=codec, observe=observe)
         self.name = name
         self.links = {each: QueueLink(each, self.post) for each, host in self.hosts.items() if host == name}
         self.outbox: list[tuple[str, bytes]] = []
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Delivers a message within the organisation, or puts it into the outbox."""
         host = self.hosts.get(message.receiver)
         if host is None or host == self.name:
@@ -108,7 +108,7 @@ class SteppedNetwork(VirtualNetwork):
 
     def arrive(self, data: bytes, time: float) -> None:
         """Takes a message from another organisation."""
-        message = Message.from_bytes(data)
+        message = Packet.from_bytes(data)
         link = self.links.get(message.receiver)
         if link is None or self.hosts.get(message.sender, self.name) == self.name:
             raise ProtocolError(

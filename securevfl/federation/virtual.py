@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 from securevfl.errors import ProtocolError
 from securevfl.federation.links import QueueLink
-from securevfl.privacy.messages import Message, Stop
+from securevfl.privacy.messages import Packet, Stop
 
-Observe = Callable[[Message, float], None]
+Observe = Callable[[Packet, float], None]
 
 
 class VirtualClock:
@@ -74,10 +74,10 @@ class VirtualNetwork:
         self.observe = observe
         self.messages = 0
         self.bytes = 0
-        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Message]] = WeakKeyDictionary()
+        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Packet]] = WeakKeyDictionary()
         self.links = {address: QueueLink(address, self.post) for address in self.hosts}
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Delivers a message now or after the latency."""
         target = self.links.get(message.receiver)
         if target is None:
@@ -85,7 +85,7 @@ class VirtualNetwork:
                 f"{message.sender} sends {message.kind!r} to unknown address {message.receiver!r}"
             )
         if self.codec:
-            message = Message.from_bytes(message.to_bytes())
+            message = Packet.from_bytes(message.to_bytes())
         if self.hosts[message.sender] == self.hosts[message.receiver]:
             target.deliver(message)
             return
@@ -100,7 +100,7 @@ class VirtualNetwork:
         queue.append(message)
         loop.call_later(self.latency, lambda: self._arrive(queue.popleft()))
 
-    def _arrive(self, message: Message) -> None:
+    def _arrive(self, message: Packet) -> None:
         if self.observe is not None:
             self.observe(message, asyncio.get_running_loop().time())
         self.links[message.receiver].deliver(message)

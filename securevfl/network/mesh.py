@@ -22,7 +22,7 @@ from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
 from securevfl.network.transport import Handlers, Transport
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
 
@@ -59,7 +59,7 @@ class Mesh:
         self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
         self.on_refused: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
-        self.observe: Callable[[Message], None] = lambda message: None
+        self.observe: Callable[[Packet], None] = lambda message: None
         self.hosts: Mapping[str, str] = {}
         self.links: dict[str, QueueLink] = {}
         self.messages = self.bytes = 0
@@ -81,7 +81,7 @@ class Mesh:
         self.transport.introduced = identity.name == coordinator
         self._phase = self.last_phase = b""
         self._past: set[bytes] = set()
-        self._early: list[tuple[bytes, str, Message, int]] = []
+        self._early: list[tuple[bytes, str, Packet, int]] = []
         self._early_bytes = 0
         self._away_since: dict[str, float] = {}
         self._ciphers: dict[str, PairCipher] = {}
@@ -244,7 +244,7 @@ class Mesh:
         for peer in self.sessions:
             self.tell(peer, kind, **fields)
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Puts a role's message on its way."""
         host = self.hosts.get(message.receiver)
         if host is None:
@@ -294,7 +294,7 @@ class Mesh:
     def _data(self, peer: str, content: bytes) -> None:
         if len(content) < PHASE_BYTES:
             raise WireError(f"{peer} sends a message without a phase")
-        phase, message = content[:PHASE_BYTES], Message.from_bytes(content, PHASE_BYTES)
+        phase, message = content[:PHASE_BYTES], Packet.from_bytes(content, PHASE_BYTES)
         size = len(content) + FRAME_COST
         if phase == self._phase:
             self._deliver(peer, message, size)
@@ -307,14 +307,14 @@ class Mesh:
             self._early.append((phase, peer, message, size))
             self._early_bytes += size
 
-    def _check_addresses(self, peer: str, message: Message) -> None:
+    def _check_addresses(self, peer: str, message: Packet) -> None:
         """A peer speaks for the roles that it hosts, to roles here, and shows its own ledger alone."""
         if self.hosts.get(message.sender) != peer or message.receiver not in self.links:
             raise ProtocolError(f"{peer} sends as {message.sender!r} to {message.receiver!r}")
         if message.head is not None and message.head.owner != peer:
             raise ProtocolError(f"{peer} shows a ledger of {message.head.owner!r}")
 
-    def _deliver(self, peer: str, message: Message, size: int) -> None:
+    def _deliver(self, peer: str, message: Packet, size: int) -> None:
         self._check_addresses(peer, message)
         link = self.links[message.receiver]
         if link.backlog + size > MAX_UNREAD:

@@ -38,7 +38,7 @@ from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import load_builder
 from securevfl.network.seat import Seat
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import write_text
 
 STAY = -2
@@ -243,7 +243,7 @@ class Node(ABC):
 
     def tell_absent(self, peer: str) -> None:
         """Lets the server know that it goes on without an organisation in this phase."""
-        self.mesh.links[SERVER].deliver(Message(kind=ABSENT, sender=peer, receiver=SERVER))
+        self.mesh.links[SERVER].deliver(Packet(kind=ABSENT, sender=peer, receiver=SERVER))
 
     def _waits(self) -> str:
         waits = [f"{name} waits for {link.waiting}" for name, link in self.mesh.links.items() if link.waiting]

@@ -28,7 +28,7 @@ from securevfl.models.seeds import torch_generator
 from securevfl.network.clock import RealClock
 from securevfl.network.mesh import Mesh
 from securevfl.network.own_encoder import Builder, build_own
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
 from securevfl.settings.plan import Plan
@@ -140,7 +140,7 @@ class Seat:
     def _authenticate(self, channel: str, workers: Mapping[Address, str]) -> Authenticator:
         return self.mesh.authenticator(channel, workers, self.agreement)
 
-    def _observe(self, message: Message) -> None:
+    def _observe(self, message: Packet) -> None:
         self.observatory.observe(message, self.clock.now())
 
     @property

@@ -1,4 +1,4 @@
-"""The message that roles exchange, and the links and clocks that carry it."""
+"""The packet that roles exchange, and the links and clocks that carry it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Head(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class Message:
-    """One message between two roles.
+class Packet:
+    """One packet between two roles: a message on its way.
 
     Attributes:
         kind: What it is, such as ``embedding`` or ``gradient``.
@@ -81,7 +81,7 @@ class Message:
         return b"".join((envelope, route, head, pack(self.kind, self.fields)))
 
     @classmethod
-    def from_bytes(cls, data: bytes, start: int = 0) -> Message:
+    def from_bytes(cls, data: bytes, start: int = 0) -> Packet:
         """Reads the wire form, from a place on.
 
         Raises:
@@ -173,17 +173,17 @@ class Link(Protocol):
 
     async def call(
         self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> Message:
+    ) -> Packet:
         """Sends a message and waits for the answer to it."""
         ...
 
     async def reply(
-        self, message: Message, kind: str, fields: Mapping[str, Value], head: Head | None = None
+        self, message: Packet, kind: str, fields: Mapping[str, Value], head: Head | None = None
     ) -> None:
         """Answers a call."""
         ...
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Packet:
         """The next message that is not the answer to a call."""
         ...
 

@@ -25,7 +25,7 @@ from securevfl.federation.pool import answer, value_of
 from securevfl.federation.seat import Seat
 from securevfl.federation.share import Share, pack_share, unpack_share
 from securevfl.federation.stepped import SteppedNetwork
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 
 TINY = "synthetic:rows=120,features=9,informative=6"
 # Sealed shares are rounded at random; t-synchronous training asks who was first at the same instant.
@@ -317,4 +317,4 @@ def test_a_message_for_somebody_else_is_refused() -> None:
     network = SteppedNetwork("a", {"a": "a", "b": "b", "c": "c"})
     for sender, receiver in (("b", "c"), ("a", "a"), ("x", "a"), ("b", "x")):
         with pytest.raises(ProtocolError, match="is not for a"):
-            network.arrive(Message(kind="k", sender=sender, receiver=receiver).to_bytes(), 0.0)
+            network.arrive(Packet(kind="k", sender=sender, receiver=receiver).to_bytes(), 0.0)

@@ -23,7 +23,7 @@ from securevfl.federation.loop import run_virtual
 from securevfl.federation.run import Run
 from securevfl.privacy.gate import Contribution
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import View
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.protocols.sums.homomorphic import Encryption
@@ -474,18 +474,18 @@ def roles() -> dict[str, Any]:
     return {role.address: role for role in (engine.server, *engine.parties)}
 
 
-def hearing(role: Any, *messages: Message) -> None:
+def hearing(role: Any, *messages: Packet) -> None:
     """Lets a role receive these messages instead of any others."""
     waiting = list(messages)
 
-    async def receive() -> Message:
+    async def receive() -> Packet:
         return waiting.pop(0)
 
     role.sums.receive = receive
 
 
-def message(kind: str, sender: str, **fields: Any) -> Message:
-    return Message(kind=kind, sender=sender, receiver="server", fields=fields)
+def message(kind: str, sender: str, **fields: Any) -> Packet:
+    return Packet(kind=kind, sender=sender, receiver="server", fields=fields)
 
 
 def test_roles_are_where_they_belong(roles: dict[str, Any]) -> None:
@@ -525,7 +525,7 @@ def test_workers_take_sums_from_the_key_holder_alone(roles: dict[str, Any], kind
     worker, values = roles["p2"], np.zeros((3, 1), np.float32)
     released = Contribution(values=values, source=torch.zeros(3, 1), head=None)
 
-    async def upload(*args: Any, **options: Any) -> tuple[Message, Contribution]:
+    async def upload(*args: Any, **options: Any) -> tuple[Packet, Contribution]:
         return message(kind, sender, values=values), released
 
     worker._upload = upload
@@ -552,7 +552,7 @@ def test_states_of_workers_without_the_key_are_refused(roles: dict[str, Any]) ->
 def test_labels_come_from_the_server_alone(roles: dict[str, Any]) -> None:
     worker = roles["p2"]
 
-    async def receive() -> Message:
+    async def receive() -> Packet:
         return message("labels", "p0", values=np.zeros(40, np.float32))
 
     worker.link.receive = receive

@@ -31,7 +31,7 @@ from securevfl.federation.engine import Engine, first_cause
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.run import _result
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import OPENED, View
 from securevfl.protocols.keys import PairKeys
 from securevfl.protocols.sums.pairwise import PairwiseMaskSum
@@ -68,12 +68,12 @@ class Disturbed(Engine):
         self.victim, self.told = party, False
         post = self.network.post
 
-        def posting(message: Message) -> None:
+        def posting(message: Packet) -> None:
             if message.sender == party and message.receiver == SERVER and self.part == part:
                 self.seen[message.kind] += 1
                 if message.kind == kind and self.seen[kind] == count:
                     self.told = True
-                    self.network.links[SERVER].deliver(Message(kind=ABSENT, sender=party, receiver=SERVER))
+                    self.network.links[SERVER].deliver(Packet(kind=ABSENT, sender=party, receiver=SERVER))
                 if self.told:
                     self.late.append(message.kind)
             post(message)
@@ -298,7 +298,7 @@ def test_below_the_threshold_nothing_is_summed(tiny: VerticalData) -> None:
     engine = disturbed(plan_of(), tiny, "pairwise.masked-input", 3)
     before = engine.network.links[SERVER].deliver
 
-    def both(message: Message, *size) -> None:
+    def both(message: Packet, *size) -> None:
         before(message, *size)
         if message.kind == ABSENT:
             before(dataclasses.replace(message, sender="p3"))

@@ -29,7 +29,7 @@ from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
 from securevfl.privacy.gate import Contribution
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import View
 from securevfl.protocols.ring import FixedPoint
 
@@ -476,7 +476,7 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
         "channel": "server", "from": 3, "to": 2, "round": 0, "attempt": 0, "tree": 1,
         "total": np.zeros((1, 1), np.uint64),
     }  # fmt: skip
-    message = Message(kind="tree.subtotal", sender="p3", receiver="p2", number=1, fields=good)
+    message = Packet(kind="tree.subtotal", sender="p3", receiver="p2", number=1, fields=good)
     bad = [
         (dataclasses.replace(message, sender="p1"), "does not play address 3"),
         (dataclasses.replace(message, fields={**good, "to": 1}), "does not play"),
@@ -503,14 +503,14 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
         with pytest.raises(ProtocolError, match=match):
             net.run(body)
     with pytest.raises(ProtocolError, match="only server does"):
-        SumRequest.read(Message(kind=REQUEST, sender="p2", receiver="p1", number=1, fields={}))
+        SumRequest.read(Packet(kind=REQUEST, sender="p2", receiver="p1", number=1, fields={}))
     with pytest.raises(ProtocolError, match="no sum for 'p9'"):
         net.sums["p2"].channel("p9")
     with pytest.raises(ProtocolError, match="p9"):
         net.channel.observers("p2", also=("p9",))
     with pytest.raises(ProtocolError, match="without round or rows"):
         SumRequest.read(
-            Message(
+            Packet(
                 kind=REQUEST,
                 sender="server",
                 receiver="p1",

@@ -20,7 +20,7 @@ from securevfl.algorithms.delays import StepDelay, read_trace
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.virtual import VirtualClock, VirtualNetwork
-from securevfl.privacy.messages import Head, Message, Stop
+from securevfl.privacy.messages import Head, Packet, Stop
 
 
 def test_time_jumps_and_is_exact() -> None:
@@ -187,25 +187,25 @@ def test_messages_survive_the_wire(
     fields: dict, number: int, reply: int | None, head: Head | None, route: tuple[str, str]
 ) -> None:
     sender, receiver = route
-    message = Message(
+    message = Packet(
         kind="k", sender=sender, receiver=receiver, fields=fields, number=number, reply_to=reply, head=head
     )
     data = message.to_bytes()
-    assert Message.from_bytes(data) == message
+    assert Packet.from_bytes(data) == message
     assert message.size() == len(data)
 
 
 def _sample(**changes: Any) -> bytes:
     head = Head("p1", 7, "0f" * 32)
     fields = {"kind": "k", "sender": "p1", "receiver": "server", "reply_to": 3, "head": head} | changes
-    return Message(**fields).to_bytes()
+    return Packet(**fields).to_bytes()
 
 
 def test_every_truncation_of_a_message_is_refused() -> None:
     whole = _sample()
     for size in range(len(whole)):
         with pytest.raises(WireError):
-            Message.from_bytes(whole[:size])
+            Packet.from_bytes(whole[:size])
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_changed_envelopes_are_refused(place: int, value: int, says: str) -> Non
     raw = bytearray(_sample())
     raw[place] = value
     with pytest.raises(WireError, match=says):
-        Message.from_bytes(bytes(raw))
+        Packet.from_bytes(bytes(raw))
 
 
 @given(st.lists(st.tuples(st.integers(0, 150), st.integers(0, 255)), min_size=1, max_size=4))
@@ -236,7 +236,7 @@ def test_nothing_but_a_wire_error_comes_out_of_changed_messages(changes: list[tu
     for place, value in changes:
         raw[place % len(raw)] = value
     with contextlib.suppress(WireError):
-        Message.from_bytes(bytes(raw))
+        Packet.from_bytes(bytes(raw))
 
 
 @pytest.mark.parametrize(

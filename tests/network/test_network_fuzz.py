@@ -26,7 +26,7 @@ from securevfl.network.frames import Frame, Kind
 from securevfl.network.greeting import read_greeting
 from securevfl.network.node import understanding
 from securevfl.network.session import Session
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.wire import pack
 from securevfl.settings.plan import Plan
 
@@ -79,7 +79,7 @@ def fuzzed(folder: Path, seed: int, count: int) -> None:
     def arm(process: Process, peers: list[str]) -> None:
         posting, posts = process.node.mesh.post, 0
 
-        def post(message: Message) -> None:
+        def post(message: Packet) -> None:
             nonlocal posts, thrown
             posts += 1
             if process.node.part == "epoch" and posts in (8, 9, 10, 11):

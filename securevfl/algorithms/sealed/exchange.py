@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
-from securevfl.privacy.messages import Head, Link, Message
+from securevfl.privacy.messages import Head, Link, Packet
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import Envelope, Machine
 from securevfl.protocols.sealed.protocol import read
@@ -62,7 +62,7 @@ class Exchange:
         receiver = self.settings.members[envelope.receiver]
         await self.link.send(receiver, envelope.message.kind, dict(vars(envelope.message)), head)
 
-    def _envelope(self, message: Message) -> Envelope:
+    def _envelope(self, message: Packet) -> Envelope:
         places = {name: place for place, name in enumerate(self.settings.members)} | {DEALER: DEALER_PLACE}
         if message.sender not in places:
             raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender}")

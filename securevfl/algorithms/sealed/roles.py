@@ -13,7 +13,7 @@ from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shar
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import SETUP_ROUND, Envelope
 from securevfl.protocols.sealed.dealer import SealedDealer
 
@@ -92,7 +92,7 @@ class SealedServer(ServerRole):
             self.setup.report(self.processed, None)
         self.epochs_done += 1
 
-    async def _from_home(self, kind: str) -> Message:
+    async def _from_home(self, kind: str) -> Packet:
         message = await self.link.receive()
         if message.kind != kind or self.setup.hosts[message.sender] != self.setup.hosts[SERVER]:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
@@ -142,9 +142,9 @@ class DealerRole(Role):
             receiver = self.settings.members[envelope.receiver]
             await self.link.send(receiver, envelope.message.kind, dict(vars(envelope.message)))
 
-    async def _hear(self, kind: str) -> list[Message]:
+    async def _hear(self, kind: str) -> list[Packet]:
         """One message of this kind from every member."""
-        heard: dict[str, Message] = {}
+        heard: dict[str, Packet] = {}
         while len(heard) < len(self.settings.members):
             message = await self.link.receive()
             if message.kind != kind or message.sender not in self.settings.members or message.sender in heard:
