@@ -19,15 +19,15 @@ from securevfl.algorithms.base import SERVER, Role, Setup
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivative, mean_loss
+from securevfl.algorithms.messages import Derivative, Done, Loss, Step, SumRequest
 from securevfl.algorithms.pace import build_delay
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import LinearEncoder, SumHead
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.gate import Contribution
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
 
 Floats = npt.NDArray[np.float64]
 
@@ -129,10 +129,10 @@ class LinearWorker(Role):
             await self.handlers[message.kind](message)
 
     async def _join(self, message: Packet) -> None:
-        request = SumRequest.read(message)
+        request = read_request(message)
         await self.sums.join(request, self._contribute(request, self.block.batch(request.rows)))
 
-    def _contribute(self, request: SumRequest, batch: Batch) -> Contribution:
+    def _contribute(self, request: SumRequest, batch: Batch) -> Contribution | Inside:
         """The local product, through the gate."""
         if request.purpose not in PURPOSES:
             raise ProtocolError(
@@ -179,7 +179,7 @@ class LinearWorker(Role):
     async def _take_snapshot(self, message: Packet) -> None:
         """A synchronous snapshot."""
         await self._finish_snapshot()
-        await self.link.reply(message, "done", {})
+        await self.link.reply(message, Done())
 
     async def _finish_snapshot(self) -> None:
         """Computes the full gradient, which takes as long as the steps of one pass."""
@@ -192,7 +192,7 @@ class LinearWorker(Role):
         rows, derivative = self._read(message)
         await self._compute(self.delay.draw())
         self._step(self.block.batch(rows), rows, derivative)
-        await self.link.reply(message, "done", {})
+        await self.link.reply(message, Done())
 
     async def _compute(self, duration: float) -> None:
         await self.setup.clock.sleep_until(self.setup.clock.now() + duration)
@@ -254,11 +254,11 @@ class AsyncWorker(LinearWorker):
         while True:
             rows = self.batches.next() if self.postponed is None else self.postponed
             self.postponed = rows
-            answer = await self.link.call(SERVER, "step", {"rows": rows.astype(np.int32)})
+            answer = await self.link.call(SERVER, Step(rows=rows))
             if answer.kind == "over":
                 return
             self.postponed = None
-            request, batch = SumRequest.read(answer), self.block.batch(rows)
+            request, batch = read_request(answer), self.block.batch(rows)
             derivative = await self._obtain(request, batch)
             await self._compute(self.delay.draw())
             self._step(batch, rows, derivative)
@@ -280,12 +280,12 @@ class AsyncWorker(LinearWorker):
         derivative = self._derivative(request.rows, scores)
         if self.address == self.setup.label_holder and self.labels is not None:
             loss = mean_loss(self.setup.data.task, scores, self.labels[request.rows])
-            await self.link.send(SERVER, "loss", {"value": loss})
+            await self.link.send(SERVER, Loss(value=Inside(values=loss)))
         return derivative
 
     async def _join(self, message: Packet) -> None:
         await super()._join(message)
-        request = SumRequest.read(message)
+        request = read_request(message)
         if request.channel == self.address and self._tasks is not None:
             self._tasks.create_task(self._help(request))
 
@@ -293,10 +293,8 @@ class AsyncWorker(LinearWorker):
         """Answers a passive worker, which gets the derivative of the loss; that tells it the label."""
         derivative = await self._resolve(request)
         observers = self.setup.observers(request.requester, self.address)
-        rows = request.rows
-        head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="derivative", observers=observers)
-        fields: dict[str, Value] = {"round": request.number, "values": derivative}
-        await self.link.send(request.requester, "derivative", fields, head)
+        given = self.gate.release_exact(derivative, rows=request.rows, kind="derivative", observers=observers)
+        await self.link.send(request.requester, Derivative(round=request.number, values=given))
 
     async def _take_derivative(self, message: Packet) -> None:
         number, values = message["round"], message["values"]

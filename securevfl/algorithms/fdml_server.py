@@ -11,6 +11,7 @@ from torch import Tensor
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.messages import Sum
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.errors import ProtocolError
 from securevfl.models import task_loss
@@ -43,6 +44,7 @@ class FDMLServer(SharingServer):
         kept = setup.data.n_train if self.sums is None else 0  # on a sum nobody's predictions arrive
         shape = (kept, len(self.parties), setup.plan.embedding)
         self.local_predictions = torch.zeros(shape, device=setup.device)
+        self.everybody = tuple(sorted(set(setup.hosts.values()) - {setup.label_holder}))
         self.pushed: dict[str, int] = dict.fromkeys(self.parties, 0)
         self.largest_lead = 0
         self._schedule: dict[int, Rows] = {}
@@ -119,7 +121,8 @@ class FDMLServer(SharingServer):
         self._losses.append(loss)
         self.processed += len(pull.rows)
         self.setup.report(self.processed, loss)
-        await self._reply(pull.message, "sum", {"values": total.cpu().numpy()}, self.gate.ledger.head)
+        given = self.gate.hand_on(total.cpu().numpy(), kind="sum", observers=self.everybody)
+        await self._reply(pull.message, Sum(values=given))
 
     def _outputs(self, vectors: Tensor) -> Tensor:
         return vectors.sum(dim=1) if vectors.ndim == 3 else vectors

@@ -15,13 +15,12 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
 from securevfl.algorithms.local_steps import build_local_optimiser
+from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.models import Fusion, task_loss
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Inside, Released
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
-
-HEAD = "head:"  # prefix of the server model's parameters in a message
 
 
 class FlexServer(SharingServer):
@@ -71,9 +70,9 @@ class FlexServer(SharingServer):
         rates = self._rates(uploads)
         gradients = self._gradients(snapshot, rows)
         for index, (party, message) in enumerate(uploads.items()):
-            fields: dict[str, Value] = {"steps": steps[party], "rate": rates[party]}
+            facts = {"steps": steps[party], "rate": rates[party]}
             gradient = gradients[:, index] if gradients.ndim == 3 else gradients
-            await self._answer(message, rows, fields, snapshot, gradient)
+            await self._answer(message, rows, facts, snapshot, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
         self.last_steps, self.last_rates = steps, rates
@@ -128,26 +127,26 @@ class FlexServer(SharingServer):
         return outputs
 
     async def _answer(
-        self, message: Packet, rows: Rows, fields: dict[str, Value], snapshot: Tensor, gradient: Tensor
+        self, message: Packet, rows: Rows, facts: Mapping[str, Any], snapshot: Tensor, gradient: Tensor
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
         if self.setup.plan.private_labels and observers and self.setup.plan.encoder_training == "none":
-            await self._reply(message, "received", fields)  # what cannot learn gets no gradient
+            await self._reply(message, Received(**facts))  # what cannot learn gets no gradient
             return
         if self.setup.plan.private_labels:
-            fields["values"], head = self.answers.release(gradient, rows=rows, observers=observers)
-            await self._reply(message, "gradient", fields, head)
+            released = self.answers.release(gradient, rows=rows, observers=observers)
+            await self._reply(message, Gradient(values=released, **facts))
             return
         summed = self.fusion.kind == "sum" and snapshot.ndim == 3
         shared = snapshot.sum(dim=1) if summed else snapshot
-        fields["values"] = shared.cpu().numpy()
+        tables = {"values": shared.cpu().numpy()}
         for name, tensor in self.head.state_dict().items():
-            fields[HEAD + name] = tensor.detach().cpu().numpy().copy()
-        head = None
+            tables[HEAD + name] = tensor.detach().cpu().numpy().copy()
+        given: Released | Inside = Inside(values=tables)
         if observers:
-            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="snapshot", observers=observers)
-        await self._reply(message, "snapshot", fields, head)
+            given = self.gate.release_exact(tables, rows=rows, kind="snapshot", observers=observers)
+        await self._reply(message, Snapshot(shared=given, **facts))
 
     async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
         begun = self.setup.clock.now()

@@ -13,12 +13,12 @@ from torch import Tensor
 from securevfl.algorithms.answers import GradientAnswers
 from securevfl.algorithms.base import ABSENT, SERVER, ServerRole, Setup
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
+from securevfl.algorithms.messages import Embed, End, Gradient, Late, Received
 from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion, metrics, task_loss
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
 
 CHUNK = 1024
 
@@ -97,7 +97,7 @@ class VAFLServer(ServerRole):
     async def _end_phase(self) -> None:
         """Tells all parties that the phase is over and answers what is still under way."""
         for party in self.parties:
-            await self.link.send(party, "end", {})
+            await self.link.send(party, End())
         running = set(self.parties)
         while running - self.absent:
             message = await self._receive()
@@ -114,7 +114,7 @@ class VAFLServer(ServerRole):
     async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
         self._store(self._upload(message))
-        await self.link.reply(message, "late", {})
+        await self.link.reply(message, Late())
 
     async def _collect(self, rows: Rows, purpose: str) -> Tensor:
         """Fresh embeddings of rows from all parties: (rows, parties, embedding)."""
@@ -128,8 +128,7 @@ class VAFLServer(ServerRole):
         return list(await asyncio.gather(*(self._ask(party, rows, purpose) for party in self.parties)))
 
     async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
-        fields: dict[str, Value] = {"rows": rows.astype(np.int32), "purpose": purpose}
-        answer = await self.link.call(party, "embed", fields)
+        answer = await self.link.call(party, Embed(rows=rows, purpose=purpose))
         return self._tensor(party, answer["values"], len(rows))
 
     def _tensor(self, party: str, values: Any, rows: int) -> Tensor:
@@ -267,10 +266,10 @@ class VAFLServer(ServerRole):
         """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
         if observers and self.setup.plan.encoder_training == "none":
-            await self.link.reply(message, "received", {})
+            await self.link.reply(message, Received())
             return
-        values, head = self.answers.release(gradient, rows=rows, observers=observers)
-        await self.link.reply(message, "gradient", {"values": values}, head)
+        released = self.answers.release(gradient, rows=rows, observers=observers)
+        await self.link.reply(message, Gradient(values=released))
 
     def figures(self) -> dict[str, Any]:
         """Iterations so far, and the age of the oldest embedding that was used."""

@@ -24,13 +24,14 @@ from torch import Tensor
 from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.local import load_module_state, module_state
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.messages import Embedding, Late
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.algorithms.vafl_server import CHUNK, VAFLServer
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics, task_loss
-from securevfl.privacy.gate import Contribution
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.rows import Rows
 
 TRAINING = "embedding"
@@ -104,7 +105,7 @@ class SummingServer(VAFLServer):
                 self._unanswered.append(message)
 
     async def _late(self, message: Packet) -> None:
-        await self.link.reply(message, "late", {})
+        await self.link.reply(message, Late())
 
     # -- sums -----------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class SummingParty(VAFLParty):
         self.channel = build_channel(setup, SERVER)
         self.sums = SumParticipant(setup, party, [self.channel])
         self._active: Rows | None = None
-        self._contribution: Contribution | None = None
+        self._contribution: Contribution | Inside | None = None
 
     async def _serve(self) -> None:
         await self.sums.begin()
@@ -228,18 +229,18 @@ class SummingParty(VAFLParty):
                 self._ended.set()
                 return
             if message.kind == REQUEST:
-                request = SumRequest.read(message)
+                request = read_request(message)
                 await self.sums.join(request, self._contribute(request.rows, request.purpose))
             elif message.kind == "embed" and not self.observers:
                 contribution = self._contribute(message["rows"], str(message["purpose"]))
-                values = contribution.values.astype(np.float32)
-                await self.link.reply(message, "embedding", {"values": values})
+                inside = Inside(values=contribution.values.astype(np.float32))
+                await self.link.reply(message, Embedding(values=inside))
             else:
                 raise ProtocolError(
                     f"{self.address} received {message.kind!r} from {message.sender}, not a request"
                 )
 
-    def _contribute(self, rows: Any, purpose: str) -> Contribution:
+    def _contribute(self, rows: Any, purpose: str) -> Contribution | Inside:
         """This party's part in a sum; of its own batch the graph is kept."""
         rows = self.model.check_rows(rows)
         if purpose not in PURPOSES:
@@ -255,7 +256,7 @@ class SummingParty(VAFLParty):
 
     async def _upload(self, rows: Rows) -> None:
         self._active, self._contribution = rows, None
-        answer = await self.link.call(SERVER, TRAINING, {"rows": rows.astype(np.int32)})
+        answer = await self.link.call(SERVER, Embedding(rows=rows))
         self._active = None
         if answer.kind == "gradient":
             if self._contribution is None:

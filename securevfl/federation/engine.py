@@ -198,6 +198,8 @@ class Engine:
 
     def _phase(self, part: str) -> None:
         """Runs one part (`prepare`, `epoch`, `evaluate`) of every role to its end, in virtual time."""
+        for link in self.network.links.values():
+            link.phase = part
         roles = run_roles((self.server, *self.parties), part)
         try:
             _, self.time = run_virtual(roles, start=self.time, explain=self.network.explain)

@@ -75,6 +75,8 @@ class Seat:
 
     def begin(self, part: str, start: float) -> None:
         """Begins a phase; nothing runs before the first step."""
+        for link in self.network.links.values():
+            link.phase = part
         self._phase = SteppedPhase(run_roles(self.roles, part), self.network, start=start)
 
     def step(self, now: float, arrived: Sequence[bytes]) -> tuple[Step, float, dict[str, int]]:

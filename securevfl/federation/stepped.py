@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from securevfl.errors import ProtocolError
-from securevfl.federation.links import QueueLink
 from securevfl.federation.loop import undisturbed
 from securevfl.federation.virtual import VirtualNetwork
+from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Packet
 
 # asyncio runs timers that are due within its clock's resolution.
@@ -93,7 +93,9 @@ class SteppedNetwork(VirtualNetwork):
     ) -> None:
         super().__init__(hosts, latency=latency, codec=codec, observe=observe)
         self.name = name
-        self.links = {each: QueueLink(each, self.post) for each, host in self.hosts.items() if host == name}
+        self.links = {
+            each: Link(each, self.post, self.hosts) for each, host in self.hosts.items() if host == name
+        }
         self.outbox: list[tuple[str, bytes]] = []
 
     def post(self, message: Packet) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
 from securevfl.errors import ProtocolError
-from securevfl.federation.links import QueueLink
+from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Packet, Stop
 
 Observe = Callable[[Packet, float], None]
@@ -75,7 +75,7 @@ class VirtualNetwork:
         self.messages = 0
         self.bytes = 0
         self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Packet]] = WeakKeyDictionary()
-        self.links = {address: QueueLink(address, self.post) for address in self.hosts}
+        self.links = {address: Link(address, self.post, self.hosts) for address in self.hosts}
 
     def post(self, message: Packet) -> None:
         """Delivers a message now or after the latency."""

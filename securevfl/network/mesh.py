@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
-from securevfl.federation.links import QueueLink
 from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
 from securevfl.network.frames import PHASE_BYTES, Frame, Kind
 from securevfl.network.identity.identity import Identity
@@ -22,6 +21,7 @@ from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
 from securevfl.network.transport import Handlers, Transport
+from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
@@ -61,7 +61,7 @@ class Mesh:
         self.on_restart: Callable[[str], None] = lambda peer: None
         self.observe: Callable[[Packet], None] = lambda message: None
         self.hosts: Mapping[str, str] = {}
-        self.links: dict[str, QueueLink] = {}
+        self.links: dict[str, Link] = {}
         self.messages = self.bytes = 0
         self.lost_since: dict[str, float] = dict.fromkeys(self.sessions, time.monotonic())
         self.transport = Transport(
@@ -175,7 +175,7 @@ class Mesh:
 
     # -- phases ---------------------------------------------------------------------------------------------
 
-    def seat(self, hosts: Mapping[str, str]) -> dict[str, QueueLink]:
+    def seat(self, hosts: Mapping[str, str]) -> dict[str, Link]:
         """New links for the addresses that run here.
 
         Args:
@@ -184,7 +184,7 @@ class Mesh:
         numbers = {address: link.number for address, link in self.links.items()}
         self.hosts = dict(hosts)
         here = [address for address, host in self.hosts.items() if host == self.name]
-        self.links = {address: QueueLink(address, self.post) for address in here}
+        self.links = {address: Link(address, self.post, self.hosts) for address in here}
         for address, link in self.links.items():
             link.number = numbers.get(address, 0)
         return self.links

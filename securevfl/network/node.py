@@ -39,6 +39,7 @@ from securevfl.network.own_encoder import load_builder
 from securevfl.network.seat import Seat
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import EVALUATE
 from securevfl.privacy.views import write_text
 
 STAY = -2
@@ -227,6 +228,8 @@ class Node(ABC):
         self.fresh = False
         self.part, self.epoch = part, epoch
         log.info("phase begins", extra={"part": part, "epoch": epoch})
+        for link in self.mesh.links.values():
+            link.phase = EVALUATE if part == "final" else part
         self.mesh.begin(phase)
         for peer in absent:
             self.tell_absent(peer)

@@ -1,4 +1,4 @@
-"""The packet that roles exchange, and the links and clocks that carry it."""
+"""The packet that roles exchange: a message on its way, its wire form, and the clock that roles live by."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Packet:
         number: The sender's running number; with the sender it names the message.
         reply_to: The number of the call that this message answers.
         head: The sender's ledger head, where the content passed a gate.
+        checked: True where a link of this process has checked it; never on the wire.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Packet:
     number: int = 0
     reply_to: int | None = None
     head: Head | None = None
+    checked: bool = field(default=False, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
@@ -158,34 +160,6 @@ def _read_head(data: bytes, begin: int) -> tuple[Head, int]:
         return Head(owner.decode(), position, digest.decode("ascii")), middle + length
     except UnicodeDecodeError as error:
         raise WireError("message carries a broken ledger head") from error
-
-
-class Link(Protocol):
-    """How a role reaches the others. It never says on which runtime it is."""
-
-    address: str
-
-    async def send(
-        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> None:
-        """Sends a message and does not wait for an answer."""
-        ...
-
-    async def call(
-        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> Packet:
-        """Sends a message and waits for the answer to it."""
-        ...
-
-    async def reply(
-        self, message: Packet, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> None:
-        """Answers a call."""
-        ...
-
-    async def receive(self) -> Packet:
-        """The next message that is not the answer to a call."""
-        ...
 
 
 class Stop(asyncio.Event):

@@ -23,8 +23,9 @@ from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
 from securevfl.auditing.page import render
 from securevfl.auditing.words import strength
 from securevfl.errors import AttackError, InputError, RunError
-from securevfl.privacy.gate import Contribution, Gate
+from securevfl.privacy.gate import Gate
 from securevfl.privacy.noise import Noise
+from securevfl.privacy.payloads import _KEY, Contribution, Released
 
 TINY = "synthetic:rows=400,features=9,informative=6"
 FROZEN = Plan(
@@ -141,7 +142,9 @@ def test_values_past_the_gate_into_a_sum_are_found(
     def leaking(self: Gate, vectors: Any, **options: Any) -> Contribution:
         if options["kind"] != kind or self.owner != "p2":
             return honest(self, vectors, **options)
-        return Contribution(values=vectors.detach().double().numpy(), source=vectors, head=self.ledger.head)
+        values = vectors.detach().double().numpy()
+        where = {"observers": options["observers"], "kind": kind, "head": self.ledger.head}
+        return Contribution(values=values, source=vectors, key=_KEY, **where)
 
     monkeypatch.setattr(Gate, "contribute", leaking)
     report = audited(tiny, plan, tmp_path / "leaking", canaries=-1)
@@ -151,12 +154,12 @@ def test_values_past_the_gate_into_a_sum_are_found(
 def test_release_past_the_gate_is_found(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from securevfl.privacy.gate import Released, stay_inside
-
     honest = Gate.release
 
     def leaking(self: Gate, vectors: Any, **options: Any) -> Released:
-        return stay_inside(vectors) if options["kind"] == "evaluation" else honest(self, vectors, **options)
+        if options["kind"] != "evaluation":
+            return honest(self, vectors, **options)
+        return Released(values=vectors.numpy(), head=None, key=_KEY, **options)
 
     monkeypatch.setattr(Gate, "release", leaking)
     assert "left without a ledger entry" in violations(audited(tiny, RAW, tmp_path / "run", canaries=-1))

@@ -351,7 +351,7 @@ def test_the_smallest_sum_less_the_colluders_keeps_the_promise(
     ring = channel.protocol.fixed_point
     assert honest * channel.noise.noise.share_std**2 >= (1.5 * 2**ring.fraction_bits) ** 2
     gates = [engine.setup.gates[name] for name in data.parties]
-    shares = np.stack([ring.decode(channel.empty(gate, (20_000,))) for gate in gates])
+    shares = np.stack([ring.decode(gate.abstain((20_000,), noise=channel.noise).values) for gate in gates])
     left = shares[collusion:threshold].sum(axis=0)  # the colluders' are known, the last ones' are missing
     # The deviation of n Gaussians has standard error 1 / sqrt(2n); six of them: P < 1e-8.
     assert left.std() > 1.5 * (1 - 6 / math.sqrt(2 * left.size))

@@ -21,6 +21,17 @@ from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.virtual import VirtualClock, VirtualNetwork
 from securevfl.privacy.messages import Head, Packet, Stop
+from securevfl.privacy.payloads import PARTY, declare, fact
+
+
+@declare("test-hello", PARTY)
+class Hello:
+    number: int | None = fact(int, optional=True)
+
+
+@declare("test-question", PARTY)
+class Question:
+    pass
 
 
 def test_time_jumps_and_is_exact() -> None:
@@ -53,7 +64,7 @@ def test_latency_applies_between_organisations_only() -> None:
     async def main() -> list[tuple[str, float]]:
         arrived = []
         for target in ("b", "a2"):
-            await network.links["a"].send(target, "hello", {})
+            await network.links["a"].send(target, Hello())
         for target in ("a2", "b"):
             await network.links[target].receive()
             arrived.append((target, VirtualClock().now()))
@@ -69,7 +80,7 @@ def test_messages_arrive_in_the_order_of_sending() -> None:
 
     async def main() -> list[int]:
         for number in range(50):
-            await network.links["a"].send("c" if number % 3 else "b", "hello", {"number": number})
+            await network.links["a"].send("c" if number % 3 else "b", Hello(number=number))
         return [(await network.links["c"].receive())["number"] for _ in range(33)]
 
     assert run_virtual(main())[0] == [number for number in range(50) if number % 3]
@@ -80,7 +91,7 @@ def test_deadlock_names_who_waits() -> None:
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(network.links["a"].call("b", "question", {}))
+            group.create_task(network.links["a"].call("b", Question()))
             group.create_task(network.links["b"].receive()).add_done_callback(lambda _: None)
             group.create_task(network.links["a"].receive())
 
@@ -92,16 +103,16 @@ def test_foreign_and_repeated_answers_are_refused() -> None:
     network = VirtualNetwork({"a": "A", "b": "B", "c": "C"})
 
     async def main() -> None:
-        call = asyncio.create_task(network.links["a"].call("b", "question", {}))
+        call = asyncio.create_task(network.links["a"].call("b", Question()))
         message = await network.links["b"].receive()
         with pytest.raises(ProtocolError, match="did not make"):
-            await network.links["c"].reply(message, "answer", {})
-        await network.links["b"].reply(message, "answer", {})
+            await network.links["c"].reply(message, Hello())
+        await network.links["b"].reply(message, Hello())
         await call
         with pytest.raises(ProtocolError, match="did not make"):
-            await network.links["b"].reply(message, "answer", {})
+            await network.links["b"].reply(message, Hello())
         with pytest.raises(ProtocolError, match="unknown address"):
-            await network.links["a"].send("z", "hello", {})
+            await network.links["a"].send("z", Hello())
 
     run_virtual(main())
 
