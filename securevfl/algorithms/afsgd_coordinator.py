@@ -189,8 +189,8 @@ class AsyncCoordinator(Coordinator):
 
     async def _announce(self, message: Packet) -> None:
         """Announces one worker's batch; a passive worker's total goes to the label holder."""
-        rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+        rows = message["rows"].astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} asks for rows that are not training records")
         worker = message.sender
         channel = worker if worker in self.active else self.setup.label_holder

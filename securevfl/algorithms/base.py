@@ -16,9 +16,9 @@ from torch import nn
 
 from securevfl.data import VerticalData
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Clock
-from securevfl.privacy.payloads import SERVER
+from securevfl.privacy.payloads import Link
+from securevfl.privacy.schemas import SERVER as SERVER
 from securevfl.privacy.views import ViewWriter
 from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address

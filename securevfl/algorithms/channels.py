@@ -183,11 +183,6 @@ class Channel:
         return self.protocol.node(address, authenticate(self.name, workers))
 
     @property
-    def hides(self) -> bool:
-        """True where contributions are hidden from those who pass them on."""
-        return self.kind in HIDING
-
-    @property
     def opens(self) -> bool:
         """True where the receiver's messages give the total only with secrets of its own: keys, masks."""
         return self.kind in HIDING and not isinstance(self.protocol, TwoTreeSum)

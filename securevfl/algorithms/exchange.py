@@ -9,11 +9,17 @@ accounted for, or that have no input at all; this is the one place outside the g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from securevfl.errors import EgressError, ProtocolError
-from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Head, Packet
-from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Masked, check_made_by_gate
+from securevfl.privacy.payloads import (
+    _KEY,
+    Accounted,
+    Contribution,
+    Link,
+    Masked,
+)
 from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, Seed
 from securevfl.protocols.wire import Value
@@ -30,6 +36,8 @@ class Exchange:
         places: Protocol address -> address of the role that plays it.
         read: Checks kind and fields of a message and makes it, as the protocol does.
         channel: Name that tells protocols apart where a link carries several; empty where it carries one.
+        hides: Whether contributions are hidden from those who pass them on; where they are not, they go only
+            to those whom they were written down for.
     """
 
     def __init__(
@@ -39,8 +47,9 @@ class Exchange:
         read: Callable[[str, dict[str, Value]], Message],
         *,
         channel: str = "",
+        hides: bool = True,
     ) -> None:
-        self.link, self.places, self.read, self.channel = link, places, read, channel
+        self.link, self.places, self.read, self.channel, self.hides = link, places, read, channel, hides
         self.organisations = tuple(sorted({link.hosts[place] for place in places.values()}))
         self._address_of = {place: address for address, place in places.items()}
 
@@ -56,7 +65,6 @@ class Exchange:
         contribution: Contribution,
         *,
         round: int,  # noqa: A002
-        hidden: bool,
     ) -> Accounted:
         """The machine of a round that a party takes part in with what its gate let into the sum.
 
@@ -64,12 +72,11 @@ class Exchange:
             node: The party's state.
             contribution: From the gate.
             round: Number of the round.
-            hidden: Whether the protocol hides contributions from those who pass them on; where it does not,
-                they go only to those whom they were written down for.
         """
-        check_made_by_gate(contribution, Contribution)
+        if type(contribution) is not Contribution or getattr(contribution, "_made_with", None) is not _KEY:
+            raise EgressError(f"{self.link.address}: {type(contribution).__name__} did not pass the gate")
         machine = node.round(contribution.values, round=round, shape=contribution.values.shape)
-        observers = self.organisations if hidden else contribution.observers
+        observers = self.organisations if self.hides else contribution.observers
         return Accounted(machine=machine, head=contribution.head, observers=observers, key=_KEY)
 
     def attend(self, node: Node, *, round: int, shape: tuple[int, ...], head: Head) -> Accounted:  # noqa: A002
@@ -94,7 +101,7 @@ class Exchange:
         place = self.places[envelope.receiver]
         if place == self.link.address:
             return False
-        if type(source) is not Accounted:
+        if type(source) is not Accounted or getattr(source, "_made_with", None) is not _KEY:
             raise EgressError(f"{self.link.address}: a machine that no gate has accounted for wants to send")
         await self._send(place, envelope, source.head, source.observers)
         return True
@@ -129,7 +136,7 @@ class Exchange:
         Raises:
             ProtocolError: It is malformed, or its sender does not play the address that it speaks for.
         """
-        fields = dict(packet.fields)
+        fields: dict[str, Any] = dict(packet.fields)
         if self.channel:
             del fields["channel"]
             sender, receiver = fields.pop("from"), fields.pop("to")
@@ -145,7 +152,7 @@ class Exchange:
 
     async def follow(self, source: Accounted | Machine) -> None:
         """Follows one machine to its end, where a role has nothing else to listen to."""
-        machine: Machine = source.machine if type(source) is Accounted else source
+        machine: Machine = source.machine if isinstance(source, Accounted) else source
         for envelope in machine.start():
             await self.send(source, envelope)
         await self.started(machine)

@@ -23,7 +23,7 @@ from securevfl.algorithms.base import SERVER, Role, Setup
 from securevfl.algorithms.channels import Channel, build_channel, check_channels
 from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
-from securevfl.algorithms.messages import Loss, Metrics, Sum, SumRequest, TestLabels
+from securevfl.algorithms.messages import LabelsOfTest, Loss, Metrics, Sum, SumRequest
 from securevfl.algorithms.sums import SumParticipant
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError, RunError
@@ -88,7 +88,7 @@ class AddingServer(FDMLServer):
         given = self.gate.release_exact(
             np.asarray(data.y_test), rows=rows, kind="test labels", observers=observers
         )
-        await self.link.send(self.key_holder, TestLabels(values=given))
+        await self.link.send(self.key_holder, LabelsOfTest(values=given))
 
     async def _train_on_sums(self) -> None:
         for _ in range(self.batches.per_pass):

@@ -106,7 +106,8 @@ class FlexParty(SharingParty):
         """The others' part of the snapshot: their sum, or all embeddings, one's own to be replaced."""
         if self.fusion.kind == "sum":
             if isinstance(released, Contribution):
-                return shared - released.source.detach()
+                source: Tensor = released.source
+                return shared - source.detach()
             return shared - torch.from_numpy(np.array(released.values, np.float32)).to(shared.device)
         return shared.transpose(0, 1)
 

@@ -179,7 +179,7 @@ class LocalModel:
         if self.private:
             self._private_gradient(upstream, rows)
         else:
-            source.backward(upstream)  # type: ignore[no-untyped-call]
+            source.backward(upstream)
         self.optimiser.step()
 
     def _private_gradient(self, upstream: Tensor, rows: Rows) -> None:

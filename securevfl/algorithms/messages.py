@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from securevfl.privacy.defences import DEFENCES
-from securevfl.privacy.payloads import (
+from securevfl.privacy.rows import Rows
+from securevfl.privacy.schemas import (
     DEALER,
     EPOCH,
     EVALUATE,
@@ -18,7 +19,7 @@ from securevfl.privacy.payloads import (
     PARTY,
     PREPARE,
     SERVER,
-    declare,
+    Content,
     declare_protocol,
     fact,
     names,
@@ -27,7 +28,6 @@ from securevfl.privacy.payloads import (
     released_number,
     released_table,
 )
-from securevfl.privacy.rows import Rows
 from securevfl.privacy.views import OPENED
 from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Score, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
@@ -48,78 +48,68 @@ HEAD = "head:"
 # -- phases -------------------------------------------------------------------------------------------------
 
 
-@declare("end", SERVER)
-class End:
+class End(Content, kind="end", senders=(SERVER,)):
     """The phase is over."""
 
 
-@declare("ended", PARTY)
-class Ended:
+class Ended(Content, kind="ended", senders=(PARTY,)):
     """The party has heard that the phase is over, and sends nothing more in it."""
 
 
-@declare("absent", PARTY)
-class Absent:
+class Absent(Content, kind="absent", senders=(PARTY,)):
     """The carrier says, in the name of a party, that it is away until the phase ends."""
 
 
 # -- embeddings and gradients -------------------------------------------------------------------------------
 
 
-@declare("embed", SERVER)
-class Embed:
+class Embed(Content, kind="embed", senders=(SERVER,)):
     """Asks for embeddings."""
 
     rows: Rows = records()
     purpose: str = fact(str)
 
 
-@declare("embedding", PARTY)
-class Embedding:
+class Embedding(Content, kind="embedding", senders=(PARTY,)):
     """Embeddings of a batch, asked for or not; on a secure sum only the records, which the party names."""
 
-    rows: Rows | None = records(optional=True)
-    values: Any = released(*EMBEDDINGS, optional=True)
-    iteration: int | None = fact(int, optional=True)
-    capacity: int | None = fact(int, optional=True)
-    steps: int | None = fact(int, optional=True)
-    weight: float | None = fact(float, optional=True)
+    rows: Rows | None = records(default=None)
+    values: Any = released(*EMBEDDINGS, default=None)
+    iteration: int | None = fact(int, default=None)
+    capacity: int | None = fact(int, default=None)
+    steps: int | None = fact(int, default=None)
+    weight: float | None = fact(float, default=None)
 
 
-@declare("ready", PARTY, phases=(EPOCH,))
-class Ready:
+class Ready(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
     """The party's batch is ready for a secure sum; iteration in FDML, pace in Flex."""
 
-    iteration: int | None = fact(int, optional=True)
-    capacity: int | None = fact(int, optional=True)
-    steps: int | None = fact(int, optional=True)
-    weight: float | None = fact(float, optional=True)
+    iteration: int | None = fact(int, default=None)
+    capacity: int | None = fact(int, default=None)
+    steps: int | None = fact(int, default=None)
+    weight: float | None = fact(float, default=None)
 
 
-@declare("gradient", SERVER, phases=(EPOCH,))
-class Gradient:
+class Gradient(Content, kind="gradient", senders=(SERVER,), phases=(EPOCH,)):
     """Gradients of the batch's mean loss, as the label holder's defence leaves them."""
 
     values: Any = released(*GRADIENTS)
-    steps: int | None = fact(int, optional=True)
-    rate: float | None = fact(float, optional=True)
+    steps: int | None = fact(int, default=None)
+    rate: float | None = fact(float, default=None)
 
 
-@declare("received", SERVER, phases=(EPOCH,))
-class Received:
+class Received(Content, kind="received", senders=(SERVER,), phases=(EPOCH,)):
     """An upload has arrived; nobody learns from it."""
 
-    steps: int | None = fact(int, optional=True)
-    rate: float | None = fact(float, optional=True)
+    steps: int | None = fact(int, default=None)
+    rate: float | None = fact(float, default=None)
 
 
-@declare("late", SERVER, phases=(EPOCH,))
-class Late:
+class Late(Content, kind="late", senders=(SERVER,), phases=(EPOCH,)):
     """An upload came after the end; it is too late for a step."""
 
 
-@declare("snapshot", SERVER, phases=(EPOCH,))
-class Snapshot:
+class Snapshot(Content, kind="snapshot", senders=(SERVER,), phases=(EPOCH,)):
     """Flex: what all parties embedded, as ``values``, and the server's model."""
 
     shared: Any = released_table("snapshot", "values", HEAD, dtypes="fiu")
@@ -127,15 +117,13 @@ class Snapshot:
     rate: float = fact(float)
 
 
-@declare("labels", SERVER, phases=(PREPARE,))
-class Labels:
+class Labels(Content, kind="labels", senders=(SERVER,), phases=(PREPARE,)):
     """The training labels."""
 
     values: Any = released("labels", dtypes="fiu", ndims=(1,))
 
 
-@declare("test-labels", SERVER, phases=(PREPARE,))
-class TestLabels:
+class LabelsOfTest(Content, kind="test-labels", senders=(SERVER,), phases=(PREPARE,)):
     """The labels of the test part, for the worker that measures."""
 
     values: Any = released("test labels", dtypes="fiu", ndims=(1,))
@@ -144,8 +132,7 @@ class TestLabels:
 # -- sums and what is computed from them --------------------------------------------------------------------
 
 
-@declare("sum-request", SERVER, phases=(EPOCH, EVALUATE))
-class SumRequest:
+class SumRequest(Content, kind="sum-request", senders=(SERVER,), phases=(EPOCH, EVALUATE)):
     """Announces a round of a secure sum.
 
     Attributes:
@@ -163,8 +150,7 @@ class SumRequest:
     requester: str = fact(str, wire="for")
 
 
-@declare("sum-own", *MEMBERS, phases=(EPOCH, EVALUATE))
-class SumOwn:
+class SumOwn(Content, kind="sum-own", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
     """Inside one organisation: the receiver's own part, and what of it entered the sum."""
 
     channel: str = fact(str)
@@ -173,8 +159,7 @@ class SumOwn:
     entered: Any = released(inside=True, dtypes="fiu")
 
 
-@declare("sum-result", *MEMBERS, phases=(EPOCH, EVALUATE))
-class SumResult:
+class SumResult(Content, kind="sum-result", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
     """Inside one organisation: the total."""
 
     channel: str = fact(str)
@@ -182,33 +167,29 @@ class SumResult:
     values: Any = released(inside=True)
 
 
-@declare(OPENED)
-class OpenedTotal:
+class OpenedTotal(Content, kind=OPENED):
     """Noted in a view, never sent: a total over all others that the observer opened with its own secrets."""
 
     channel: str = fact(str)
     round: int = fact(int)
     values: Any = released()
-    missing: list[str] | None = names(optional=True)
+    missing: list[str] | None = names(default=None)
 
 
-@declare("sum", *MEMBERS, phases=(EPOCH,))
-class Sum:
+class Sum(Content, kind="sum", senders=MEMBERS, phases=(EPOCH,)):
     """FDML: the sum of all workers' predictions for a batch."""
 
     values: Any = released("sum")
 
 
-@declare("loss", PARTY, phases=(EPOCH,))
-class Loss:
+class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
     """A mean loss; where another organisation measures it, of the pass that ends with a round."""
 
     value: Any = released_number("loss")
-    round: int | None = fact(int, optional=True)
+    round: int | None = fact(int, default=None)
 
 
-@declare("metrics", PARTY, phases=(EVALUATE,))
-class Metrics:
+class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):
     """The metrics of the test part."""
 
     figures: Any = released_table("metrics", "auc", "accuracy", "loss", "r2")
@@ -217,71 +198,61 @@ class Metrics:
 # -- the AFSGD-VP family ------------------------------------------------------------------------------------
 
 
-@declare("start", SERVER, phases=(EPOCH,))
-class Start:
+class Start(Content, kind="start", senders=(SERVER,), phases=(EPOCH,)):
     """Workers begin to step by themselves, after a snapshot if the scores for it are out."""
 
     snapshot: bool = fact(bool)
 
 
-@declare("step", PARTY, phases=(EPOCH,))
-class Step:
+class Step(Content, kind="step", senders=(PARTY,), phases=(EPOCH,)):
     """A worker asks for the sum over its next batch."""
 
     rows: Rows = records()
 
 
-@declare("over", SERVER, phases=(EPOCH,))
-class Over:
+class Over(Content, kind="over", senders=(SERVER,), phases=(EPOCH,)):
     """Enough records have been processed."""
 
 
-@declare("derivative", PARTY, phases=(EPOCH,))
-class Derivative:
+class Derivative(Content, kind="derivative", senders=(PARTY,), phases=(EPOCH,)):
     """The label holder tells a passive worker the derivatives of the loss."""
 
     round: int = fact(int)
     values: Any = released("derivative")
 
 
-@declare("scores", SERVER, phases=(EPOCH,))
-class Scores:
+class Scores(Content, kind="scores", senders=(SERVER,), phases=(EPOCH,)):
     """For full gradients: scores to active workers, derivatives of the loss to passive ones."""
 
     rows: Rows = records()
     values: Any = released("scores", "derivative")
 
 
-@declare("update", SERVER, phases=(EPOCH,))
-class Update:
+class Update(Content, kind="update", senders=(SERVER,), phases=(EPOCH,)):
     """The same for one synchronous step."""
 
     rows: Rows = records()
     values: Any = released("scores", "derivative")
 
 
-@declare("take-snapshot", SERVER, phases=(EPOCH,))
-class TakeSnapshot:
+class TakeSnapshot(Content, kind="take-snapshot", senders=(SERVER,), phases=(EPOCH,)):
     """All workers compute their full gradients now."""
 
 
-@declare("done", PARTY, phases=(EPOCH,))
-class Done:
+class Done(Content, kind="done", senders=(PARTY,), phases=(EPOCH,)):
     """A synchronous step or snapshot is done."""
 
 
 # -- prediction ---------------------------------------------------------------------------------------------
 
 
-@declare("predict", SERVER, phases=(EVALUATE,))
-class Predict:
+class Predict(Content, kind="predict", senders=(SERVER,), phases=(EVALUATE,)):
     """Asks for embeddings of new records."""
 
     rows: Rows = records()
 
 
-@declare("prediction", PARTY, phases=(EVALUATE,))
-class Prediction:
+class Prediction(Content, kind="prediction", senders=(PARTY,), phases=(EVALUATE,)):
     """Embeddings of new records."""
 
     values: Any = released("prediction")
@@ -290,38 +261,33 @@ class Prediction:
 # -- sealed training ----------------------------------------------------------------------------------------
 
 
-@declare("sealed-hello", *MEMBERS, phases=(EPOCH, EVALUATE))
-class SealedHello:
+class SealedHello(Content, kind="sealed-hello", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
     """A member is there: the rounds it has used, and whether it still has its masks."""
 
     round: int = fact(int)
     session: bool = fact(bool)
 
 
-@declare("sealed-begin", DEALER, phases=(EPOCH, EVALUATE))
-class SealedBegin:
+class SealedBegin(Content, kind="sealed-begin", senders=(DEALER,), phases=(EPOCH, EVALUATE)):
     """The dealer says where all go on, and whether masks are dealt anew."""
 
     fresh: bool = fact(bool)
     round: int = fact(int)
 
 
-@declare("sealed-ready", *MEMBERS, phases=(EPOCH, EVALUATE))
-class SealedReady:
+class SealedReady(Content, kind="sealed-ready", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
     """A member is ready for the masks of a round."""
 
     round: int = fact(int)
 
 
-@declare("sealed-opened", PARTY, phases=(EPOCH,))
-class SealedOpened:
+class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOCH,)):
     """The label holder's party tells its server how many records a round had."""
 
     count: int = fact(int)
 
 
-@declare("sealed-outputs", PARTY, phases=(EVALUATE,))
-class SealedOutputs:
+class SealedOutputs(Content, kind="sealed-outputs", senders=(PARTY,), phases=(EVALUATE,)):
     """Inside the label holder: the opened scores."""
 
     values: Any = released(inside=True)

@@ -40,11 +40,11 @@ WINDOW = 1 << 12  # more rounds than are ever under way at once
 
 def read_request(packet: Packet) -> SumRequest:
     """Reads an announcement; the rows are checked by whoever computes something from them."""
-    fields = packet.fields
+    fields: Mapping[str, Any] = packet.fields
     return SumRequest(
         channel=str(fields["channel"]),
-        number=packet["round"],
-        rows=packet["rows"].astype(np.int64),
+        number=fields["round"],
+        rows=fields["rows"].astype(np.int64),
         purpose=str(fields["purpose"]),
         requester=str(fields["for"]),
     )
@@ -109,10 +109,14 @@ class SumParticipant:
         self.authenticate = setup.authenticate
         self.channels = {channel.name: channel for channel in channels}
         self.exchanges = {
-            name: Exchange(self.link, each.places, each.protocol.read, channel=name)
+            name: Exchange(
+                self.link, each.places, each.protocol.read, channel=name, hides=each.kind in HIDING
+            )
             for name, each in self.channels.items()
         }
         self.kinds = {kind.kind for channel in self.channels.values() for kind in channel.protocol.messages}
+        self._receivers = {name: each.protocol.receivers for name, each in self.channels.items()}
+        self._own = {name for name, each in self.channels.items() if setup.hosts[address] == each.receiver}
         self.number = -1
         self._nodes: dict[tuple[str, Address], Node] | None = None
         self._rounds: dict[tuple[str, int], _Round] = {}
@@ -246,13 +250,13 @@ class SumParticipant:
         self._check_present(request.channel)
         channel, exchange = self.channel(request.channel), self.exchanges[request.channel]
         shape = given.values.shape
-        at_home = type(given) is Inside
-        entering = self.gate.abstain(shape, noise=channel.noise) if at_home else given
+        at_home = isinstance(given, Inside)
+        entering = self.gate.abstain(shape, noise=channel.noise) if isinstance(given, Inside) else given
         machines = {}
         try:
             for address, node in self._here(request.channel):
                 if address >= 0:
-                    machine = exchange.enter(node, entering, round=request.number, hidden=channel.hides)
+                    machine = exchange.enter(node, entering, round=request.number)
                 else:
                     machine = exchange.attend(node, round=request.number, shape=shape, head=entering.head)
                 machines[address] = machine
@@ -261,7 +265,7 @@ class SumParticipant:
                 f"{self.address}: values are too large for protocol {channel.kind!r}; lower the learning "
                 f"rate or scale the features ({error})"
             ) from error
-        if channel.hosts[self.address] == channel.receiver:
+        if channel.name in self._own:
             own = SumOwn(
                 channel=channel.name,
                 round=request.number,
@@ -353,7 +357,7 @@ class SumParticipant:
         return True
 
     def _channel_of(self, message: Packet) -> Channel:
-        channel = self.channels.get(message["channel"])
+        channel = self.channels.get(str(message.fields["channel"]))
         if channel is None:
             raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
         return channel
@@ -415,9 +419,10 @@ class SumParticipant:
         waiting, state.early = state.early, []
         for address, machine in machines.items():
             await self._send(channel, machine, machine.machine.start())
-            present = dict(self._here(name))[address].present
-            for gone in _addresses(channel, self.gone) & present:
-                await self._send(channel, machine, self._without(machine, gone))
+            if self.gone:
+                present = dict(self._here(name))[address].present
+                for gone in _addresses(channel, self.gone) & present:
+                    await self._send(channel, machine, self._without(machine, gone))
         for envelope in waiting:
             await self._deliver(channel, envelope)
         await self._settle(channel, number, state)
@@ -426,7 +431,7 @@ class SumParticipant:
         """Takes results and puts machines away that are done, and the round with the last of them."""
         for address in [address for address, each in state.machines.items() if each.machine.done]:
             machine = state.machines.pop(address).machine
-            if number != SETUP_ROUND and address in channel.protocol.receivers:
+            if number != SETUP_ROUND and address in self._receivers[channel.name]:
                 state.missing = _missing(channel, machine)
                 total = Inside(values=machine.result())
                 await self._hand_over(channel, SumResult(channel=channel.name, round=number, values=total))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 
 CHUNK = 1024
+_NONE = np.empty(0, np.int32)
 
 
 class Upload(NamedTuple):
@@ -49,6 +51,7 @@ class VAFLServer(ServerRole):
         self.wait_for = wait_for
         self.shared_schedule = shared_schedule
         self.answers = GradientAnswers(setup)
+        self.observers = {party: setup.observers(party, setup.label_holder) for party in self.parties}
         self.head = setup.head
         self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(self.parties))
         parameters = [p for p in setup.head.parameters() if p.requires_grad]
@@ -155,11 +158,12 @@ class VAFLServer(ServerRole):
         return list(uploads.values())
 
     def _upload(self, message: Packet) -> Upload:
-        rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= len(self.updated_at):
+        fields: Mapping[str, Any] = message.fields
+        rows = fields.get("rows", _NONE).astype(np.int64)
+        if rows.size == 0 or rows.max() >= len(self.updated_at):
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
         party = self.parties.index(message.sender)
-        return self._upload_of(party, rows, self._tensor(message.sender, message["values"], len(rows)))
+        return self._upload_of(party, rows, self._tensor(message.sender, fields.get("values"), len(rows)))
 
     def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
         return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
@@ -264,7 +268,7 @@ class VAFLServer(ServerRole):
 
     async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
         """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
-        observers = self.setup.observers(message.sender, self.setup.label_holder)
+        observers = self.observers[message.sender]
         if observers and self.setup.plan.encoder_training == "none":
             await self.link.reply(message, Received())
             return

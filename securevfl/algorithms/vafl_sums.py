@@ -150,8 +150,8 @@ class SummingServer(VAFLServer):
         self.setup.report(self.processed, loss)
 
     def _rows(self, message: Packet) -> Rows:
-        rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+        rows: Rows = message["rows"].astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} names rows that are not training records")
         return rows
 

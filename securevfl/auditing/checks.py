@@ -24,8 +24,8 @@ from securevfl.attacks.protocol_keys import scan_files
 from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError, WireError
 from securevfl.privacy.ledger import Entry, read_homes, read_ledger
-from securevfl.privacy.links import check_fields
-from securevfl.privacy.payloads import role_of
+from securevfl.privacy.payloads import check_fields
+from securevfl.privacy.schemas import role_of
 from securevfl.privacy.views import Seen, View, read_heads
 
 # How often a check of one owner that holds alarms falsely; an audit has many owners, and is repeated.

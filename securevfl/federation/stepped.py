@@ -16,8 +16,8 @@ from typing import Any
 from securevfl.errors import ProtocolError
 from securevfl.federation.loop import undisturbed
 from securevfl.federation.virtual import VirtualNetwork
-from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Link
 
 # asyncio runs timers that are due within its clock's resolution.
 _AT_ONCE = 1e-9

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
 from securevfl.errors import ProtocolError
-from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Packet, Stop
+from securevfl.privacy.payloads import Link
 
 Observe = Callable[[Packet, float], None]
 

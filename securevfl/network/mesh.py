@@ -21,8 +21,8 @@ from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
 from securevfl.network.transport import Handlers, Transport
-from securevfl.privacy.links import Link
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Link
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
 

@@ -39,7 +39,7 @@ from securevfl.network.own_encoder import load_builder
 from securevfl.network.seat import Seat
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Packet
-from securevfl.privacy.payloads import EVALUATE
+from securevfl.privacy.schemas import EVALUATE
 from securevfl.privacy.views import write_text
 
 STAY = -2

@@ -129,22 +129,14 @@ class Gate:
             chosen = vectors[torch.from_numpy(missing)]
             fresh = self._release_fresh(chosen, values[missing], rows[missing], kind, observers)
             cache.store(rows[missing], fresh.values)
-        return self._released(cache.fetch(rows), self.ledger.head, observers, kind, rows, vectors)
-
-    def _released(
-        self,
-        values: Any,
-        head: Head,
-        observers: tuple[str, ...],
-        kind: str,
-        rows: Rows | None = None,
-        source: Tensor | None = None,
-    ) -> Released:
-        """What may leave; nobody can change it any more, so the caller passes arrays of its own."""
-        if isinstance(values, np.ndarray):
-            values.flags.writeable = False
         return Released(
-            values=values, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
+            values=cache.fetch(rows),
+            head=self.ledger.head,
+            observers=observers,
+            kind=kind,
+            rows=rows,
+            source=vectors,
+            key=_KEY,
         )
 
     def _checked(self, vectors: Tensor, rows: Rows | None) -> npt.NDArray[Any]:
@@ -186,17 +178,18 @@ class Gate:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
+        said: dict[str, Any] = {"kind": kind, "observers": observers}
         if noise is None and self.mechanism.sigma:
             alone = self.release(vectors, rows=rows, kind=kind, observers=observers)
-            return self._contribution(
-                alone.values.astype(np.float64), alone.head, alone.source, kind, observers
+            return Contribution(
+                values=alone.values.astype(np.float64), head=alone.head, source=alone.source, **said, key=_KEY
             )
         self._checked(vectors, rows)
         count = vectors.shape[0]
-        where: dict[str, Any] = {"rows": rows, "vectors": count, "kind": kind, "observers": observers}
+        where: dict[str, Any] = {"rows": rows, "vectors": count, **said}
         if noise is None:
             head = self._account(EXACT, **where)
-            return self._contribution(_floats(vectors).copy(), head, vectors, kind, observers)
+            return Contribution(values=_floats(vectors).copy(), head=head, source=vectors, **said, key=_KEY)
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
         source = clip_rows(vectors, self.mechanism.clip)
@@ -206,7 +199,7 @@ class Gate:
         change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
         head = self._account(protection, sensitivity=change, **where)
         share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
-        return self._contribution(encoded + share, head, source, kind, observers)
+        return Contribution(values=encoded + share, head=head, source=source, **said, key=_KEY)
 
     def abstain(self, shape: tuple[int, ...], *, noise: NoisySum | None) -> Contribution:
         """What enters a sum for a party whose values stay at home: zeros, and its share of the noise."""
@@ -214,18 +207,9 @@ class Gate:
         if noise is not None:
             share = noise.noise.share(values.size, self.noise.stream).reshape(shape)
             values = noise.encode(values) + share
-        return self._contribution(values, self.ledger.head, None, "nothing", ())
-
-    def _contribution(
-        self,
-        values: npt.NDArray[Any],
-        head: Head,
-        source: Tensor | None,
-        kind: str,
-        observers: tuple[str, ...],
-    ) -> Contribution:
-        values.flags.writeable = False
-        return Contribution(values=values, head=head, observers=observers, kind=kind, source=source, key=_KEY)
+        return Contribution(
+            values=values, head=self.ledger.head, observers=(), kind="nothing", source=None, key=_KEY
+        )
 
     def hide(
         self, machine: Machine | None = None, *, mechanism: str, observers: tuple[str, ...], assumption: str
@@ -343,7 +327,9 @@ class Gate:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
         protected = self._protect(source) if self.mechanism.sigma else values.astype(np.float32)
-        return self._released(protected, head, observers, kind, rows, source)
+        return Released(
+            values=protected, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
+        )
 
     def _protect(self, source: Tensor) -> Vectors:
         values = _clip_exactly(_floats(source), self.mechanism.clip)
@@ -370,11 +356,11 @@ class Gate:
         head = self._account(EXACT, rows=rows, vectors=len(rows), kind=kind, observers=observers)
         if not isinstance(values, np.ndarray):
             copies = {name: np.array(value) for name, value in values.items()}
-            return self._released(copies, head, observers, kind, rows)
+            return Released(values=copies, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
         changed = (
             np.array(values) if change is None else change(values.astype(np.float64)).astype(values.dtype)
         )
-        return self._released(changed, head, observers, kind, rows)
+        return Released(values=changed, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
 
     def release_noisy(
         self,
@@ -401,8 +387,8 @@ class Gate:
         """
         clipped = _clip_exactly(values, mechanism.clip)
         head = self._account(mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
-        noisy = self.noise.perturb(clipped, mechanism.sigma) / divisor
-        return self._released(noisy.astype(np.float32), head, observers, kind, rows)
+        noisy = (self.noise.perturb(clipped, mechanism.sigma) / divisor).astype(np.float32)
+        return Released(values=noisy, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
 
     def hand_on(
         self,
@@ -424,7 +410,7 @@ class Gate:
         if kind not in HANDED_ON:
             raise PlanError(f"{self.owner}: {kind!r} is not handed on; only {', '.join(HANDED_ON)} are")
         given = np.array(values) if isinstance(values, np.ndarray) else values
-        return self._released(given, self.ledger.head, observers, kind)
+        return Released(values=given, head=self.ledger.head, observers=observers, kind=kind, key=_KEY)
 
     def randomise_labels(
         self, labels: npt.NDArray[Any], *, classes: int, epsilon: float, observers: tuple[str, ...]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from securevfl.errors import WireError
+from securevfl.errors import ProtocolError, WireError
 from securevfl.protocols.wire import Value, pack, packed_size, unpack
 
 _MAGIC, _VERSION = b"SVFM", 1
@@ -53,7 +53,11 @@ class Packet:
     checked: bool = field(default=False, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
-        return self.fields[name]
+        """A field; one that is declared but not always there may be missing."""
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise ProtocolError(f"{self.sender} sends {self.kind!r} without {name}") from None
 
     def size(self) -> int:
         """Bytes of the wire form, without building it."""

@@ -1,4 +1,4 @@
-"""Payloads: what may leave an organisation, and in which messages.
+"""Payloads: what may leave an organisation, and the link that carries nothing else.
 
 A link carries declared messages only. Their fields are public facts (numbers, words, record indices) or
 payloads, and a payload is made by a gate, or from a gate's material by the driver of protocol machines: no
@@ -11,16 +11,31 @@ therefore makes sure that nobody else uses the key.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform, get_origin, get_type_hints
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from securevfl.errors import EgressError, InputError
-from securevfl.privacy.messages import Head
+from securevfl.errors import EgressError, ProtocolError, WireError
+from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.contract import Message as ProtocolMessage
+from securevfl.privacy.schemas import (
+    ARRAY,
+    BYTES,
+    FACT,
+    LIST,
+    MESSAGES,
+    NUMBER,
+    ROWS,
+    TABLE,
+    Form,
+    Schema,
+    role_of,
+)
+from securevfl.protocols.contract import Message
 from securevfl.protocols.wire import Value
 
 if TYPE_CHECKING:
@@ -28,16 +43,7 @@ if TYPE_CHECKING:
 
 _KEY = object()
 
-PREPARE, EPOCH, EVALUATE = "prepare", "epoch", "evaluate"
-PHASES = (PREPARE, EPOCH, EVALUATE)
-SERVER, DEALER, PARTY = "server", "dealer", "party"
-"""Roles. The first two are addresses as well; every other address is a party's."""
 MAX_WORD = 255
-
-
-def role_of(address: str) -> str:
-    """The role that an address plays."""
-    return address if address in (SERVER, DEALER) else PARTY
 
 
 # -- payloads -----------------------------------------------------------------------------------------------
@@ -46,14 +52,17 @@ def role_of(address: str) -> str:
 class _Gated:
     """Can be made with the key alone, and cannot be changed or copied afterwards."""
 
-    __slots__ = ("_mark",)
+    __slots__ = ("_made_with",)
 
     def __post_init__(self, key: object) -> None:
         if key is not _KEY:
             raise EgressError(
                 f"{type(self).__name__} is made by a gate alone; let the values pass through it"
             )
-        object.__setattr__(self, "_mark", key)
+        object.__setattr__(self, "_made_with", key)
+        values = getattr(self, "values", None)
+        if type(values) is np.ndarray:
+            values.flags.writeable = False
 
     def __reduce__(self) -> Any:
         raise EgressError(
@@ -130,7 +139,7 @@ class Masked(_Gated):
         observers: Organisations that it may go to.
     """
 
-    message: ProtocolMessage
+    message: Message
     route: Mapping[str, Value]
     head: Head | None
     observers: tuple[str, ...]
@@ -155,216 +164,276 @@ class Inside:
         return cls(values=np.array(vectors.numpy(force=True), np.float32), source=vectors)
 
 
-def check_made_by_gate(payload: Any, *expected: type) -> None:
-    """Raises `EgressError` unless the payload is one of the expected types and a gate has made it."""
-    if type(payload) not in expected or getattr(payload, "_mark", None) is not _KEY:
-        names = " or ".join(each.__name__ for each in expected)
-        raise EgressError(f"{type(payload).__name__} did not pass the gate; {names} from a gate is expected")
+# -- the link -----------------------------------------------------------------------------------------------
 
 
-# -- fields of messages -------------------------------------------------------------------------------------
+class Link:
+    """One address's door to the others, on every carrier.
 
-FACT, ROWS, ARRAY, NUMBER, TABLE, BYTES, LIST = range(7)
-
-
-class Form(NamedTuple):
-    """What one field of a message may hold.
-
-    Attributes:
-        what: The form on the wire: a public fact, record indices, an array, a number, several by name.
-        types: Of facts and lists, the type.
-        choices: Of words, those that are allowed; empty allows any.
-        dtypes: Of arrays, the kinds of numbers: f, i, u.
-        ndims: Of arrays, the numbers of dimensions.
-        names: Of tables, the names; a name that ends in ``:`` stands for all that begin with it.
-        of: Of payloads, what may be in them, as the ledger says; empty allows any.
-        payload: True where only a payload may be put in.
-        inside: True where it never leaves the organisation.
-        optional: True where it may be left out.
-    """
-
-    what: int
-    types: tuple[type, ...] = ()
-    choices: tuple[str, ...] = ()
-    dtypes: str = ""
-    ndims: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    of: frozenset[str] = frozenset()
-    payload: bool = False
-    inside: bool = False
-    optional: bool = False
-
-
-def fact(kind: type, *choices: str, optional: bool = False, wire: str = "") -> Any:
-    """A public fact: a count, a flag, a word, a number that no record has an influence on."""
-    return _field(Form(FACT, types=(kind,), choices=choices, optional=optional), wire)
-
-
-def records(*, optional: bool = False) -> Any:
-    """Record indices: one-dimensional, distinct, not negative."""
-    return _field(Form(ROWS, optional=optional))
-
-
-def names(*, optional: bool = False) -> Any:
-    """A list of public names."""
-    return _field(Form(LIST, types=(str,), optional=optional))
-
-
-def released(
-    *kinds: str,
-    dtypes: str = "f",
-    ndims: tuple[int, ...] = (2,),
-    inside: bool = False,
-    optional: bool = False,
-) -> Any:
-    """An array that passed a gate as one of these kinds, or that stays inside."""
-    of = frozenset(kinds)
-    return _field(
-        Form(ARRAY, dtypes=dtypes, ndims=ndims, of=of, payload=True, inside=inside, optional=optional)
-    )
-
-
-def released_number(*kinds: str) -> Any:
-    """A number that passed a gate as one of these kinds, or that stays inside."""
-    return _field(Form(NUMBER, of=frozenset(kinds), payload=True))
-
-
-def released_table(kind: str, *names: str, dtypes: str = "f") -> Any:
-    """Arrays or numbers by name that passed a gate together, or that stay inside."""
-    return _field(Form(TABLE, names=names, dtypes=dtypes, of=frozenset({kind}), payload=True))
-
-
-def _field(form: Form, wire: str = "") -> Any:
-    metadata = {"form": form, "wire": wire}
-    return field(default=None, metadata=metadata) if form.optional else field(metadata=metadata)
-
-
-# -- declared messages --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Schema:
-    """What the world agrees on about one kind of message.
-
-    Attributes:
-        kind: Its name on the wire.
-        content: The class that roles send: a declared message, or a protocol's.
-        senders: Roles that may send it; none for what an observer notes at home.
-        phases: When.
-        sent: Attribute, name on the wire and form of each field.
-        received: Name on the wire -> form.
-        prefixes: Forms of the names that begin with these.
-        required: Names that must be there.
-    """
-
-    kind: str
-    content: type
-    senders: tuple[str, ...]
-    phases: tuple[str, ...]
-    sent: tuple[tuple[str, str, Form], ...]
-    received: Mapping[str, Form]
-    prefixes: tuple[tuple[str, Form], ...]
-    required: frozenset[str]
-
-    def form_of(self, name: str) -> Form | None:
-        """The form of a field by its name on the wire; None where it has no such field."""
-        found = self.received.get(name)
-        return found or next((form for prefix, form in self.prefixes if name.startswith(prefix)), None)
-
-
-MESSAGES: dict[str, Schema] = {}
-"""Every kind of message that roles exchange, by its name."""
-
-Content = TypeVar("Content", bound=type)
-
-
-@dataclass_transform(
-    frozen_default=True,
-    kw_only_default=True,
-    field_specifiers=(fact, records, names, released, released_number, released_table),
-)
-def declare(kind: str, *senders: str, phases: tuple[str, ...] = PHASES) -> Callable[[Content], Content]:
-    """Makes a class a message that links carry: a frozen dataclass, entered in `MESSAGES`.
+    It numbers what is sent, queues what arrives and matches answers to calls. Before anything leaves it
+    checks that it is a declared message, that every field is of its declared form, and that whatever depends
+    on private data is a payload which a gate has made for the receiver's organisation; on receipt, that the
+    message is known, complete, without anything more, and of a role that may send it in this phase.
 
     Args:
-        kind: Its name on the wire.
-        senders: Roles that may send it.
-        phases: When.
+        address: Whose.
+        post: Takes a packet on its way; it must not wait.
+        hosts: Address -> organisation, of all roles of the run.
+
+    Attributes:
+        phase: The phase that the carrier has begun; while it is empty, any message may come.
     """
 
-    def enter(cls: Content) -> Content:
-        made = dataclass(frozen=True, kw_only=True, eq=False)(cls)
-        sent = tuple(
-            (each.name, each.metadata["wire"] or each.name, each.metadata["form"]) for each in fields(made)
+    def __init__(self, address: str, post: Callable[[Packet], None], hosts: Mapping[str, str]) -> None:
+        self.address = address
+        self.hosts = hosts
+        self.phase = ""
+        self.number = 0
+        self.backlog = 0
+        self._post = post
+        self._role = role_of(address)
+        self._inbox: deque[tuple[Packet, int]] = deque()
+        self._receiver: asyncio.Future[Packet] | None = None
+        self._calls: dict[int, tuple[str, asyncio.Future[Packet]]] = {}
+
+    @property
+    def waiting(self) -> str:
+        """What this address waits for; empty if nothing."""
+        calls = [f"the answer of {receiver}" for receiver, _ in self._calls.values()]
+        return " and ".join(calls + (["a message"] if self._receiver is not None else []))
+
+    # -- sending --------------------------------------------------------------------------------------------
+
+    async def send(self, receiver: str, content: Any) -> None:
+        """Sends a declared message and does not wait for an answer.
+
+        Raises:
+            EgressError: It is no declared message, or holds what no gate has let out to the receiver.
+        """
+        self._post(self._pack(receiver, content))
+
+    async def call(self, receiver: str, content: Any) -> Packet:
+        """Sends a declared message and waits for the answer to it; raises like `send`."""
+        packet = self._pack(receiver, content)
+        answer: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+        self._calls[packet.number] = (receiver, answer)
+        try:
+            self._post(packet)
+            return await answer
+        finally:
+            self._calls.pop(packet.number, None)
+
+    async def reply(self, call: Packet, content: Any) -> None:
+        """Answers a call with a declared message; raises like `send`."""
+        self._post(self._pack(call.sender, content, call.number))
+
+    def _pack(self, receiver: str, content: Any, reply_to: int | None = None) -> Packet:
+        """The packet with this content, once all of it may go to the receiver; else nothing has happened."""
+        masked = type(content) is Masked
+        said = content.message if masked else content
+        name = getattr(said, "kind", None)
+        schema = MESSAGES.get(name) if type(name) is str else None
+        if schema is None or schema.content is not type(said) or schema.of_machine is not masked:
+            raise EgressError(
+                f"{self.address} tries to send {type(content).__name__} to {receiver}; only declared "
+                "messages leave, with what a gate has let out"
+            )
+        kind, host = schema.kind, self.hosts.get(receiver)
+        if host is None:
+            raise ProtocolError(f"{self.address} sends {kind!r} to unknown address {receiver!r}")
+        if self._role not in schema.senders or (self.phase and self.phase not in schema.phases):
+            raise EgressError(f"{self.address} may not send {kind!r} in phase {self.phase or 'unknown'!r}")
+        here = host == self.hosts[self.address]
+        if masked:
+            fields, head = self._masked(content, host, here), None if here else content.head
+        else:
+            fields, head = self._fields(schema, content, host, here)
+        self.number += 1
+        return Packet(
+            kind=kind,
+            sender=self.address,
+            receiver=receiver,
+            fields=fields,
+            number=self.number,
+            reply_to=reply_to,
+            head=head,
+            checked=True,
         )
-        made.kind = kind
-        _enter(kind, made, senders, phases, sent)
-        return made
 
-    return enter
+    def _masked(self, content: Masked, host: str, here: bool) -> dict[str, Value]:
+        """Fields of a protocol machine's message."""
+        if getattr(content, "_made_with", None) is not _KEY:
+            raise EgressError(f"{self.address}: a message of a protocol machine was not made by its driver")
+        kind, fields = content.message.kind, {**content.route, **vars(content.message)}
+        if not here and host not in content.observers:
+            raise EgressError(f"{self.address}: {kind!r} is for {content.observers}, not for {host}")
+        check_fields(self.address, kind, fields)
+        return fields
+
+    def _fields(
+        self, schema: Schema, content: Any, host: str, here: bool
+    ) -> tuple[dict[str, Value], Head | None]:
+        """Fields and ledger head of a declared message; every field is checked, payloads are opened."""
+        fields: dict[str, Value] = {}
+        head: Head | None = None
+        about = rows = None
+        for attribute, name, form in schema.sent:
+            value = getattr(content, attribute)
+            if value is None and form.optional:
+                continue
+            if form.payload:
+                if type(value) is Released:
+                    if form.inside or (form.of and value.kind not in form.of):
+                        raise self._refusal(schema, name, f"holds {value.kind!r}")
+                    if getattr(value, "_made_with", None) is not _KEY:
+                        raise self._refusal(schema, name, "was not made by a gate")
+                    if not here and host not in value.observers:
+                        raise self._refusal(schema, name, f"was let out to {value.observers}, not to {host}")
+                    head, about = value.head, value.rows
+                elif type(value) is not Inside:
+                    raise self._refusal(schema, name, f"is {type(value).__name__}, which passed no gate")
+                elif not here:
+                    raise self._refusal(schema, name, f"must stay inside, and {host} is another organisation")
+                value = value.values
+                if form.what == TABLE:
+                    _check_table(schema, form, value)
+                    fields.update(value)
+                    continue
+            elif form.what == ROWS:
+                rows = value
+            if not _fits(form, value):
+                raise self._refusal(schema, name, f"is not {_expected(form)}")
+            fields[name] = value.astype(np.int32) if form.what == ROWS else value
+        if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
+            raise self._refusal(schema, "rows", "names other records than the payload is about")
+        return fields, head
+
+    def _refusal(self, schema: Schema, name: str, found: str) -> EgressError:
+        return EgressError(f"{self.address} does not send {schema.kind!r}: field {name!r} {found}")
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    async def receive(self) -> Packet:
+        """The next message that is not the answer to a call."""
+        if self._inbox:
+            packet, size = self._inbox.popleft()
+            self.backlog -= size
+            return packet
+        if self._receiver is not None:
+            raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
+        self._receiver = asyncio.get_running_loop().create_future()
+        try:
+            return await self._receiver
+        finally:
+            self._receiver = None
+
+    def forget(self) -> None:
+        """Drops waiting messages and unanswered calls."""
+        self._inbox.clear()
+        self.backlog = 0
+        self._calls.clear()
+        self._receiver = None
+
+    def deliver(self, packet: Packet, size: int = 0) -> None:
+        """Hands over a packet that has arrived; its size counts in `backlog` until it is received.
+
+        Raises:
+            ProtocolError: It is not what its sender may send now, or answers a call that was not made.
+        """
+        if not packet.checked:  # else a link of this process has checked the very same object
+            self._check(packet)
+        if packet.reply_to is not None:
+            receiver, answer = self._calls.get(packet.reply_to, ("", None))
+            if answer is None or receiver != packet.sender:
+                raise ProtocolError(
+                    f"{packet.sender} answers call {packet.reply_to}, which {self.address} did not make"
+                )
+            if not answer.done():
+                answer.set_result(packet)
+        elif self._receiver is not None and not self._receiver.done():
+            self._receiver.set_result(packet)
+        else:
+            self._inbox.append((packet, size))
+            self.backlog += size
+
+    def _check(self, packet: Packet) -> None:
+        schema = check_fields(packet.sender, packet.kind, packet.fields)
+        if role_of(packet.sender) not in schema.senders or (self.phase and self.phase not in schema.phases):
+            raise ProtocolError(
+                f"{packet.sender} may not send {packet.kind!r} in phase {self.phase or 'unknown'!r}"
+            )
+        here = self.hosts.get(packet.sender) == self.hosts[self.address]
+        if not here and any(form.inside for _, _, form in schema.sent):
+            raise ProtocolError(f"{packet.sender} sends {packet.kind!r}, which stays inside one organisation")
 
 
-def declare_protocol(
-    *contents: type[ProtocolMessage], senders: tuple[str, ...], routed: bool, arrays: str = "iu"
-) -> None:
-    """Enters messages of protocol machines.
+def check_fields(sender: str, kind: str, fields: Mapping[str, Any]) -> Schema:
+    """Checks a message against what its kind declares; returns the declaration.
 
-    Args:
-        contents: Their classes.
-        senders: Roles that may send them.
-        routed: True where they say which channel and which addresses they are for.
-        arrays: Kinds of numbers in their arrays: words of a ring, unless the protocol hides nothing.
+    Raises:
+        WireError: The kind is unknown, or a field is unknown, missing or of another form.
     """
-    route = {
-        "channel": Form(FACT, types=(str,)),
-        "from": Form(FACT, types=(int,)),
-        "to": Form(FACT, types=(int,)),
-    }
-    for cls in contents:
-        hints = get_type_hints(cls)
-        forms = {each.name: _form_of_hint(hints[each.name], arrays) for each in fields(cls)}
-        forms = route | forms if routed else forms
-        _enter(cls.kind, cls, senders, PHASES, tuple((name, name, form) for name, form in forms.items()))
-
-
-def _form_of_hint(hint: Any, arrays: str) -> Form:
-    if get_origin(hint) is list:
-        return Form(LIST, types=hint.__args__)
-    if hint in (int, bool, str, float):
-        return Form(FACT, types=(hint,))
-    if hint is bytes:
-        return Form(BYTES)
-    return Form(ARRAY, dtypes=arrays, ndims=(0, 1, 2, 3, 4))
-
-
-def _enter(
-    kind: str,
-    cls: type,
-    senders: tuple[str, ...],
-    phases: tuple[str, ...],
-    sent: tuple[tuple[str, str, Form], ...],
-) -> Schema:
-    if kind in MESSAGES and MESSAGES[kind].content.__qualname__ != cls.__qualname__:
-        raise InputError(
-            f"messages of kind {kind!r} are declared twice, as {MESSAGES[kind].content} and {cls}"
-        )
-    received, prefixes = {}, []
-    for _, wire, form in sent:
-        for name in form.names or (wire,):
-            if name.endswith(":"):
-                prefixes.append((name, form))
-            else:
-                received[name] = form
-    needed = frozenset(wire for _, wire, form in sent if not form.optional and form.what != TABLE)
-    schema = Schema(
-        kind=kind,
-        content=cls,
-        senders=senders,
-        phases=phases,
-        sent=sent,
-        received=received,
-        prefixes=tuple(prefixes),
-        required=needed,
-    )
-    MESSAGES[kind] = schema
+    schema = MESSAGES.get(kind)
+    if schema is None:
+        raise WireError(f"{sender} sends {kind!r}, a kind of message that nobody has declared")
+    for name, value in fields.items():
+        form = schema.received.get(name) or schema.form_of(name)
+        if form is None:
+            raise WireError(f"{sender} sends {kind!r} with a field {name!r} that it does not have")
+        if not _fits(form, value):
+            raise WireError(f"{sender} sends {kind!r} whose field {name!r} is not {_expected(form)}")
+    if not schema.required <= fields.keys():
+        missing = ", ".join(sorted(schema.required - fields.keys()))
+        raise WireError(f"{sender} sends {kind!r} without {missing}")
     return schema
+
+
+def _check_table(schema: Schema, form: Form, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if schema.form_of(name) is not form or not _fits(form, value):
+            raise EgressError(f"{schema.kind!r}: {name!r} is not {_expected(form)}")
+
+
+def _fits(form: Form, value: Any) -> bool:
+    """Whether a value, as the wire carries it, is of a form."""
+    what = form.what
+    if what == ARRAY:
+        return type(value) is np.ndarray and value.dtype.kind in form.dtypes and value.ndim in form.ndims
+    if what == ROWS:
+        return _are_rows(value)
+    if what == FACT:
+        if type(value) not in form.types:
+            return False
+        return type(value) is not str or (
+            len(value) <= MAX_WORD and (not form.choices or value in form.choices)
+        )
+    if what == NUMBER:
+        return type(value) is float
+    if what == TABLE:
+        if type(value) is np.ndarray:
+            return value.dtype.kind in form.dtypes
+        return value is None or type(value) is float
+    if what == BYTES:
+        return type(value) is bytes
+    return what == LIST and type(value) is list and all(type(each) in form.types for each in value)
+
+
+def _are_rows(value: Any) -> bool:
+    """Whether these can be record indices: one-dimensional, integers, distinct, not negative, in range."""
+    if type(value) is not np.ndarray or value.ndim != 1 or value.dtype.kind not in "iu":
+        return False
+    if not value.size:
+        return True
+    ordered = value.copy()
+    ordered.sort()
+    return bool(ordered[0] >= 0 and ordered[-1] < 1 << 31 and (ordered[1:] > ordered[:-1]).all())
+
+
+def _expected(form: Form) -> str:
+    """What a field should hold, for an error message."""
+    if form.what == ARRAY:
+        return f"an array of {'/'.join(form.dtypes)} with {' or '.join(map(str, form.ndims))} dimensions"
+    if form.what == FACT:
+        return " or ".join(form.choices) or f"a public {form.types[0].__name__}"
+    names = {ROWS: "a list of distinct record indices", NUMBER: "a number", BYTES: "bytes"}
+    return names.get(form.what, "of the declared form")

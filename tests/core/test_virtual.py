@@ -21,16 +21,14 @@ from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.virtual import VirtualClock, VirtualNetwork
 from securevfl.privacy.messages import Head, Packet, Stop
-from securevfl.privacy.payloads import PARTY, declare, fact
+from securevfl.privacy.schemas import PARTY, Content, fact
 
 
-@declare("test-hello", PARTY)
-class Hello:
-    number: int | None = fact(int, optional=True)
+class Hello(Content, kind="test-hello", senders=(PARTY,)):
+    number: int | None = fact(int, default=None)
 
 
-@declare("test-question", PARTY)
-class Question:
+class Question(Content, kind="test-question", senders=(PARTY,)):
     pass
 
 

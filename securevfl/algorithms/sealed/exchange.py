@@ -6,7 +6,7 @@ from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
-from securevfl.privacy.links import Link
+from securevfl.privacy.payloads import Link
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import Machine
 from securevfl.protocols.sealed.protocol import read
