@@ -6,10 +6,13 @@ several rounds counts, because load from others only ever adds time.
 
 from __future__ import annotations
 
+import itertools
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -20,6 +23,7 @@ from securevfl.federation.engine import Engine
 from securevfl.privacy.ledger import Ledger
 
 ROUNDS = 12
+PACKAGE = str(Path(__file__).resolve().parents[1])
 ALONE = {"learning_rates": {"p1": 0.1}}  # the rate that all have: only that parties are not computed together
 Side = Callable[[], float]
 
@@ -136,6 +140,33 @@ def synchronous() -> None:
     print("  goals 1.3 and 2.5 (the batched computation alone: python -m benchmarks.models)")
 
 
+def file_changes() -> None:
+    """How often the calls of one upload change from one file of the package to another."""
+    print("changes between files of the package in one upload:")
+    for name, changes, parties, goal in (
+        ("asynchronous VAFL", {}, 2, 40),
+        ("the same on pairwise masks", {"protocol": "pairwise"}, 3, 150),
+    ):
+        data = make_synthetic(rows=2000, features=123, parties=parties)
+        engine = engine_for(data, batch=100, label_holder="server", **changes)
+        engine._phase("epoch")  # warm-up
+        before, files = engine.server.processed, []
+
+        def note(frame: FrameType, event: str, _: object, files: list[str] = files) -> None:
+            path = frame.f_code.co_filename
+            if event == "call" and path.startswith(PACKAGE) and "site-packages" not in path:
+                files.append(path)
+
+        sys.setprofile(note)
+        try:
+            engine._phase("epoch")
+        finally:
+            sys.setprofile(None)
+        uploads = (engine.server.processed - before) / engine.plan.batch
+        changed = sum(one != other for one, other in itertools.pairwise(files)) / uploads
+        print(f"  {name}: {changed:.0f} (goal: at most {goal})")
+
+
 def syncing() -> None:
     from securevfl.accountants import ReleaseRecord
 
@@ -168,6 +199,7 @@ def main() -> None:
     exchange()
     synchronous()
     syncing()
+    file_changes()
     epoch()
 
 

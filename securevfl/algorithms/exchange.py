@@ -55,8 +55,16 @@ class Exchange:
 
     # -- machines -------------------------------------------------------------------------------------------
 
-    def agree(self, machine: Machine, head: Head) -> Accounted:
-        """A machine of the key agreement, which has no input."""
+    def agree(self, node: Node, head: Head) -> Accounted | None:
+        """The machine of a participant's key agreement, which has no input; None where there is none.
+
+        Args:
+            node: The participant's state.
+            head: The sender's newest ledger head.
+        """
+        machine = node.setup()
+        if machine is None:
+            return None
         return Accounted(machine=machine, head=head, observers=self.organisations, key=_KEY)
 
     def enter(
@@ -88,7 +96,8 @@ class Exchange:
             shape: Shape of the total.
             head: The sender's newest ledger head.
         """
-        return self.agree(node.round(None, round=round, shape=shape), head)
+        machine = node.round(None, round=round, shape=shape)
+        return Accounted(machine=machine, head=head, observers=self.organisations, key=_KEY)
 
     # -- sending --------------------------------------------------------------------------------------------
 

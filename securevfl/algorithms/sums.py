@@ -154,11 +154,10 @@ class SumParticipant:
             self._note_handlers()
         for name in self.channels:
             exchange, head = self.exchanges[name], self.gate.ledger.head
-            machines = {address: node.setup() for address, node in self._here(name)}
             agreed = {
-                address: exchange.agree(machine, head)
-                for address, machine in machines.items()
-                if machine is not None
+                address: machine
+                for address, node in self._here(name)
+                if (machine := exchange.agree(node, head)) is not None
             }
             if agreed:
                 await self._run(name, SETUP_ROUND, agreed)

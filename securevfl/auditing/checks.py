@@ -25,7 +25,7 @@ from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError, WireError
 from securevfl.privacy.ledger import Entry, read_homes, read_ledger
 from securevfl.privacy.payloads import check_fields
-from securevfl.privacy.schemas import role_of
+from securevfl.privacy.schemas import roles_of
 from securevfl.privacy.views import Seen, View, read_heads
 
 # How often a check of one owner that holds alarms falsely; an audit has many owners, and is repeated.
@@ -95,7 +95,7 @@ def _undeclared(seen: Seen) -> str | None:
         schema = check_fields(seen.sender, seen.kind, seen.fields)
     except WireError as error:
         return f"message {seen.index}: {error}"
-    if role_of(seen.sender) in schema.senders or (seen.at_home and not schema.senders):
+    if not roles_of(seen.sender).isdisjoint(schema.senders) or (seen.at_home and not schema.senders):
         return None
     return f"message {seen.index}: {seen.sender} may not send {seen.kind!r}"
 

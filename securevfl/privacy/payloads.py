@@ -33,7 +33,7 @@ from securevfl.privacy.schemas import (
     TABLE,
     Form,
     Schema,
-    role_of,
+    roles_of,
 )
 from securevfl.protocols.contract import Message
 from securevfl.protocols.wire import Value
@@ -191,7 +191,7 @@ class Link:
         self.number = 0
         self.backlog = 0
         self._post = post
-        self._role = role_of(address)
+        self._roles = roles_of(address)
         self._inbox: deque[tuple[Packet, int]] = deque()
         self._receiver: asyncio.Future[Packet] | None = None
         self._calls: dict[int, tuple[str, asyncio.Future[Packet]]] = {}
@@ -241,7 +241,7 @@ class Link:
         kind, host = schema.kind, self.hosts.get(receiver)
         if host is None:
             raise ProtocolError(f"{self.address} sends {kind!r} to unknown address {receiver!r}")
-        if self._role not in schema.senders or (self.phase and self.phase not in schema.phases):
+        if self._roles.isdisjoint(schema.senders) or (self.phase and self.phase not in schema.phases):
             raise EgressError(f"{self.address} may not send {kind!r} in phase {self.phase or 'unknown'!r}")
         here = host == self.hosts[self.address]
         if masked:
@@ -358,7 +358,9 @@ class Link:
 
     def _check(self, packet: Packet) -> None:
         schema = check_fields(packet.sender, packet.kind, packet.fields)
-        if role_of(packet.sender) not in schema.senders or (self.phase and self.phase not in schema.phases):
+        if roles_of(packet.sender).isdisjoint(schema.senders) or (
+            self.phase and self.phase not in schema.phases
+        ):
             raise ProtocolError(
                 f"{packet.sender} may not send {packet.kind!r} in phase {self.phase or 'unknown'!r}"
             )

@@ -18,11 +18,12 @@ PREPARE, EPOCH, EVALUATE = "prepare", "epoch", "evaluate"
 PHASES = (PREPARE, EPOCH, EVALUATE)
 SERVER, DEALER, PARTY = "server", "dealer", "party"
 """Roles. The first two are addresses as well; every other address is a party's."""
+_ROLES = {SERVER: frozenset({SERVER}), DEALER: frozenset({DEALER, PARTY}), PARTY: frozenset({PARTY})}
 
 
-def role_of(address: str) -> str:
-    """The role that an address plays."""
-    return address if address in (SERVER, DEALER) else PARTY
+def roles_of(address: str) -> frozenset[str]:
+    """The roles that an address may play; where no dealer is needed, a party may be called so."""
+    return _ROLES.get(address, _ROLES[PARTY])
 
 
 # -- fields of messages -------------------------------------------------------------------------------------
@@ -60,6 +61,8 @@ class Form(NamedTuple):
 
 def fact(kind: type, *choices: str, default: Any = MISSING, wire: str = "") -> Any:
     """A public fact: a count, a flag, a word, a number that no record has an influence on."""
+    if kind not in (int, bool, float, str):
+        raise InputError(f"{kind.__name__} cannot be a public fact; use int, bool, float or str")
     return _field(Form(FACT, types=(kind,), choices=choices, optional=default is None), wire)
 
 

@@ -407,8 +407,10 @@ def test_a_kind_is_declared_once() -> None:
     with pytest.raises(InputError, match="'embedding' are declared twice"):
 
         class Wider(Content, kind="embedding"):
-            features: Any = fact(bytes)
+            features: Any = fact(str)
 
+    with pytest.raises(InputError, match="bytes cannot be a public fact"):
+        fact(bytes)
     assert MESSAGES["embedding"] is before
     with pytest.raises(TypeError, match="features"):
         Embedding(rows=ROWS, features=FEATURES)
