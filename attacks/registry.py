@@ -15,8 +15,7 @@ from securevfl.attacks.membership import EmbeddingMembership, PredictionMembersh
 from securevfl.attacks.protocol_keys import KeyScan
 from securevfl.attacks.protocol_masks import MaskStatistics
 from securevfl.attacks.protocol_trees import TreeCollusion, TreeLeak
-from securevfl.errors import AttackError
-from securevfl.settings.plan import nearest
+from securevfl.errors import AttackError, nearest
 
 _CLASSES: tuple[type[Attack], ...] = (
     GradientNorm,

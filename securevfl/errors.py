@@ -1,8 +1,18 @@
 """Every error that securevfl raises on purpose.
 
-The module imports nothing, so that every room can use it. Each class carries the exit code that the
-command line returns for it. Errors about the caller's input are `ValueError`s too.
+The module imports nothing of the package, so that every room can use it. Each class carries the exit code
+that the command line returns for it. Errors about the caller's input are `ValueError`s too.
 """
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A hint at the most similar known name, or the list of them."""
+    words = {word.lower(): word for word in sorted(known)}
+    matches = get_close_matches(str(name).lower(), words, n=1)
+    return f"did you mean {words[matches[0]]!r}?" if matches else f"known are {', '.join(words.values())}"
 
 
 class SecureVFLError(Exception):

@@ -89,9 +89,11 @@ class Replay:
         series, (least, most) = self.settings.series, self.settings.label_range
         grid = np.linspace(-series.period / 4, series.period / 4, 4097)
         low, high = float(grid[series(grid).argmin()]), float(grid[series(grid).argmax()])
-        if self.settings.plan.protect == "label":
+        if self.settings.plan.settings.protect == "label":
             return [Canary(signs=(1, 1), scores=(0, 0), labels=(most, least))]
-        known = self.settings.plan.protect == "features" or self.settings.label_holder in self.coalition
+        known = (
+            self.settings.plan.settings.protect == "features" or self.settings.label_holder in self.coalition
+        )
         return [
             Canary(signs=(-1, 1), scores=(low, low), labels=(most, most)),
             Canary(signs=(1, 1), scores=(low, high), labels=(most, most if known else least)),

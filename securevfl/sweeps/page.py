@@ -9,12 +9,12 @@ from importlib.resources import files
 from typing import Any
 
 from securevfl.privacy.views import write_text
+from securevfl.settings.plan import KINDS
 from securevfl.sweeps import charts
 from securevfl.sweeps.charts import number, target_words
 from securevfl.sweeps.findings import kept_table, promise_table, sentences
 from securevfl.sweeps.looks import Look, looks_of
 from securevfl.sweeps.results import Results, Row
-from securevfl.sweeps.spec import DEFAULTS
 from securevfl.sweeps.summary import Group, attack_names, data_sets, groups_of, scored_attacks
 
 COLUMNS = {
@@ -227,7 +227,7 @@ def _plans(results: Results) -> str:
 
 def _facts(fields: Any, row: Row) -> list[list[str]]:
     plan = [
-        [name, _plain(value)] for name, value in fields.items() if name in DEFAULTS and name != "data_folder"
+        [name, _plain(value)] for name, value in fields.items() if name in KINDS and name != "data_folder"
     ]
     figures = [[text, _text(name, row[name])] for name, text in COLUMNS.items() if name not in fields]
     return plan + [pair for pair in figures if pair[1] not in ("", "–")]
