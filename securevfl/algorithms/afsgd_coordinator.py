@@ -81,7 +81,7 @@ class Coordinator(ServerRole):
         await self._tell_all("end")
 
     def _snapshot_is_due(self) -> bool:
-        every = {
+        every: dict[str, int] = {
             "never": 0,
             "once": self.setup.plan.epochs,
             "repeated": self.setup.plan.settings.snapshot_every,

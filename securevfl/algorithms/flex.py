@@ -74,7 +74,7 @@ class Flex(Algorithm):
     def updates(self, plan: Plan, data: VerticalData) -> float:
         """Every local step is an update of all records of the batch."""
         most = max(1, math.floor(plan.settings.timeout / fastest_step(plan, data.parties) + 1e-9))
-        return plan.epochs * most
+        return float(plan.epochs * most)
 
 
 def _check_timeout(plan: Plan, steps: Mapping[str, tuple[float, ...]]) -> None:

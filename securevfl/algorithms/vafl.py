@@ -117,7 +117,7 @@ class VAFLTSync(VAFL):
 
     def wait_for(self, plan: Plan, parties: int) -> int:
         """The plan's t."""
-        return plan.settings.wait_for
+        return int(plan.settings.wait_for)
 
 
 class VAFLSync(VAFL):

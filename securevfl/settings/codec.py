@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, field, fields
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -120,11 +119,15 @@ def _no_address(value: str) -> str:
 # -- checks -------------------------------------------------------------------------------------------------
 
 
-@cache
-def kinds(cls: type) -> dict[str, Any]:
+_kinds: dict[Any, dict[str, Any]] = {}
+
+
+def kinds(cls: Any) -> dict[str, Any]:
     """The type of every field of a dataclass, by name."""
-    hints = get_type_hints(cls)
-    return {each.name: hints[each.name] for each in fields(cls)}
+    if cls not in _kinds:
+        hints = get_type_hints(cls)
+        _kinds[cls] = {each.name: hints[each.name] for each in fields(cls)}
+    return _kinds[cls]
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
@@ -305,14 +308,9 @@ def build(
             raise PlanError(_unknown(name, [*types, *others], table))
         convert(name, value, types[name])
     present = {**given, **content}
-    required = [
-        each.name
-        for each in fields(cls)
-        if each.default is MISSING and each.default_factory is MISSING  # type: ignore[arg-type]
-    ]
-    for name in required:
-        if name not in present:
-            raise PlanError(f"{name} is missing" + (f" in [{table}]" if table else ""))
+    for each in fields(cls):  # type: ignore[arg-type]
+        if each.name not in present and each.default is MISSING and each.default_factory is MISSING:
+            raise PlanError(f"{each.name} is missing" + (f" in [{table}]" if table else ""))
     return cls(**present)
 
 

@@ -223,7 +223,7 @@ class Plan(_Keywords):
     def to_flat(self) -> dict[str, Any]:
         """Every setting by its flat name."""
         common = {name: getattr(self, name) for name in COMMON}
-        return common | vars(self.settings) | vars(self.simulation) | vars(self.source)
+        return {**common, **vars(self.settings), **vars(self.simulation), **vars(self.source)}
 
     def differing(self) -> dict[str, Any]:
         """The settings, by flat name, that are not what the algorithm takes by itself."""

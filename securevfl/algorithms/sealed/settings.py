@@ -90,7 +90,7 @@ class SealedSettings:
         return SealedShifts(
             clips=self.clips,
             label_holder=self.label_holder,
-            protects=self.plan.settings.protect,  # type: ignore[arg-type]
+            protects=self.plan.settings.protect,
             residual_bound=max(high - label_low, label_high - low) + rounding,
             residual_change=high - low + 2 * rounding,
             label_change=label_high - label_low,
