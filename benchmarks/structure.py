@@ -76,12 +76,16 @@ def one_upload(protocol: str) -> Trace:
 def main() -> None:
     for room in ROOMS:
         files = sorted((ROOT / room).rglob("*.py"))
-        print(f"{room:12} {sum(len(f.read_text().splitlines()) for f in files):7,} lines {len(files):4} files")
+        print(
+            f"{room:12} {sum(len(f.read_text().splitlines()) for f in files):7,} lines {len(files):4} files"
+        )
     core = sorted((ROOT / "securevfl" / "privacy").rglob("*.py"))
     print(f"trusted core {sum(len(f.read_text().splitlines()) for f in core):7,} lines (goal 5,000)")
     for protocol, goal in GOALS.items():
         calls, files_, changes = one_upload(protocol)
-        print(f"one upload, {protocol:8}: {calls} calls, {files_} files, {changes} changes of file (goal {goal})")
+        print(
+            f"one upload, {protocol:8}: {calls} calls, {files_} files, {changes} changes of file (goal {goal})"
+        )
 
 
 if __name__ == "__main__":
