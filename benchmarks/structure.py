@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -69,23 +70,26 @@ def one_upload(protocol: str) -> Trace:
     found: list[str] = []
     with followed(role, found):
         train(data, Plan(protocol=protocol, sigma=1.0, epochs=1, settings={"speeds": speeds}))
-    changes = sum(before != after for before, after in zip(found, found[1:], strict=False))
+    changes = sum(before != after for before, after in pairwise(found))
     return Trace(len(found), len(set(found)), changes)
+
+
+def size(folder: Path) -> tuple[int, int]:
+    """Lines and files of a room."""
+    files = list(folder.rglob("*.py"))
+    return sum(len(file.read_text().splitlines()) for file in files), len(files)
 
 
 def main() -> None:
     for room in ROOMS:
-        files = sorted((ROOT / room).rglob("*.py"))
-        print(
-            f"{room:12} {sum(len(f.read_text().splitlines()) for f in files):7,} lines {len(files):4} files"
-        )
-    core = sorted((ROOT / "securevfl" / "privacy").rglob("*.py"))
-    print(f"trusted core {sum(len(f.read_text().splitlines()) for f in core):7,} lines (goal 5,000)")
+        print("{:12} {:7,} lines {:4} files".format(room, *size(ROOT / room)))
+    print(
+        "{:12} {:7,} lines {:4} files (goal 5,000)".format("trusted core", *size(ROOT / "securevfl/privacy"))
+    )
     for protocol, goal in GOALS.items():
-        calls, files_, changes = one_upload(protocol)
-        print(
-            f"one upload, {protocol:8}: {calls} calls, {files_} files, {changes} changes of file (goal {goal})"
-        )
+        trace = one_upload(protocol)
+        print(f"one upload, {protocol}: {trace.functions} calls, {trace.files} files, ", end="")
+        print(f"{trace.changes} changes of file (goal {goal})")
 
 
 if __name__ == "__main__":
