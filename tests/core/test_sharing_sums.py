@@ -36,7 +36,8 @@ def vector(run: Run) -> torch.Tensor:
 def test_sums_train_the_model_that_plain_messages_train(
     algorithm: str, private: bool, protocol: str, holder: str
 ) -> None:
-    chosen = plan(algorithm, private_labels=private, label_holder=holder)
+    own = {"private_labels": True} if private else {}
+    chosen = plan(algorithm, label_holder=holder, **own)
     plain = train(tiny(), chosen)
     summed = train(tiny(), chosen.with_changes(protocol=protocol))
     # The ring resolves 2^-20 or finer and CKKS errs below 1e-6; a few steps of rate 0.2 add that up.
