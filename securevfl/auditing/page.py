@@ -132,8 +132,8 @@ def _attack_chart(attacks: list[dict[str, Any]]) -> Chart:
     """Scores between 0 and 1 with their intervals, the baseline and what the promise allows."""
     chart = Chart(
         "Attack scores with intervals, baselines and ceilings; the table below has the figures",
-        6.0,
-        0.5 + 0.42 * len(attacks),
+        5.2,
+        0.5 + 0.45 * len(attacks),
     )
     axes = chart.axes[0]
     for place, attack in enumerate(attacks):
@@ -141,9 +141,9 @@ def _attack_chart(attacks: list[dict[str, Any]]) -> Chart:
         axes.plot([attack["low"], attack["high"]], [place] * 2, "|-", color="black", linewidth=1)
         for key, colour, line in (("baseline", "black", "-"), ("ceiling", "#b34700", (0, (2, 1)))):
             if attack[key] is not None:
-                axes.vlines(min(attack[key], 1.0), place - 0.3, place + 0.3, colour, line, linewidth=2)
+                axes.vlines(min(attack[key], 1.0), place - 0.24, place + 0.24, colour, line, linewidth=2)
         name = f"{attack['name']}: {attack['owner']} by {attack['observer']}"
-        axes.text(0.0, place - 0.25, f" {name}", verticalalignment="bottom", fontsize=8)
+        axes.text(0.0, place - 0.26, f" {name}", verticalalignment="bottom", fontsize=8.5)
         axes.text(1.02, place, f"{attack['score']:.3f}", verticalalignment="center")
     axes.set(xlim=(0, 1), ylim=(len(attacks) - 0.5, -0.8), yticks=[])
     return chart

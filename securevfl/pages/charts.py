@@ -26,7 +26,7 @@ LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 2)), (0, (6, 2, 1.5, 2)))
 FAINT, SOFT = "#e6e6e6", "#5b5b5b"
 # Names and dates in a file's head would differ from day to day and carry addresses of others.
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-SETTINGS = {"svg.hashsalt": "securevfl", "svg.fonttype": "none"}
+SETTINGS: Any = {"svg.hashsalt": "securevfl", "svg.fonttype": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)

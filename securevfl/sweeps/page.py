@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl import pages
@@ -73,7 +73,7 @@ def _filters(results: Results) -> dict[str, Any]:
     """Every field that varies with its values, and for each point its values, its plan and its figures."""
     points = {point.id: point for point in results.sweep.points}
     names = [name for name in varied_fields(results.sweep.points) if name not in LOCAL]
-    plans = {}
+    plans: dict[str, dict[str, Any]] = {}
     for row in results.finished:
         point = points[row["id"]]
         fields = {"variant": point.label, **{n: _plain(point.fields.get(n, DEFAULTS[n])) for n in names}}
@@ -96,7 +96,7 @@ def _order(text: str) -> tuple[float, str]:
         return float("inf"), text
 
 
-def _facts(fields: dict[str, Any], row: Row) -> list[list[str]]:
+def _facts(fields: Mapping[str, Any], row: Row) -> list[list[str]]:
     """What the page shows for a mark: its plan and its figures."""
     plan = [[name, _plain(value)] for name, value in fields.items() if name in DEFAULTS and name not in LOCAL]
     shown = {**SETTINGS, **FIGURES}

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -322,3 +323,43 @@ def test_templates_and_pictures_are_loaded_only_when_a_page_is_made() -> None:
     modules = "securevfl, securevfl.cli, securevfl.sweeps, securevfl.auditing, securevfl.auditing.page"
     code = f"import sys, {modules}; sys.exit(bool({{'jinja2', 'matplotlib'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+USE = """<script>
+const heading = [...document.querySelectorAll(".points th")].find(th => th.textContent === "AUC");
+heading.firstChild.click(); heading.firstChild.click();
+const box = document.querySelector('[data-filter="epsilon"]');
+box.value = "8.0"; box.dispatchEvent(new Event("change", {bubbles: true}));
+const rows = [...document.querySelectorAll(".points tbody tr")];
+document.title = JSON.stringify({
+  order: rows.map(row => row.dataset.ids),
+  rows: rows.filter(row => row.offsetHeight).map(row => row.dataset.ids),
+  marks: [...document.querySelectorAll(".panel a.run:not(.hidden)")].map(mark => mark.dataset.ids),
+  pareto: document.querySelector(".pareto path").getAttribute("d").split("H").length,
+  width: document.documentElement.scrollWidth,
+});
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_table_sorts_and_filters_in_a_browser(results: Results, tmp_path: Path) -> None:
+    (tmp_path / "sweep.html").write_text(render(results).replace("</body>", f"{USE}</body>"))
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,900",
+         (tmp_path / "sweep.html").as_uri()],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    found = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert found is not None, done.stderr
+    seen = json.loads(found[1])
+    best_first = sorted(results.finished, key=lambda row: -row["auc"])
+    assert seen["order"] == [row["id"] for row in best_first]
+    at_eight = {results.rows[2]["id"], results.rows[3]["id"]}
+    assert set(seen["rows"]) == set(seen["marks"]) == at_eight
+    assert seen["pareto"] == 1  # one mean is left
+    assert seen["width"] <= 1280
