@@ -195,11 +195,6 @@ class ServerConfig(NodeConfig):
     time_unit: float = within(0.001, high=MAX_TIME_UNIT)
 
     @property
-    def local(self) -> LocalSettings:
-        """What concerns the coordinator's machine alone, from its own plan."""
-        return self.plan.local
-
-    @property
     def others(self) -> tuple[str, ...]:
         """Everybody but the coordinator."""
         return (*self.parties, *find_algorithm(self.plan.algorithm).helpers)

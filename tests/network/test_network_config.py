@@ -184,7 +184,7 @@ def test_local_settings_are_each_organisations_own(folder):
     with pytest.raises(InputError, match=r"'recordviews'.*did you mean 'record_views'"):
         read_party_config(written(folder, PARTY + "[local]\nrecordviews = true\n"))
     server = read_server_config(written(folder, SERVER + "record_views = true\n"))
-    assert server.local == LocalSettings(record_views=True)
+    assert server.plan.local == LocalSettings(record_views=True)
     sent = proposal(server.plan).to_json()
     assert "record_views" not in sent and "device" not in sent
     assert Proposal.from_json(sent, party.local).plan.local == party.local
