@@ -12,7 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
+from securevfl.attacks.contract import (
+    Attack,
+    Evidence,
+    Family,
+    Guess,
+    Info,
+    Need,
+    Score,
+    Truth,
+    auc_of,
+    score_accuracy,
+    score_auc,
+)
 from securevfl.attacks.reading import (
     Answers,
     Floats,
@@ -22,7 +34,6 @@ from securevfl.attacks.reading import (
     mean_by_record,
     releases,
 )
-from securevfl.attacks.scoring import auc_of, score_accuracy, score_auc
 from securevfl.errors import AttackError
 
 _WINDOW = 32  # visits that are compared with each other: a whole batch, or several small ones

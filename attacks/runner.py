@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from securevfl.attacks.contract import Attack, Score
-from securevfl.attacks.jobs import Job
-from securevfl.attacks.processes import AttackProcess, InProcess, Report
+from securevfl.attacks.jobs import AttackProcess, InProcess, Job, Report
 from securevfl.attacks.source import Source
 from securevfl.errors import SecureVFLError
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 
 from securevfl.attacks.canary.audit import canary_audits
-from securevfl.attacks.canary.doors import release_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
+from securevfl.attacks.canary.gate import ROWS, gate_canaries, release_door
 from securevfl.attacks.canary.results import CanaryResult, gate_of
 from securevfl.settings.plan import Plan
 

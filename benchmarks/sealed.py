@@ -22,8 +22,7 @@ import numpy as np
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.products import ring_product
-from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.protocol import SealedProtocol, ring_product
 from securevfl.protocols.sealed.series import logistic_series
 
 RECORDS, WIDTH, PARTIES = 32_561, 41, 3  # a9a over three parties

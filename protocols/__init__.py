@@ -1,7 +1,6 @@
 """Secure sums, trees, masks and private ID alignment. Loads no torch."""
 
 from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import (
     AGGREGATOR,
     COORDINATOR,
@@ -14,6 +13,7 @@ from securevfl.protocols.contract import (
     SecureSum,
 )
 from securevfl.protocols.driver import Driver, run_round, run_setup
+from securevfl.protocols.keys import Authenticator
 from securevfl.protocols.ring import FixedPoint
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty

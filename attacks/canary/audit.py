@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from securevfl.algorithms.channels import HIDING, build_sum, unknown_shares
-from securevfl.attacks.canary.doors import Door, release_door, sum_door, update_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
+from securevfl.attacks.canary.gate import ROWS, Door, gate_canaries, release_door, sum_door, update_door
+from securevfl.attacks.canary.replay import sealed_canaries
 from securevfl.attacks.canary.results import CanaryResult, gate_of
-from securevfl.attacks.canary.sealed import sealed_canaries
 from securevfl.attacks.canary.trained import Scenario, trained_canaries
 from securevfl.errors import AttackError, InputError
 from securevfl.protocols.sums.noise import NoisySum

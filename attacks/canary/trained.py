@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from securevfl.algorithms.batches import Batches
-from securevfl.attacks.canary.doors import OBSERVER, MakeGate
-from securevfl.attacks.canary.results import CanaryResult, claims_of, conclude
-from securevfl.attacks.scores import LinearScore
+from securevfl.attacks.canary.gate import OBSERVER
+from securevfl.attacks.canary.results import CanaryResult, LinearScore, MakeGate, claims_of, conclude
 from securevfl.errors import AttackError
 from securevfl.models.per_record import CLIP_MARGIN
 from securevfl.models.seeds import numpy_generator

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.products import ring_product
-from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand
+from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.series import WAVE_BITS
 from securevfl.protocols.stream import KEY_BYTES
 

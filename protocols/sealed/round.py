@@ -8,7 +8,6 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.products import ring_product
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
@@ -18,6 +17,7 @@ from securevfl.protocols.sealed.protocol import (
     SealedProtocol,
     Share,
     expand,
+    ring_product,
 )
 from securevfl.protocols.sealed.series import TABLE_BITS, sine_table
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.accountants.sealed import sealed_sensitivity
-from securevfl.accountants.sealed_noise import SealedShifts, total_variances
+from securevfl.accountants.sealed import SealedShifts, sealed_sensitivity, total_variances
 from securevfl.errors import AccountingError
 
 R, RHO = 1.00322, 1.00644

@@ -10,7 +10,7 @@ from attack_conformance import AttackConformance, Case, same
 
 from securevfl import Plan, VerticalData, train
 from securevfl.attacks.contract import Attack, Guess
-from securevfl.attacks.processes import InProcess
+from securevfl.attacks.jobs import InProcess
 from securevfl.attacks.runner import Outcome, evaluate
 from securevfl.attacks.source import Source
 

@@ -14,11 +14,9 @@ from probe_attack import Careless, Crasher, Failer, Probe, Sleeper, Spy
 
 from securevfl import Plan, VerticalData, train
 from securevfl.attacks.contract import Applicability, Attack, Info, Need, Score
-from securevfl.attacks.jobs import Job, load_arrays, save_arrays
-from securevfl.attacks.processes import AttackProcess, InProcess
+from securevfl.attacks.jobs import AttackProcess, InProcess, Job, load_arrays, save_arrays
 from securevfl.attacks.runner import evaluate, evaluate_all, pairs
-from securevfl.attacks.source import Source
-from securevfl.attacks.truth import AUXILIARY
+from securevfl.attacks.source import AUXILIARY, Source
 from securevfl.errors import AttackError, LedgerError
 
 

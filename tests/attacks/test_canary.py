@@ -11,15 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from canary_runs import retrained_canaries, run_once, scenario_plan
 
 from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.attacks.canary.audit import canary_audit, canary_audits
-from securevfl.attacks.canary.doors import MakeGate, release_door, sum_door, update_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
-from securevfl.attacks.canary.results import CanaryResult, gate_of
-from securevfl.attacks.canary.runs import retrained_canaries, run_once, scenario_plan
+from securevfl.attacks.canary.gate import ROWS, gate_canaries, release_door, sum_door, update_door
+from securevfl.attacks.canary.results import CanaryResult, LinearScore, MakeGate, gate_of
 from securevfl.attacks.canary.trained import Scenario, trained_canaries, transcript
-from securevfl.attacks.scores import LinearScore
 from securevfl.errors import AttackError
 from securevfl.privacy import gate as gate_module
 from securevfl.privacy.gate import Gate, Released

@@ -12,10 +12,14 @@ from attack_conformance import Case
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.resolve import resolve
-from securevfl.attacks.approximate import ApproximateInference
 from securevfl.attacks.contract import Evidence
-from securevfl.attacks.exact import ExactInference, ReverseMultiplication, TotalsInference
-from securevfl.attacks.moments import moments
+from securevfl.attacks.exact import (
+    ApproximateInference,
+    ExactInference,
+    ReverseMultiplication,
+    TotalsInference,
+)
+from securevfl.attacks.reading import moments
 from securevfl.attacks.source import Source
 from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder

@@ -9,10 +9,9 @@ from attack_conformance import Case
 from sklearn.datasets import load_digits
 
 from securevfl import VerticalData
-from securevfl.attacks.attribute import AttributeInference
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.equality import EqualitySolving, GenerativeRegression
-from securevfl.attacks.inversion import BlackBoxInversion, WhiteBoxInversion, decode
+from securevfl.attacks.feature import AttributeInference, BlackBoxInversion, WhiteBoxInversion, decode
 from securevfl.attacks.source import Source
 
 EMBEDDING = [BlackBoxInversion, WhiteBoxInversion, AttributeInference]

@@ -9,8 +9,7 @@ from securevfl import Plan, VerticalData, audit, train
 from securevfl.algorithms import recommended
 from securevfl.algorithms.resolve import resolve
 from securevfl.attacks.canary.audit import canary_audits
-from securevfl.attacks.canary.replay import Replay
-from securevfl.attacks.canary.sealed import replayed_canaries, sealed_settings
+from securevfl.attacks.canary.replay import Replay, replayed_canaries, sealed_settings
 from securevfl.protocols.sealed.party import SealedParty
 
 # With 5,000 trials per world the errors' rates have a standard error of at most 0.0071, and mu moves by at

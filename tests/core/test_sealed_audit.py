@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from securevfl import Plan
-from securevfl.accountants.sealed_noise import SealedShifts
+from securevfl.accountants.sealed import SealedShifts
 from securevfl.attacks.canary import replay as canary_replay
-from securevfl.attacks.canary.sealed import sealed_settings
+from securevfl.attacks.canary.replay import sealed_settings
 from securevfl.attacks.statistics import Errors, mu_lower
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from psi_stand_in import stand_in
 
 from securevfl.errors import DataError, DropoutError, InputError, MissingExtra, ProtocolError, WireError
-from securevfl.protocols.alignment.protocol import PrivateAlignment, prepare_ids
+from securevfl.protocols.alignment.protocol import (
+    AlignRequest,
+    AlignResponse,
+    CommonIds,
+    PrivateAlignment,
+    prepare_ids,
+)
 from securevfl.protocols.alignment.psi import Client, Server
-from securevfl.protocols.alignment.roles import AlignRequest, AlignResponse, CommonIds
 from securevfl.protocols.contract import Envelope
 
 INSTALLED = importlib.util.find_spec("private_set_intersection") is not None

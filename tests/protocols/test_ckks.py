@@ -9,7 +9,7 @@ from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.contract import KEY_HOLDER
 from securevfl.protocols.driver import Driver, run_round
 from securevfl.protocols.sums.ckks import CKKSSum, Flooding
-from securevfl.protocols.sums.homomorphic import Encryption
+from securevfl.protocols.sums.encryption import Encryption
 
 
 class Approximate(HomomorphicConformance):

@@ -6,8 +6,7 @@ from sum_conformance import SumConformance, refuses, snapshot
 
 from securevfl.errors import DropoutError, InputError, TopologyError
 from securevfl.protocols import COORDINATOR, Driver, Envelope, FixedPoint, TreePair, build_trees, run_round
-from securevfl.protocols.sums.tree_machine import MaskTotal, Subtotal
-from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.sums.tree_sums import MaskTotal, PlainTreeSum, Subtotal, TwoTreeSum
 
 
 class TreeConformance(SumConformance):

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from securevfl.accountants.modes import mu_of
-from securevfl.attacks.canary.results import CanaryResult, conclude, gate_of
+from securevfl.attacks.canary.results import CanaryResult, LinearScore, conclude, gate_of
 from securevfl.attacks.canary.trained import Scenario, summarise, transcript
-from securevfl.attacks.scores import LinearScore
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError
 from securevfl.federation.run import train
