@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.attacks.contract import (
-    Attack,
     Evidence,
-    Family,
     Guess,
     Info,
     Need,
@@ -26,7 +24,7 @@ from securevfl.attacks.contract import (
     Truth,
     score_recovered,
 )
-from securevfl.attacks.feature import prior_of
+from securevfl.attacks.feature import FeatureAttack, prior_of
 from securevfl.attacks.reading import Floats, Moment, Rows, moments
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED
@@ -38,12 +36,10 @@ _HALF_STEP = {"bfv": 2.0**-21, "ckks": 2.0**-21}  # all other sums round to 32 b
 _CONDITION = 1e4  # equations that amplify rounding of 2^-24 by more than this say nothing sure
 
 
-class LinearAttack(Attack):
+class LinearAttack(FeatureAttack):
     """An attack on a party with a linear model."""
 
-    family: ClassVar[Family] = "feature"
     metric = "recovered"
-    truth = ("features",)
     needs: ClassVar[tuple[Need, ...]] = (Need("known records", 100), Need("public rows"), Need("bounds"))
 
     def why_not(self, info: Info) -> str:
@@ -51,10 +47,6 @@ class LinearAttack(Attack):
         if info.plan.model != "linear":
             return f"it solves linear equations; {info.owner} has a {info.plan.model} encoder"
         return self.misfit(info)
-
-    def misfit(self, info: Info) -> str:
-        """A further reason of the attack's own; empty if there is none."""
-        return ""
 
     @classmethod
     def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from securevfl.attacks.contract import (
     Attack,
@@ -22,12 +23,13 @@ from securevfl.attacks.contract import (
     score_mse,
     spread_of,
 )
-from securevfl.attacks.reading import Floats, Release, Rows, embeddings_of, last_by_record
+from securevfl.attacks.reading import Floats, Release, Rows, embeddings_of, last_by_record, mean_by_record
 from securevfl.attacks.rebuild import (
     cannot_rebuild,
     fresh_encoder,
     generator_from,
     load_weights,
+    minimise,
     named,
     standardised,
 )
@@ -44,19 +46,35 @@ def no_embeddings(info: Info) -> str:
     return f"{info.observer} sees no embedding of {info.owner} by itself in this run"
 
 
-class EmbeddingAttack(Attack):
-    """An attack on features by an observer that gets the owner's embeddings, noisy or not."""
+class FeatureAttack(Attack):
+    """An attack on the owner's features, scored by the mean squared error against each column's mean."""
 
     family: ClassVar[Family] = "feature"
+    metric: ClassVar[str] = "mse"
     truth = ("features",)
-
-    def why_not(self, info: Info) -> str:
-        """Embeddings must be in the view one by one."""
-        return no_embeddings(info) or self.misfit(info)
 
     def misfit(self, info: Info) -> str:
         """A further reason of the attack's own; empty if there is none."""
         return ""
+
+    @classmethod
+    def note(cls, info: Info) -> str:
+        """What a reader of the score must know besides."""
+        return ""
+
+    @classmethod
+    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
+        """Mean squared error per feature."""
+        features = truth["features"][guess["rows"]]
+        return score_mse(features, guess["features"], baseline=spread_of(features), note=cls.note(info))
+
+
+class EmbeddingAttack(FeatureAttack):
+    """An attack on features by an observer that gets the owner's embeddings, noisy or not."""
+
+    def why_not(self, info: Info) -> str:
+        """Embeddings must be in the view one by one."""
+        return no_embeddings(info) or self.misfit(info)
 
 
 def seen_embeddings(evidence: Evidence) -> list[Release]:
@@ -79,19 +97,18 @@ def profile(released: list[Release]) -> tuple[Rows, Floats]:
     """
     found = [one for one in released if one.purpose != "evaluation"]
     rows, last = last_by_record(found)
-    place = {int(row): i for i, row in enumerate(rows)}
-    total, count = np.zeros_like(last), np.zeros(len(rows))
-    for one in found:
-        index = np.array([place[int(row)] for row in one.rows])
-        np.add.at(total, index, one.values)
-        np.add.at(count, index, 1)
-    return rows, np.hstack([total / count[:, None], last])
+    together = (
+        np.concatenate(parts) for parts in zip(*((one.rows, one.values) for one in found), strict=True)
+    )
+    return rows, np.hstack([mean_by_record(*together)[1], last])
 
 
-def score_features(guess: Guess, truth: Truth, note: str = "") -> Score:
-    """Mean squared error of guessed rows against the guess of each column's mean."""
-    features = truth["features"][guess["rows"]]
-    return score_mse(features, guess["features"], baseline=spread_of(features), note=note)
+def split_known(evidence: Evidence, rows: Rows) -> tuple[Rows, Floats, NDArray[np.bool_]]:
+    """Places in `rows` of the records that the attacker knows, their features, and which rows are others."""
+    known = evidence.auxiliary["known_records/rows"].astype(np.int64)
+    have = np.isin(known, rows)
+    values = np.asarray(evidence.auxiliary["known_records/values"], np.float64)[have]
+    return np.searchsorted(rows, known[have]), values, ~np.isin(rows, known)
 
 
 def inside(values: Floats, bounds: NDArray[np.float64]) -> Floats:
@@ -117,7 +134,6 @@ class BlackBoxInversion(EmbeddingAttack):
     """The attacker knows some records of the owner and learns a decoder from them."""
 
     name = "embedding-inversion"
-    metric = "mse"
     summary = "learns a decoder from embeddings to features on 100 known records"
     source = "He, Zhang, Lee: Model Inversion Attacks Against Collaborative Inference, ACSAC 2019"
     needs = (Need("known records", 100),)
@@ -125,18 +141,9 @@ class BlackBoxInversion(EmbeddingAttack):
     def run(self, evidence: Evidence) -> Guess:
         """Kernel ridge regression; kernel and penalty are chosen by leave-one-out on the known records."""
         rows, inputs = profile(seen_embeddings(evidence))
-        known = evidence.auxiliary["known_records/rows"].astype(np.int64)
-        have = np.isin(known, rows)
-        targets = np.asarray(evidence.auxiliary["known_records/values"], np.float64)[have]
-        place = np.searchsorted(rows, known[have])
+        place, targets, rest = split_known(evidence, rows)
         inputs = standardised(inputs)
-        rest = ~np.isin(rows, known)
         return {"rows": rows[rest], "features": decode(inputs[place], targets, inputs[rest])}
-
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """Mean squared error per feature."""
-        return score_features(guess, truth)
 
 
 def decode(inputs: Floats, targets: Floats, queries: Floats) -> Floats:
@@ -173,7 +180,6 @@ class WhiteBoxInversion(EmbeddingAttack):
     """The attacker has the final encoder and looks for features that it maps to the embeddings."""
 
     name = "embedding-inversion-white-box"
-    metric = "mse"
     summary = "searches the features that the known encoder maps to the embeddings it saw"
     source = "He, Zhang, Lee: Model Inversion Attacks Against Collaborative Inference, ACSAC 2019"
     needs = (Need("model weights"), Need("bounds"))
@@ -197,32 +203,20 @@ class WhiteBoxInversion(EmbeddingAttack):
         # Noise-free embeddings are trusted to a thousandth of their variance.
         noise = info.plan.sigma**2 or 1e-3 * float(target.var()) or 1.0
         found = middle.repeat(len(rows), 1).requires_grad_()
-        optimiser = torch.optim.Adam([found], lr=_RATE)
-        for step in range(_STEPS):
-            optimiser.zero_grad(set_to_none=True)
-            vectors = clip_rows(encoder(found), info.plan.clip) if info.plan.sigma else encoder(found)
-            miss = ((vectors - target) ** 2).sum() / noise
-            (miss + (((found - middle) / spread) ** 2).sum()).backward()
-            optimiser.step()
-            if step % 50 == 0:
-                evidence.progress(step / _STEPS)
-        return {"rows": rows, "features": inside(found.detach().numpy().astype(np.float64), bounds)}
 
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """Mean squared error per feature."""
-        return score_features(guess, truth)
+        def unlikeliness(step: int) -> Tensor:
+            vectors = clip_rows(encoder(found), info.plan.clip) if info.plan.sigma else encoder(found)
+            miss: Tensor = ((vectors - target) ** 2).sum() / noise
+            return miss + (((found - middle) / spread) ** 2).sum()
+
+        minimise(unlikeliness, [found], rate=_RATE, steps=_STEPS, progress=evidence.progress)
+        return {"rows": rows, "features": inside(found.detach().numpy().astype(np.float64), bounds)}
 
 
 def _final(found: list[Release]) -> tuple[Rows, Floats]:
     """Embeddings of the last evaluation, made by the encoder that was saved; else the last upload."""
     evaluated = [one for one in found if one.purpose == "evaluation"]
-    if not evaluated:
-        return found[-1].rows, found[-1].values
-    rows = np.concatenate([one.rows for one in evaluated])[::-1]
-    values = np.concatenate([one.values for one in evaluated])[::-1]
-    unique, first = np.unique(rows, return_index=True)
-    return unique, values[first]
+    return last_by_record(evaluated) if evaluated else (found[-1].rows, found[-1].values)
 
 
 _FOLDS = 5
@@ -243,12 +237,9 @@ class AttributeInference(EmbeddingAttack):
         rows, embeddings = profile(seen_embeddings(evidence))
         own = np.hstack([evidence.auxiliary[f"own_features/{name}"] for name in info.observers])[rows]
         without, full = standardised(own), standardised(np.hstack([own, embeddings]))
-        known = evidence.auxiliary["known_records/rows"].astype(np.int64)
-        have = np.isin(known, rows)
-        values = np.asarray(evidence.auxiliary["known_records/values"], np.float64)[have]
-        place, sides = np.searchsorted(rows, known[have]), _upper(values).astype(np.float64)
+        place, values, rest = split_known(evidence, rows)
+        sides = _upper(values).astype(np.float64)
         column = _most_readable(full[place], without[place], sides)
-        rest = ~np.isin(rows, known)
         side = sides[:, [column]]
         return {
             "rows": rows[rest],

@@ -76,6 +76,14 @@ class LabelAttack(Attack):
         """A further reason of the attack's own; empty if there is none."""
         return ""
 
+    @classmethod
+    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
+        """AUC over records, or the share of right labels against always naming the most frequent one."""
+        labels = truth["labels"][guess["rows"]]
+        if cls.metric == "auc":
+            return score_auc(labels, guess["scores"])
+        return score_accuracy(np.rint(labels), guess["guess"])
+
 
 def known_labels(evidence: Evidence) -> tuple[Rows, NDArray[np.int64]]:
     """The records whose labels the attacker knows, and those labels."""
@@ -185,11 +193,6 @@ class GradientDirection(LabelAttack):
         keep = unknown(rows, evidence)
         return {"rows": rows[keep], "scores": scores[keep]}
 
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """AUC over records."""
-        return score_auc(truth["labels"][guess["rows"]], guess["scores"])
-
 
 class DirectLabels(LabelAttack):
     """Without a top model the gradient of a logit is p - 1[y]: negative for the label and nothing else."""
@@ -214,11 +217,6 @@ class DirectLabels(LabelAttack):
         votes = np.eye(width)[gradients.argmin(axis=1)]
         rows, shares = mean_by_record(seen.rows, votes)
         return {"rows": rows, "guess": shares.argmax(axis=1)}
-
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """Share of right labels against always naming the most frequent one."""
-        return score_accuracy(np.rint(truth["labels"][guess["rows"]]), guess["guess"])
 
 
 def _as_classes(seen: Answers) -> Floats:
@@ -254,8 +252,3 @@ class Spectral(LabelAttack):
         scores = oriented(rows, centred @ direction, evidence)
         keep = unknown(rows, evidence)
         return {"rows": rows[keep], "scores": scores[keep]}
-
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """AUC over records."""
-        return score_auc(truth["labels"][guess["rows"]], guess["scores"])

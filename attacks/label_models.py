@@ -26,7 +26,14 @@ from torch.nn import functional
 from securevfl.attacks.contract import Evidence, Guess, Info, Need, Score, Truth, score_accuracy
 from securevfl.attacks.label import LabelAttack, known_labels
 from securevfl.attacks.reading import Answers, Floats, Rows, answers
-from securevfl.attacks.rebuild import cannot_rebuild, fresh_encoder, generator_from, load_weights, named
+from securevfl.attacks.rebuild import (
+    cannot_rebuild,
+    fresh_encoder,
+    generator_from,
+    load_weights,
+    minimise,
+    named,
+)
 from securevfl.models import output_width
 
 _STEPS = 300
@@ -128,13 +135,11 @@ def _complete(
     model = nn.Sequential(
         encoder.requires_grad_(), nn.ReLU() if info.plan.model == "mlp" else nn.Identity(), head
     )
-    optimiser = torch.optim.Adam(model.parameters(), lr=_RATE, weight_decay=1e-4)
-    for step in range(_STEPS):
-        optimiser.zero_grad(set_to_none=True)
-        _mixmatch_loss(model, task, generator, min(1.0, step / (_STEPS / 2))).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        if step % 50 == 0:
-            progress(step / _STEPS)
+
+    def loss(step: int) -> Tensor:
+        return _mixmatch_loss(model, task, generator, min(1.0, step / (_STEPS / 2)))
+
+    minimise(loss, model.parameters(), rate=_RATE, steps=_STEPS, progress=progress, decay=1e-4)
     with torch.no_grad():
         found: NDArray[np.int64] = model(task.unlabelled).argmax(dim=1).numpy()
     return found
@@ -207,11 +212,6 @@ class BatchLabelInversion(LabelAttack):
         labels = problem.solve(output_width(info.task, info.classes), evidence)
         return {"rows": rows, "guess": labels}
 
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """Share of right labels against always naming the most frequent one."""
-        return score_accuracy(np.rint(truth["labels"][guess["rows"]]), guess["guess"])
-
 
 def _first_visits(seen: Answers) -> Answers:
     """Whole batches with about the first `_VISITS` visits: early residuals are the largest and tell most."""
@@ -246,16 +246,14 @@ class _Matching:
         """The most likely label of each record: labels stay, the others' logits change with each visit."""
         labels = torch.zeros((self.records, width), dtype=torch.float64, requires_grad=True)
         logits = torch.zeros((*self.place.shape, width), dtype=torch.float64, requires_grad=True)
-        optimiser = torch.optim.Adam([labels, logits], lr=_MATCH_RATE)
         scale = float((self.sums**2).mean()) or 1.0
-        for step in range(_MATCH_STEPS):
-            optimiser.zero_grad(set_to_none=True)
+
+        def loss(step: int) -> Tensor:
             residuals = _probabilities(logits) - _probabilities(labels)[self.place]
             miss = ((self.features @ residuals - self.sums) ** 2).mean()
-            (miss / scale + _CALM * (logits**2).mean()).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            if step % 50 == 0:
-                evidence.progress(step / _MATCH_STEPS)
+            return miss / scale + _CALM * (logits**2).mean()
+
+        minimise(loss, [labels, logits], rate=_MATCH_RATE, steps=_MATCH_STEPS, progress=evidence.progress)
         found = labels.detach().numpy()
         return found.argmax(axis=1) if width > 1 else (found[:, 0] > 0).astype(np.int64)
 

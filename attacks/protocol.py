@@ -23,9 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 from scipy import stats
 
-from securevfl.algorithms.channels import build_sum
 from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Score, Truth, score_count
-from securevfl.attacks.reading import TREES, tree_sums
+from securevfl.attacks.reading import TREES, sum_of, tree_sums
 from securevfl.errors import ProtocolError
 from securevfl.privacy.views import Seen, View
 from securevfl.protocols.stream import KeyStream
@@ -132,11 +131,7 @@ def _wrong_keys(evidence: Evidence) -> int:
 
 
 def _is_public(seen: Seen, info: Info) -> bool:
-    host = info.hosts[str(seen.fields["channel"])]
-    receiver = info.parties.index(host) if host in info.parties else None
-    protocol = build_sum(
-        info.plan.protocol, workers=len(info.parties), receiver=receiver, collusion=info.plan.collusion
-    )
+    protocol = sum_of(info, str(seen.fields["channel"]))
     if not isinstance(protocol, HomomorphicSum):
         return False
     try:

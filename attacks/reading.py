@@ -11,6 +11,7 @@ with the same weights.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from securevfl.algorithms.channels import build_sum
 from securevfl.attacks.contract import Evidence, Info
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED, Seen, View
-from securevfl.protocols.contract import COORDINATOR, Address
+from securevfl.protocols.contract import COORDINATOR, Address, SecureSum
 from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
 
 Rows = NDArray[np.int64]
@@ -248,6 +249,15 @@ def _requests(view: View) -> dict[tuple[str, int], Rows]:
 # -- trees -------------------------------------------------------------------------------------------------
 
 
+def sum_of(info: Info, channel: str) -> SecureSum:
+    """The public configuration of the sum on a channel."""
+    host = info.hosts[channel]
+    receiver = info.parties.index(host) if host in info.parties else None
+    return build_sum(
+        info.plan.protocol, workers=len(info.parties), receiver=receiver, collusion=info.plan.collusion
+    )
+
+
 class TreeRound(NamedTuple):
     """What a coalition saw of one round: the message on each edge, and the total of all masks."""
 
@@ -291,11 +301,7 @@ class TreeSolver:
     """
 
     def __init__(self, info: Info, channel: str) -> None:
-        host = info.hosts[channel]
-        receiver = info.parties.index(host) if host in info.parties else None
-        protocol = build_sum(
-            info.plan.protocol, workers=len(info.parties), receiver=receiver, collusion=info.plan.collusion
-        )
+        protocol = sum_of(info, channel)
         if not isinstance(protocol, PlainTreeSum | TwoTreeSum):
             raise TypeError(f"{info.plan.protocol} has no trees")
         self.fixed_point = protocol.fixed_point
@@ -371,8 +377,4 @@ def _pieces(tree: Mapping[Address, Address], honest: set[Address]) -> list[froze
 
 
 def _add(values: Iterable[Ring]) -> Ring:
-    parts = list(values)
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
+    return functools.reduce(np.add, values)  # modulo 2^64, as the ring adds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from securevfl.algorithms.local import Records
 from securevfl.attacks.contract import Arrays, Info
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
 from securevfl.models import Fusion, build_encoder, build_head, load_module, output_width
 from securevfl.privacy.gate import clip_rows
@@ -83,35 +82,70 @@ def load_weights(module: nn.Module, weights: Arrays, name: str) -> nn.Module:
 
 
 class JointModel(nn.Module):
-    """The deployed model as one function of all parties' features, without noise."""
+    """The model of a run as one function of all parties' features.
 
-    def __init__(self, info: Info, weights: Arrays) -> None:
+    Args:
+        info: What is public about the run.
+        encoders: One per party.
+        head: The label holder's model.
+    """
+
+    def __init__(self, info: Info, encoders: Iterable[nn.Module], head: nn.Module) -> None:
         super().__init__()
-        spare = torch.Generator().manual_seed(0)
         self.info = info
-        self.encoders = nn.ModuleList(
-            load_weights(fresh_encoder(info, party, spare), weights, party) for party in info.parties
-        )
-        self.head = load_weights(fresh_head(info, spare), weights, "server")
+        self.encoders, self.head = nn.ModuleList(encoders), head
         self.fusion = Fusion(info.plan.fusion, (info.plan.embedding,) * len(info.parties))
-        self.requires_grad_(False)
-        self.eval()
 
-    def forward(self, blocks: Sequence[Tensor]) -> Tensor:
-        """Logits of each class, or values; one column more than the head for binary tasks."""
-        vectors = [
-            self._embed(party, encoder(block))
-            for party, encoder, block in zip(self.info.parties, self.encoders, blocks, strict=True)
+    @classmethod
+    def granted(cls, info: Info, weights: Arrays) -> JointModel:
+        """The deployed model from granted weights, not to be trained."""
+        spare = torch.Generator().manual_seed(0)
+        encoders = (load_weights(fresh_encoder(info, party, spare), weights, party) for party in info.parties)
+        model = cls(info, encoders, load_weights(fresh_head(info, spare), weights, SERVER))
+        return model.requires_grad_(False).eval()
+
+    def embed(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """Each party's embeddings, clipped where they leave, without noise."""
+        info = self.info
+        vectors = [encoder(block) for encoder, block in zip(self.encoders, blocks, strict=True)]
+        if not clips_embeddings(info.plan):
+            return vectors
+        return [
+            vector if party == info.label_holder else clip_rows(vector, info.plan.clip)
+            for party, vector in zip(info.parties, vectors, strict=True)
         ]
-        outputs: Tensor = self.head(self.fusion(vectors))
-        outputs = outputs.reshape(len(blocks[0]), -1)
-        if self.info.task != "binary":
-            return outputs
-        return torch.cat([torch.zeros_like(outputs), outputs], dim=1)
 
-    def _embed(self, party: str, vectors: Tensor) -> Tensor:
-        clipped = clips_embeddings(self.info.plan) and party != self.info.label_holder
-        return clip_rows(vectors, self.info.plan.clip) if clipped else vectors
+    def forward(self, blocks: Sequence[Tensor], noise: Sequence[Tensor] | None = None) -> Tensor:
+        """Raw outputs of the head, with noise on the embeddings if given."""
+        vectors = self.embed(blocks)
+        if noise is not None:
+            vectors = [vector + one for vector, one in zip(vectors, noise, strict=True)]
+        outputs: Tensor = self.head(self.fusion(vectors))
+        return outputs.reshape(len(blocks[0]), -1)
+
+
+def class_logits(outputs: Tensor, task: str) -> Tensor:
+    """One logit per class: a binary head has a single output, that of class 1 against a logit of 0."""
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1) if task == "binary" else outputs
+
+
+def minimise(
+    loss: Callable[[int], Tensor],
+    parameters: Iterable[Tensor],
+    *,
+    rate: float,
+    steps: int,
+    progress: Callable[[float], None],
+    decay: float = 0.0,
+) -> None:
+    """Adam on the loss of each step, a function of the step's number."""
+    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    for step in range(steps):
+        optimiser.zero_grad(set_to_none=True)
+        loss(step).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        if step % 50 == 0:
+            progress(step / steps)
 
 
 def named(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
@@ -137,6 +171,8 @@ class Deployed:
     """
 
     def __init__(self, files: RunFolder, plan: Plan, data: VerticalData) -> None:
+        from securevfl.federation.engine import Engine  # an attack process, which never gets here, needs none
+
         engine = Engine(plan.with_changes(record_views=False, device="cpu"), data)
         engine.close()
         setup = engine.setup
@@ -179,6 +215,4 @@ class Deployed:
             outputs = self.modules[SERVER](fusion(vectors)).reshape(len(rows), -1)
         if self._task == "regression":
             return np.asarray(outputs.numpy())
-        if self._task == "binary":
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
-        return np.asarray(torch.softmax(outputs, dim=1).numpy())
+        return np.asarray(torch.softmax(class_logits(outputs, self._task), dim=1).numpy())
