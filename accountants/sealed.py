@@ -212,8 +212,3 @@ def _ratio(square: float, variance: float) -> float:
     if square == 0:
         return 0.0
     return square / variance if variance > 0 else math.inf
-
-
-def total_variances(variances: Variances) -> Sequence[float]:
-    """The variance of the noise on each member's total: what utility pays."""
-    return [math.fsum(row) for row in variances]

@@ -25,7 +25,7 @@ from securevfl.attacks.contract import Evidence, Info
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED, Seen, View
 from securevfl.protocols.contract import COORDINATOR, Address, SecureSum
-from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.sums.tree_sums import TreeSum
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -302,7 +302,7 @@ class TreeSolver:
 
     def __init__(self, info: Info, channel: str) -> None:
         protocol = sum_of(info, channel)
-        if not isinstance(protocol, PlainTreeSum | TwoTreeSum):
+        if not isinstance(protocol, TreeSum):
             raise TypeError(f"{info.plan.protocol} has no trees")
         self.fixed_point = protocol.fixed_point
         self.trees = protocol.parent_maps

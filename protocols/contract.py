@@ -13,7 +13,7 @@ import functools
 import operator
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -86,6 +86,16 @@ class Message:
                 raise WireError(f"message {kind!r}: field {name!r} is not of type {expected}")
         values: dict[str, Any] = fields
         return cls(**values)
+
+
+def read_message(
+    messages: Iterable[type[Message]], kind: str, fields: dict[str, Value], owner: str
+) -> Message:
+    """The message of that kind, its fields checked; `owner` names the protocol that the kinds belong to."""
+    for candidate in messages:
+        if candidate.kind == kind:
+            return candidate._from_fields(kind, fields)
+    raise WireError(f"message kind {kind!r} does not belong to {owner}")
 
 
 @functools.cache
@@ -314,10 +324,7 @@ class SecureSum(ABC):
 
     def read(self, kind: str, fields: dict[str, Value]) -> Message:
         """Checks the fields of a message whose binary form a transport has decoded."""
-        for candidate in self.messages:
-            if candidate.kind == kind:
-                return candidate._from_fields(kind, fields)
-        raise WireError(f"message kind {kind!r} does not belong to {type(self).__name__}")
+        return read_message(self.messages, kind, fields, type(self).__name__)
 
     def sum(self, values: Sequence[npt.ArrayLike]) -> npt.NDArray[np.float64]:
         """Runs all participants in this process and returns the sum.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from securevfl.attacks.canary.results import CanaryResult, LinearScore, MakeGate, claims_of, conclude
+from securevfl.attacks.canary.results import CanaryResult, Guesses, LinearRule, MakeGate, claims_of, conclude
 from securevfl.errors import AttackError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.rows import Rows
@@ -134,26 +134,18 @@ def gate_canaries(
         scores.append(score(features))
         worlds.append(coins)
         progress(min(1.0, len(worlds) * CHUNK / (trials - held_out)))
-    return conclude(
-        mode=door.gate.mode,
-        accounting="per-record",
-        claims=claims_of(door.gate),
-        scores=np.concatenate(scores),
-        worlds=np.concatenate(worlds),
-        delta=delta,
-        rule=score.origin,
-    )
+    guesses = Guesses(np.concatenate(scores), np.concatenate(worlds), score.origin)
+    claims = claims_of(door.gate)
+    return conclude(guesses, mode=door.gate.mode, accounting="per-record", claims=claims, delta=delta)
 
 
-def _rule(
-    door: Door, held_out: int, direction: Floats, repeats: int, rng: np.random.Generator
-) -> LinearScore:
+def _rule(door: Door, held_out: int, direction: Floats, repeats: int, rng: np.random.Generator) -> LinearRule:
     """The rule fitted on held-out trials, or without any the likelihood ratio of honest noise."""
     if not held_out:
-        return LinearScore.fixed(np.concatenate([direction, np.zeros(2 * len(direction))]), 0.0)
+        return LinearRule.fixed(np.concatenate([direction, np.zeros(2 * len(direction))]), 0.0)
     chunk = min(CHUNK, -(-held_out // CALLS))
     found = list(_trials(door, range(held_out), chunk, direction, repeats, rng))
-    return LinearScore.fitted(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    return LinearRule.fitted(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
 def _trials(

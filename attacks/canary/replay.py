@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed.settings import SealedSettings
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
-from securevfl.attacks.canary.results import CanaryResult, LinearScore, claims_of, conclude, gate_of
+from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
 from securevfl.data import VerticalData
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.rows import Rows
@@ -42,7 +42,6 @@ from securevfl.protocols.sealed.protocol import TOTAL_BITS
 from securevfl.settings.plan import Plan
 
 Floats = NDArray[np.float64]
-Coins = NDArray[np.bool_]
 
 SPREAD = 1.0 / 48  # std of the victim's weight, in periods of the series
 VISIBLE = 5.0  # how far the victim's secret noise stands out in the observer's totals
@@ -288,25 +287,15 @@ def replayed_canaries(
     each = iterations * 3 * len(replay.settings.members) * replay.settings.data.outputs
     most = max(400, min(WORLDS, DRAWS // each))
     worlds = min(trials or most, most)
-    rng = np.random.default_rng(seed)
-    found = []
-    for half in (worlds // 2, worlds - worlds // 2):
-        coins = rng.integers(0, 2, half).astype(np.bool_)
+
+    def watch(coins: Coins) -> tuple[Floats, Gate]:
         gate = gate_of(plan)(1)
-        found.append((_Worlds(replay, gate, half).watch(coins, iterations), coins))
-        progress(len(found) / 2)
-    score = LinearScore.fitted(*found[0])
+        return _Worlds(replay, gate, len(coins)).watch(coins, iterations), gate
+
+    guesses, gate = guess_worlds(watch, worlds, seed=seed, progress=progress)
     claims = {replay.NAIVE: replay.naive_mu(iterations), plan.mode: claims_of(gate)[plan.mode]}
-    return conclude(
-        mode=plan.mode,
-        accounting=plan.mode,
-        claims=claims,
-        scores=score(found[1][0]),
-        worlds=found[1][1],
-        delta=plan.delta,
-        rule=score.origin,
-        owners=owners,
-    )
+    mode = plan.mode
+    return conclude(guesses, mode=mode, accounting=mode, claims=claims, delta=plan.delta, owners=owners)
 
 
 def statistic_door(gate: Gate, settings: SealedSettings) -> Door:

@@ -12,9 +12,10 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from securevfl.errors import DataError, DropoutError, InputError, ProtocolError, WireError
+from securevfl.errors import DataError, DropoutError, InputError, ProtocolError
 from securevfl.protocols.alignment.psi import Client, Server, require_library
-from securevfl.protocols.contract import Address, Envelope, Machine, Message
+from securevfl.protocols.contract import Address, Envelope, Machine, Message, read_message
+from securevfl.protocols.driver import drive
 from securevfl.protocols.wire import unpack
 
 LEADER: Address = 0
@@ -277,19 +278,12 @@ class PrivateAlignment:
 
     def decode(self, data: bytes | memoryview) -> Message:
         """Decodes any message of this protocol from its binary form."""
-        kind, _ = unpack(data)
-        for candidate in self.messages:
-            if candidate.kind == kind:
-                return candidate.from_bytes(data)
-        raise WireError(f"message kind {kind!r} does not belong to the alignment")
+        return read_message(self.messages, *unpack(data), "the alignment")
 
     def align(self, ids: Sequence[Sequence[str]]) -> list[Alignment]:
         """Runs all parties in this process; one result per party."""
         if len(ids) != self.parties:
             raise InputError(f"{len(ids)} lists of IDs were given for {self.parties} parties")
         machines = [self.machine(address, own) for address, own in enumerate(ids)]
-        pending = [envelope for machine in machines for envelope in machine.start()]
-        while pending:
-            envelope = pending.pop(0)
-            pending += machines[envelope.receiver].receive(envelope)
+        drive(machines)
         return [machine.alignment() for machine in machines]

@@ -24,8 +24,8 @@ from securevfl.protocols.sealed.protocol import (
     RESIDUAL_BITS,
     SCORES,
     WORDS,
+    MaskedScores,
     Operand,
-    Score,
     ScoreDeal,
     SealedProtocol,
     Seed,
@@ -268,7 +268,7 @@ class ScoreMachine(Machine):
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         if isinstance(message, ScoreDeal) and sender == DEALER and not self._dealt:
             return self._take_deal(message)
-        if isinstance(message, Score) and sender in self._waiting:
+        if isinstance(message, MaskedScores) and sender in self._waiting:
             self._words = self._words + SCORES.check(message.words, self._words.shape)
             self._waiting.discard(sender)
             return []
@@ -281,7 +281,7 @@ class ScoreMachine(Machine):
             return []
         masked = self._words + expand(message.seed, "score", self._words.shape)
         self._dealt = True
-        return [Envelope(self.address, self._holder, Score(round=self.round, words=masked))]
+        return [Envelope(self.address, self._holder, MaskedScores(round=self.round, words=masked))]
 
     def _drop(self, address: Address) -> list[Envelope]:
         raise DropoutError(f"a prediction needs {name_of(address)}; ask again when it is back")

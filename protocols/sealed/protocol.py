@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import EncodingError, InputError, WireError
-from securevfl.protocols.contract import Message
+from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
@@ -98,27 +98,19 @@ class ScoreDeal(Message):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Score(Message):
+class MaskedScores(Message):
     """Member to label holder: masked scores to predict from."""
 
     kind: ClassVar[str] = "sealed-score"
     words: npt.NDArray[Any]
 
 
-MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, Score)
+MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, MaskedScores)
 
 
 def read(kind: str, fields: dict[str, Value]) -> Message:
     """Checks the fields of a message whose binary form a transport has decoded."""
-    for candidate in MESSAGES:
-        if candidate.kind == kind:
-            return candidate._from_fields(kind, fields)
-    raise WireError(f"message kind {kind!r} does not belong to sealed training")
-
-
-def decode(data: bytes | memoryview) -> Message:
-    """Decodes any message of sealed training."""
-    return read(*unpack(data))
+    return read_message(MESSAGES, kind, fields, "sealed training")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,6 +189,10 @@ class SealedProtocol:
         """Bound of the change of a residual whose label stays."""
         low, high = self.series.range
         return high - low + 2 * self.series.rounding
+
+    def decode(self, data: bytes | memoryview) -> Message:
+        """Decodes any message of sealed training from its binary form."""
+        return read(*unpack(data))
 
     def total_shape(self, member: int) -> tuple[int, int]:
         """Shape of a member's total: one column per output, or one in all where outputs share parameters."""

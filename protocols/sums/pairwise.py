@@ -360,9 +360,10 @@ class PairwiseNode(Node):
 
     def fingerprints(self) -> dict[Address, str]:
         """What to compare with each neighbour over another channel: equal unless somebody swapped keys."""
-        return {peer: pair.fingerprint for peer, pair in self._agreed().items()}
+        return {peer: pair.fingerprint for peer, pair in self.agreed().items()}
 
-    def _agreed(self) -> dict[Address, PairKeys]:
+    def agreed(self) -> dict[Address, PairKeys]:
+        """The keys with each neighbour; raises `ProtocolError` before the setup has run."""
         if self.pairs is None:
             raise ProtocolError(f"{name_of(self.address)} has no keys yet; run its setup first")
         return self.pairs
@@ -377,12 +378,9 @@ class PairwiseNode(Node):
         from securevfl.protocols.sums.pairwise_aggregator import CollectingAggregator, RecoveringAggregator
         from securevfl.protocols.sums.pairwise_worker import MaskingWorker, SharingWorker
 
-        pairs = self._agreed()
+        pairs = self.agreed()
         if encoded is None:
             aggregator = RecoveringAggregator if self.protocol.recovers else CollectingAggregator
-            return aggregator(self.protocol, self.participants, shape, round=round, attempt=attempt)
-        if not self.protocol.recovers:
-            return MaskingWorker(self.protocol, self.address, pairs, encoded, round=round, attempt=attempt)
-        return SharingWorker(
-            self.protocol, self.address, pairs, encoded, self.participants, round=round, attempt=attempt
-        )
+            return aggregator(self, shape, round=round, attempt=attempt)
+        worker = SharingWorker if self.protocol.recovers else MaskingWorker
+        return worker(self, pairs, encoded, round=round, attempt=attempt)

@@ -18,7 +18,7 @@ from securevfl.protocols.sums.pairwise import (
     Confirmations,
     MaskedInput,
     OpenedShares,
-    PairwiseMaskSum,
+    PairwiseNode,
     RelayedShares,
     SealedShares,
     Survivors,
@@ -32,18 +32,11 @@ _weights = functools.lru_cache(maxsize=256)(shamir.weights)
 class _Aggregator(Machine):
     """Collects masked inputs of those who agreed on keys, and adds them up as they come."""
 
-    def __init__(
-        self,
-        protocol: PairwiseMaskSum,
-        agreed: frozenset[Address],
-        shape: tuple[int, ...] | None,
-        **where: int,
-    ) -> None:
+    def __init__(self, node: PairwiseNode, shape: tuple[int, ...] | None, **where: int) -> None:
         super().__init__(AGGREGATOR, **where)
-        self._protocol = protocol
-        self._agreed = agreed
+        self._protocol = node.protocol
+        self._agreed = self._alive = node.participants
         self._shape = shape
-        self._alive = agreed
         self._inputs: frozenset[Address] = frozenset()
         self._total: Ring | None = None
         self._sum: Ring | None = None
@@ -108,14 +101,8 @@ class CollectingAggregator(_Aggregator):
 class RecoveringAggregator(_Aggregator):
     """Relays shares and confirmations, adds masked inputs, and takes off the masks that survivors open."""
 
-    def __init__(
-        self,
-        protocol: PairwiseMaskSum,
-        agreed: frozenset[Address],
-        shape: tuple[int, ...] | None,
-        **where: int,
-    ) -> None:
-        super().__init__(protocol, agreed, shape, **where)
+    def __init__(self, node: PairwiseNode, shape: tuple[int, ...] | None, **where: int) -> None:
+        super().__init__(node, shape, **where)
         self._shares: dict[Address, SealedShares] = {}
         self._participants: frozenset[Address] | None = None
         self._listed = False  # the survivors' list is out

@@ -87,24 +87,19 @@ class PlainNode(Node):
         round: int,  # noqa: A002
         attempt: int,
     ) -> PlainMachine:
-        return PlainMachine(self.protocol, self.address, encoded, shape, round=round, attempt=attempt)
+        return PlainMachine(self, encoded, shape, round=round, attempt=attempt)
 
 
 class PlainMachine(Machine):
     """Sends its values to the receiver; the receiver adds them up in the workers' order."""
 
     def __init__(
-        self,
-        protocol: PlainSum,
-        address: Address,
-        values: Ring | None,
-        shape: tuple[int, ...] | None,
-        **where: int,
+        self, node: PlainNode, values: Ring | None, shape: tuple[int, ...] | None, **where: int
     ) -> None:
-        super().__init__(address, **where)
-        self._protocol = protocol
+        super().__init__(node.address, **where)
+        self._protocol = node.protocol
         self._shape = shape
-        self._values: dict[Address, Ring] = {} if values is None else {address: values}
+        self._values: dict[Address, Ring] = {} if values is None else {node.address: values}
 
     @property
     def done(self) -> bool:

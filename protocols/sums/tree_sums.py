@@ -141,7 +141,7 @@ class TreeMachine(Machine):
 class TreeNode(Node):
     """A participant of a tree sum; for masked sums it keeps the stream its masks come from."""
 
-    def __init__(self, protocol: PlainTreeSum | TwoTreeSum, address: Address) -> None:
+    def __init__(self, protocol: TreeSum, address: Address) -> None:
         super().__init__(protocol, address)
         trees = protocol.parent_maps
         self.places = [
@@ -183,7 +183,39 @@ def _mask_link(trees: tuple[ParentMap, ...], address: Address) -> tuple[Address 
     return (second if address == first else None), (first if address == second else None)
 
 
-class PlainTreeSum(SecureSum):
+class TreeSum(SecureSum):
+    """What sums along trees share: the participants are the vertices, the root of T1 receives the sum.
+
+    Attributes:
+        trees: T1 and T2.
+        parent_maps: The trees that carry messages.
+    """
+
+    trees: TreePair
+    parent_maps: tuple[ParentMap, ...]
+
+    def _use(self, trees: TreePair, *, masked: bool) -> None:
+        if trees.workers != self.workers:
+            raise TopologyError(f"the trees join {trees.workers} workers, not {self.workers}")
+        self.trees = trees
+        self.parent_maps = (trees.t1, trees.t2) if masked else (trees.t1,)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The vertices of the trees."""
+        return tuple(sorted(self.trees.vertices))
+
+    @property
+    def receivers(self) -> tuple[Address, ...]:
+        """The root of the first tree."""
+        return (self.trees.roots[0],)
+
+    def node(self, address: Address) -> TreeNode:
+        """Fresh secret state for one participant."""
+        return TreeNode(self, address)
+
+
+class PlainTreeSum(TreeSum):
     """Algorithm 1 of the AFSGD-VP paper: partial sums travel up one tree, unmasked.
 
     Threat model: none of the participants is curious. Every host learns the sum over each child's subtree,
@@ -206,30 +238,10 @@ class PlainTreeSum(SecureSum):
         super().__init__(workers=workers, fixed_point=fixed_point)
         if tree is None:
             tree = TreePair.pairwise(range(workers), range(workers)).t1
-        self._pair = TreePair(tree, tree)
-        _check_workers(self._pair, workers)
-
-    @property
-    def parent_maps(self) -> tuple[ParentMap, ...]:
-        """The one tree."""
-        return (self._pair.t1,)
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """The vertices of the trees."""
-        return tuple(sorted(self._pair.vertices))
-
-    @property
-    def receivers(self) -> tuple[Address, ...]:
-        """The root of the first tree."""
-        return (self._pair.roots[0],)
-
-    def node(self, address: Address) -> TreeNode:
-        """Fresh secret state for one participant."""
-        return TreeNode(self, address)
+        self._use(TreePair(tree, tree), masked=False)
 
 
-class TwoTreeSum(SecureSum):
+class TwoTreeSum(TreeSum):
     """Algorithm 2 of the AFSGD-VP paper, on the ring and with trees that are proven to hide.
 
     Each participant draws a uniform mask, sends value plus mask up T1 and the mask up T2; the root of T1
@@ -271,36 +283,13 @@ class TwoTreeSum(SecureSum):
     ) -> None:
         super().__init__(workers=workers, fixed_point=fixed_point)
         pair = trees if trees is not None else build_trees(workers, collusion, coordinator=coordinator)
-        _check_workers(pair, workers)
+        self._use(pair, masked=True)
         if coordinator and not pair.has_coordinator:
             raise TopologyError("these trees have no coordinator; add it as a vertex or use build_trees")
         if pair.max_collusion() < collusion:
             raise TopologyError(
                 f"these trees withstand {pair.max_collusion()} colluders, not {collusion}; use build_trees"
             )
-        self.trees = pair if root is None else pair.rooted_at(root)
+        if root is not None:
+            self._use(pair.rooted_at(root), masked=True)
         self.collusion = collusion
-
-    @property
-    def parent_maps(self) -> tuple[ParentMap, ...]:
-        """T1 and T2."""
-        return (self.trees.t1, self.trees.t2)
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """The vertices of the trees."""
-        return tuple(sorted(self.trees.vertices))
-
-    @property
-    def receivers(self) -> tuple[Address, ...]:
-        """The root of the first tree."""
-        return (self.trees.roots[0],)
-
-    def node(self, address: Address) -> TreeNode:
-        """Fresh secret state for one participant."""
-        return TreeNode(self, address)
-
-
-def _check_workers(pair: TreePair, workers: int) -> None:
-    if pair.workers != workers:
-        raise TopologyError(f"the trees join {pair.workers} workers, not {workers}")
