@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from securevfl.protocols import CKKSSum
 from securevfl.protocols.sums.bfv import PARAMETERS as BFV
-from securevfl.protocols.sums.ckks import CKKSSum
 from securevfl.protocols.sums.encryption import Encryption, Parameters
 
 PARTIES = 8

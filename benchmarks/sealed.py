@@ -19,12 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.protocols.contract import Envelope
-from securevfl.protocols.driver import drive
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import SealedProtocol, ring_product
-from securevfl.protocols.sealed.series import logistic_series
+from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
+from securevfl.protocols.sealed import logistic_series
+from securevfl.protocols.sealed.protocol import ring_product
 
 RECORDS, WIDTH, PARTIES = 32_561, 41, 3  # a9a over three parties
 STD = 116 * 2**42

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securevfl.accountants.filters import Filter
-from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import ReleaseRecord
-from securevfl.accountants.sealed import SealedShifts, sealed_sensitivity
+from securevfl.accountants import Filter, ReleaseRecord, SealedShifts, privacy_matrix, sealed_sensitivity
 from securevfl.errors import AccountingError
 
 R, RHO = 1.00322, 1.00644

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from securevfl.accountants.modes import mu_of
-from securevfl.attacks.canary.results import CanaryResult, Guesses, LinearRule, conclude, gate_of
+from securevfl.accountants import mu_of
+from securevfl.attacks.canary import CanaryResult
+from securevfl.attacks.canary.results import Guesses, LinearRule, conclude, gate_of
 from securevfl.attacks.canary.trained import Scenario, summarise, transcript
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError

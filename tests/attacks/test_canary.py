@@ -13,17 +13,16 @@ import pytest
 import torch
 from canary_runs import retrained_canaries, run_once, scenario_plan
 
-from securevfl.accountants.gdp import gdp_epsilon
-from securevfl.attacks.canary.audit import canary_audits
+from securevfl.accountants import gdp_epsilon
+from securevfl.attacks.canary import CanaryResult, canary_audits
 from securevfl.attacks.canary.gate import ROWS, gate_canaries, release_door, sum_door, update_door
-from securevfl.attacks.canary.results import CanaryResult, LinearRule, MakeGate, gate_of
+from securevfl.attacks.canary.results import LinearRule, MakeGate, gate_of
 from securevfl.attacks.canary.trained import Scenario, trained_canaries, transcript
 from securevfl.errors import AttackError
 from securevfl.privacy import gate as gate_module
 from securevfl.privacy.gate import Gate, Released
 from securevfl.privacy.noise import Noise
-from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
-from securevfl.protocols.sums.pairwise import PairwiseMaskSum
+from securevfl.protocols import DistributedNoise, NoisySum, PairwiseMaskSum
 from securevfl.settings.plan import Plan
 
 FROZEN = Plan(encoder_training="none", sigma=2.0)

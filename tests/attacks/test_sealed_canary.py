@@ -8,9 +8,9 @@ import pytest
 from securevfl import Plan, VerticalData, audit, train
 from securevfl.algorithms import recommended
 from securevfl.algorithms.resolve import resolve
-from securevfl.attacks.canary.audit import canary_audits
+from securevfl.attacks.canary import canary_audits
 from securevfl.attacks.canary.replay import Replay, replayed_canaries, sealed_settings
-from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols import SealedParty
 
 # With 5,000 trials per world the errors' rates have a standard error of at most 0.0071, and mu moves by at
 # most 2 / 0.28 times that for mu up to 1.7. The certified bound lies 1.96 standard errors below the estimate

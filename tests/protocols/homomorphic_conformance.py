@@ -6,7 +6,7 @@ import sys
 import pytest
 from sum_conformance import SumConformance
 
-from securevfl.protocols.driver import Driver, run_setup
+from securevfl.protocols import Driver, run_setup
 from securevfl.protocols.sums.homomorphic import EncryptedValue
 
 

@@ -6,12 +6,9 @@ import copy
 
 import numpy as np
 
-from securevfl.protocols.contract import Envelope
-from securevfl.protocols.driver import Choose, drive
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.series import SineSeries, logistic_series
+from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
+from securevfl.protocols.driver import Choose
+from securevfl.protocols.sealed import SineSeries, logistic_series
 
 
 def unit_rows(generator, width, records, outputs=1):

@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 from psi_stand_in import stand_in
 
 from securevfl.errors import DataError, DropoutError, InputError, MissingExtra, ProtocolError, WireError
-from securevfl.protocols.alignment.protocol import (
-    AlignRequest,
-    AlignResponse,
-    CommonIds,
-    PrivateAlignment,
-    prepare_ids,
-)
+from securevfl.protocols import Envelope, PrivateAlignment, drive
+from securevfl.protocols.alignment.protocol import AlignRequest, AlignResponse, CommonIds, prepare_ids
 from securevfl.protocols.alignment.psi import Client, Server
-from securevfl.protocols.contract import Envelope
-from securevfl.protocols.driver import drive
 
 INSTALLED = importlib.util.find_spec("private_set_intersection") is not None
 needs_psi = pytest.mark.skipif(

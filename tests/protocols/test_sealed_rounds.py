@@ -8,17 +8,9 @@ import pytest
 from sealed_federation import Federation, copies
 
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError, WireError
-from securevfl.protocols.contract import DEALER, Envelope
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import (
-    Deal,
-    Operand,
-    Phase,
-    SealedProtocol,
-    Share,
-    encode_phase,
-)
-from securevfl.protocols.sealed.series import identity_series, logistic_series
+from securevfl.protocols import DEALER, Envelope, SealedParty, SealedProtocol
+from securevfl.protocols.sealed import identity_series, logistic_series
+from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Share, encode_phase
 
 
 @pytest.mark.parametrize("members", range(2, 9))
