@@ -286,7 +286,8 @@ class Attack(ABC):
         """Compares a guess with the truth. It runs apart from the attack and alone sees the truth."""
 
 
-def _score(metric: str, found: Interval, baseline: float, note: str) -> Score:
+def score_interval(metric: str, found: Interval, baseline: float, note: str) -> Score:
+    """A score from an estimate and its interval."""
     return Score(
         metric=metric, score=found.value, low=found.low, high=found.high, baseline=baseline, note=note
     )
@@ -300,7 +301,7 @@ def auc_of(labels: ArrayLike, scores: ArrayLike) -> Interval:
 
 def score_auc(labels: ArrayLike, scores: ArrayLike, *, baseline: float = 0.5, note: str = "") -> Score:
     """AUC of scores for 0/1 labels."""
-    return _score("auc", auc_of(labels, scores), baseline, note)
+    return score_interval("auc", auc_of(labels, scores), baseline, note)
 
 
 def score_accuracy(
@@ -311,24 +312,24 @@ def score_accuracy(
     found = statistics.proportion(int((labels == np.asarray(guess)).sum()), len(labels))
     if baseline is None:
         baseline = float(np.unique(labels, return_counts=True)[1].max() / len(labels))
-    return _score("accuracy", found, baseline, note)
+    return score_interval("accuracy", found, baseline, note)
 
 
 def score_recovered(hits: ArrayLike, *, baseline: float = 0.0, note: str = "") -> Score:
     """Share of values that were recovered."""
     found = np.asarray(hits, bool).ravel()
-    return _score("recovered", statistics.proportion(int(found.sum()), len(found)), baseline, note)
+    return score_interval("recovered", statistics.proportion(int(found.sum()), len(found)), baseline, note)
 
 
 def score_mse(truth: ArrayLike, guess: ArrayLike, *, baseline: float, note: str = "") -> Score:
     """Mean squared error per feature; the interval is that of a mean over records."""
     squares = (np.asarray(truth, np.float64) - np.asarray(guess, np.float64)) ** 2
-    return _score("mse", statistics.mean(squares.mean(axis=1), low=0.0), baseline, note)
+    return score_interval("mse", statistics.mean(squares.mean(axis=1), low=0.0), baseline, note)
 
 
 def score_count(found: int, *, note: str = "") -> Score:
     """A number of findings, which is exact."""
-    return _score("count", Interval(float(found), float(found), float(found)), 0.0, note)
+    return score_interval("count", Interval(float(found), float(found), float(found)), 0.0, note)
 
 
 def spread_of(truth: ArrayLike) -> float:

@@ -18,7 +18,18 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from securevfl.attacks import statistics
-from securevfl.attacks.contract import Arrays, Attack, Evidence, Family, Guess, Info, Need, Score, Truth
+from securevfl.attacks.contract import (
+    Arrays,
+    Attack,
+    Evidence,
+    Family,
+    Guess,
+    Info,
+    Need,
+    Score,
+    Truth,
+    score_interval,
+)
 from securevfl.attacks.feature import no_embeddings
 from securevfl.attacks.reading import Floats
 from securevfl.attacks.rebuild import (
@@ -82,14 +93,7 @@ class MembershipAttack(Attack):
         found = statistics.tpr_at(rate, scores[members], scores[~members])
         area = statistics.auc(scores[members], scores[~members]).value
         note = f"at a false positive rate of {rate:.3g}; AUC {area:.3f}; {SHADOWS} shadow models"
-        return Score(
-            metric="tpr",
-            score=found.value,
-            low=found.low,
-            high=found.high,
-            baseline=min(1.0, rate),
-            note=note,
-        )
+        return score_interval("tpr", found, min(1.0, rate), note)
 
 
 def likelihood_ratio(observed: Floats, answers: Floats, inside: NDArray[np.bool_]) -> Floats:

@@ -129,6 +129,7 @@ class PairKeys:
         """The seeds of each round's masks, where dropouts are recovered."""
         return MaskStream(derive_key(self._key, purpose="pairwise/round-seed"))
 
+    # A key for each direction: both workers may seal in the same round and attempt, that is with one nonce.
     @cached_property
     def _send(self) -> AESGCM:
         return self._channel("up" if self.adds else "down")

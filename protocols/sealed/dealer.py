@@ -90,6 +90,7 @@ class SealedDealer:
         for seed in seeds:
             mask += expand(seed, "phase", shape, np.uint32)
         waves = _waves_of(mask, protocol)
+        # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         for seed in seeds[1:]:
             waves -= expand(seed, "waves", waves.shape)
         return waves

@@ -282,7 +282,7 @@ class Encryption:
             and ciphertext.parms_id() == self._data_level
             and ciphertext.is_ntt_form() != self.parameters.exact
             and ciphertext.scale == self.parameters.scale
-            and not ciphertext.is_transparent()
+            and not ciphertext.is_transparent()  # one that decrypts without the key
         )
 
 

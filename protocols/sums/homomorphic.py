@@ -194,6 +194,7 @@ class HomomorphicNode(Node):
         if not self.ready:
             raise ProtocolError(f"{name_of(self.address)} cannot start a round before the setup has run")
         if self.holds_key:
+            # Counted when the round begins: one that breaks off later may have opened its total all the same.
             self.protocol.claim_opening(self)
             self.openings += 1
         return HomomorphicMachine(self, encoded, shape, round=round, attempt=attempt)

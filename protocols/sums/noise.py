@@ -268,6 +268,7 @@ class NoisyNode(Node):
 
     def _share(self, encoded: Ring, number: int) -> tuple[bytes, Ring]:
         digest = hashlib.sha256(repr(encoded.shape).encode() + encoded.tobytes()).digest()
+        # Fresh noise on a retry would let the receiver average it out.
         if number not in self._shares:
             return digest, self.protocol.noise.share(encoded.size, self._stream).reshape(encoded.shape)
         if self._shares[number][0] != digest:

@@ -245,6 +245,8 @@ class PairwiseMaskSum(SecureSum):
                 f" {connectivity - 1} colluders, not {collusion}"
             )
         holders = (workers - 1 if neighbours is None else neighbours) + 1
+        # Each pair of lists needs `threshold` confirmations. Honest workers confirm once, colluders as often
+        # as they like: two pairs would need 2 * threshold <= holders + collusion, so more than that is safe.
         smallest = (holders + collusion) // 2 + 1
         self.threshold = min(smallest, holders) if threshold is None else threshold
         if not min(smallest, holders) <= self.threshold <= holders:

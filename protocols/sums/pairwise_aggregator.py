@@ -201,6 +201,8 @@ class RecoveringAggregator(_Aggregator):
         """Takes off the masks once everybody alive has opened its shares."""
         if not alive <= opened.keys() or self.done or self._total is None:
             return
+        # Pair masks of two survivors have cancelled. What is left in the total: their self masks, and the
+        # masks that they share with those whose input never came.
         plus: list[KeyStream] = []
         minus: list[KeyStream] = []
         for owner in sorted(self._participants or ()):

@@ -77,6 +77,7 @@ class TreeMachine(Machine):
         total = self._lanes[0].total
         if not self.done or total is None:
             raise ProtocolError(f"round {self.round} is not done; the sum is not known yet")
+        # Where both trees have one root, the total of all masks is its own of T2; else T2's root has sent it.
         masks = self._mask_total if self._mask_total is not None else self._lanes[-1].total
         return self._ring.decode(total if len(self._lanes) == 1 or masks is None else total - masks)
 
