@@ -35,6 +35,9 @@ KEY_HOLDER: Address = -3
 DEALER: Address = -4
 """Deals correlated randomness and has no input; the one participant that must see no others' traffic."""
 
+Shape = tuple[int, ...] | None
+"""Of a round's values; None where a participant without an input does not know it yet."""
+
 SETUP_ROUND = -1
 """The round number that messages of the key agreement carry."""
 MAX_ROUND = 1 << 32
@@ -249,7 +252,9 @@ class Node(ABC):
             raise InputError(f"{name_of(self.address)} {needs}")
         self._check_unclaimed(round, attempt)
         encoded = None if value is None else self.protocol.encode(value)
-        machine = self._round(encoded, shape if encoded is None else encoded.shape, round, attempt)
+        machine = self._round(
+            encoded, shape if encoded is None else encoded.shape, round=round, attempt=attempt
+        )
         self._claimed.add((round, attempt))
         return machine
 
@@ -266,13 +271,7 @@ class Node(ABC):
             )
 
     @abstractmethod
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> Machine: ...
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine: ...
 
 
 class SecureSum(ABC):

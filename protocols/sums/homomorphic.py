@@ -23,6 +23,7 @@ from securevfl.protocols.contract import (
     Message,
     Node,
     SecureSum,
+    Shape,
     name_of,
 )
 from securevfl.protocols.ring import FixedPoint, Ring
@@ -184,20 +185,14 @@ class HomomorphicNode(Node):
         """Whether the setup has run."""
         return self._ready
 
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> Machine:
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine:
         if not self.ready:
             raise ProtocolError(f"{name_of(self.address)} cannot start a round before the setup has run")
         if self.holds_key:
             # Counted when the round begins: one that breaks off later may have opened its total all the same.
             self.protocol.claim_opening(self)
             self.openings += 1
-        return HomomorphicMachine(self, encoded, shape, round=round, attempt=attempt)
+        return HomomorphicMachine(self, encoded, shape, **where)
 
 
 class _Setup(Machine):
@@ -232,16 +227,8 @@ class _Setup(Machine):
 class HomomorphicMachine(Machine):
     """One participant's round; a worker may also be the aggregator or the key holder."""
 
-    def __init__(
-        self,
-        node: HomomorphicNode,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        *,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> None:
-        super().__init__(node.address, round=round, attempt=attempt)
+    def __init__(self, node: HomomorphicNode, encoded: Ring | None, shape: Shape, **where: int) -> None:
+        super().__init__(node.address, **where)
         self._node = node
         self._protocol = node.protocol
         self._encoded = encoded

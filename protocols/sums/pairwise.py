@@ -8,7 +8,16 @@ import functools
 import numpy as np
 
 from securevfl.errors import DropoutError, ProtocolError, TopologyError
-from securevfl.protocols.contract import AGGREGATOR, Address, Machine, Message, Node, SecureSum, name_of
+from securevfl.protocols.contract import (
+    AGGREGATOR,
+    Address,
+    Machine,
+    Message,
+    Node,
+    SecureSum,
+    Shape,
+    name_of,
+)
 from securevfl.protocols.keys import Authenticator, PairKeys
 from securevfl.protocols.ring import FixedPoint, Ring
 
@@ -370,19 +379,13 @@ class PairwiseNode(Node):
             raise ProtocolError(f"{name_of(self.address)} has no keys yet; run its setup first")
         return self.pairs
 
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> Machine:
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine:
         from securevfl.protocols.sums.pairwise_aggregator import CollectingAggregator, RecoveringAggregator
         from securevfl.protocols.sums.pairwise_worker import MaskingWorker, SharingWorker
 
         pairs = self.agreed()
         if encoded is None:
             aggregator = RecoveringAggregator if self.protocol.recovers else CollectingAggregator
-            return aggregator(self, shape, round=round, attempt=attempt)
+            return aggregator(self, shape, **where)
         worker = SharingWorker if self.protocol.recovers else MaskingWorker
-        return worker(self, pairs, encoded, round=round, attempt=attempt)
+        return worker(self, pairs, encoded, **where)

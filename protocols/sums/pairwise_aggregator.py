@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import DropoutError, ProtocolError
-from securevfl.protocols.contract import AGGREGATOR, Address, Envelope, Machine, Message, name_of
+from securevfl.protocols.contract import AGGREGATOR, Address, Envelope, Machine, Message, Shape, name_of
 from securevfl.protocols.keys import MARK_BYTES
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
@@ -32,7 +32,7 @@ _weights = functools.lru_cache(maxsize=256)(shamir.weights)
 class _Aggregator(Machine):
     """Collects masked inputs of those who agreed on keys, and adds them up as they come."""
 
-    def __init__(self, node: PairwiseNode, shape: tuple[int, ...] | None, **where: int) -> None:
+    def __init__(self, node: PairwiseNode, shape: Shape, **where: int) -> None:
         super().__init__(AGGREGATOR, **where)
         self._protocol = node.protocol
         self._agreed = self._alive = node.participants
@@ -101,7 +101,7 @@ class CollectingAggregator(_Aggregator):
 class RecoveringAggregator(_Aggregator):
     """Relays shares and confirmations, adds masked inputs, and takes off the masks that survivors open."""
 
-    def __init__(self, node: PairwiseNode, shape: tuple[int, ...] | None, **where: int) -> None:
+    def __init__(self, node: PairwiseNode, shape: Shape, **where: int) -> None:
         super().__init__(node, shape, **where)
         self._shares: dict[Address, SealedShares] = {}
         self._participants: frozenset[Address] | None = None

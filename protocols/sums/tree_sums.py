@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import DropoutError, InputError, ProtocolError, TopologyError
-from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node, SecureSum, name_of
+from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node, SecureSum, Shape, name_of
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.stream import KeyStream
 from securevfl.protocols.sums.trees import ParentMap, TreePair, build_trees
@@ -51,7 +51,7 @@ class _Lane:
 class TreeMachine(Machine):
     """One participant of a tree sum: adds what its children send and passes the sum to its parent."""
 
-    def __init__(self, node: TreeNode, shape: tuple[int, ...] | None, **where: int) -> None:
+    def __init__(self, node: TreeNode, shape: Shape, **where: int) -> None:
         super().__init__(node.address, **where)
         self._node = node
         self._ring = node.protocol.fixed_point
@@ -157,16 +157,10 @@ class TreeNode(Node):
         """The participant's summand for each tree; uses up `encoded`."""
         return [encoded] if self._masks is None else [encoded, self._masks.mask(encoded)]
 
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> TreeMachine:
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> TreeMachine:
         if encoded is None and shape is None and not any(children for children, _ in self.places):
             raise InputError(f"{name_of(self.address)} has no children to learn the shape from; pass shape")
-        machine = TreeMachine(self, shape, round=round, attempt=attempt)
+        machine = TreeMachine(self, shape, **where)
         if shape is not None:
             if encoded is None:
                 encoded = np.zeros(shape, dtype=self.protocol.fixed_point.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from securevfl.federation.folder import RunFolder
 from securevfl.privacy.views import View
 
 
+@functools.cache
 def small(widths: tuple[int, ...], records: int = 200, seed: int = 0) -> VerticalData:
     rng = np.random.default_rng(seed)
     blocks = [rng.normal(size=(records, width)).astype(np.float32) for width in widths]
@@ -251,6 +253,7 @@ def test_reverse_multiplication_names_what_it_lacks(runs: Runs) -> None:
 # -- approximate inference ---------------------------------------------------------------------------------
 
 
+@functools.cache
 def one_column(seed: int = 0) -> VerticalData:
     rng = np.random.default_rng(seed)
     blocks = [rng.normal(size=(120, 3)).astype(np.float32), rng.random((120, 1)).astype(np.float32)]

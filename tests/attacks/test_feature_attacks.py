@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from attack_cases import REPEATED, Runs, SlowConformance, case_of, outcome, score
@@ -29,6 +31,7 @@ def noisy_run(runs: Runs, cancer: VerticalData) -> Source:
     return runs(cancer, sigma=30.0, **REPEATED, **WIDE)
 
 
+@functools.cache
 def digits_with(unknown: int) -> VerticalData:
     """The owner p1 has `unknown` pixels, the observer p0 all others; pixels in [0, 1]."""
     features, labels = load_digits(return_X_y=True)
