@@ -1,8 +1,13 @@
-"""Every error that securevfl raises on purpose.
+"""Every error that securevfl raises on purpose, and what to say about a name that is unknown.
 
-The module imports nothing, so that every room can use it. Each class carries the exit code that the
-command line returns for it. Errors about the caller's input are `ValueError`s too.
+The module imports nothing but Python's own, so that every room can use it. Each class carries the exit code
+that the command line returns for it. Errors about the caller's input are `ValueError`s too.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class SecureVFLError(Exception):
@@ -101,3 +106,13 @@ class RunError(InputError):
 
 class AttackError(InputError):
     """An attack is unknown or was given a view that it cannot read."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say about an unknown name: "did you mean 'x'?", or, if none is near, "known are a, b, c"."""
+    names = list(known)
+    lowered = {each.lower(): each for each in names}
+    close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {lowered[close[0]]!r}?"
+    return f"known are {', '.join(names)}"

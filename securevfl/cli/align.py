@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json as json_format
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from securevfl.errors import DataError, InputError
+from securevfl.files import write_text
 from securevfl.protocols.alignment.protocol import NORMALISATIONS, PrivateAlignment
 from securevfl.protocols.alignment.roles import Alignment
 
@@ -70,10 +72,11 @@ def _read(path: Path, id_column: str) -> tuple[list[str], Rows]:
 def _write(out: Path, index: int, path: Path, header: list[str], rows: Rows, result: Alignment) -> Path:
     # The number keeps two parties' files of the same name apart.
     target = out / f"p{index}-{path.stem}.csv"
-    with target.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows[row] for row in result.rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows[row] for row in result.rows)
+    write_text(target, text.getvalue())
     return target
 
 

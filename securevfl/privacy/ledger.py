@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
+from securevfl.files import appending, read_json, sync
 from securevfl.privacy.messages import Head
 from securevfl.privacy.rows import rows_from_text, rows_to_text
 
@@ -114,7 +114,7 @@ class Ledger:
             entries = _verify_file(self.owner, path, whole)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
-        self._file = path.open("a", encoding="utf-8")
+        self._file = appending(path)
         return index, digest
 
     def append(self, record: ReleaseRecord) -> Head:
@@ -162,8 +162,7 @@ class Ledger:
             raise LedgerError(f"the ledger of {self.owner} is closed")
         try:
             self._file.write(line + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file)
         except OSError as error:
             raise RunError(
                 f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
@@ -334,10 +333,10 @@ def read_agreement(run_folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RunError(f"{run_folder} holds no run over a network: there is no {AGREEMENT_FILE} in it")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         names = {key: tuple(str(name) for name in content[key]) for key in ("homes", "organisations")}
         return {**{key: str(content[key]) for key in ("run", "digest")}, **names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged: {error!r}") from error
 
 

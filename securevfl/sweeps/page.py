@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from securevfl.privacy.views import write_text
+from securevfl.files import write_text
 from securevfl.sweeps import charts
 from securevfl.sweeps.charts import number, target_words
 from securevfl.sweeps.findings import kept_table, promise_table, sentences
