@@ -1,13 +1,24 @@
-"""Every error that securevfl raises on purpose, and what to say about a name that is unknown.
+"""Every error that securevfl raises on purpose.
 
-The module imports nothing but Python's own, so that every room can use it. Each class carries the exit code
+The module imports nothing of the package, so that every room can use it. Each class carries the exit code
 that the command line returns for it. Errors about the caller's input are `ValueError`s too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_SHOWN = 60
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A hint at the most similar known name, whatever its case, or the list of them."""
+    words = sorted(known)
+    lowered = {word.lower(): word for word in words}
+    matches = get_close_matches(str(name).lower(), lowered, n=1)
+    if matches:
+        return f"did you mean {lowered[matches[0]]!r}?"
+    more = f", ... ({len(words)} in all)" if len(words) > _SHOWN else ""
+    return f"known are {', '.join(words[:_SHOWN])}{more}"
 
 
 class SecureVFLError(Exception):
@@ -106,13 +117,3 @@ class RunError(InputError):
 
 class AttackError(InputError):
     """An attack is unknown or was given a view that it cannot read."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say about an unknown name: "did you mean 'x'?", or, if none is near, "known are a, b, c"."""
-    names = list(known)
-    lowered = {each.lower(): each for each in names}
-    close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {lowered[close[0]]!r}?"
-    return f"known are {', '.join(names)}"

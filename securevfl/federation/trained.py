@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from securevfl.data import VerticalData
-from securevfl.data.checks import as_block, not_finite
+from securevfl.data.blocks import as_block, not_finite
 from securevfl.data.scaling import Scale
 from securevfl.data.share import absent_block, read_outline
 from securevfl.errors import DataError, ProtocolError, RunError
