@@ -3,8 +3,8 @@
 All of them work on each row by itself: none couples the records of a batch, so all may be used in every
 accounting mode. Each has its hidden layers in `hidden` (a `ModuleList` whose members have a noise slot) and
 an affine last layer in `output`. The slot is empty (`nn.Identity`) until `perturb` fills it, so that a plain
-and a perturbed encoder hold the same parameters under the same names. The clip and the Gaussian noise of a release belong to the gate, not to a
-module.
+and a perturbed encoder hold the same parameters under the same names. The clip and the Gaussian noise of a
+release belong to the gate, not to a module.
 """
 
 from __future__ import annotations

@@ -54,6 +54,10 @@ def _canonical(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def _line(body: str, digest: str, signature: bytes) -> str:
+    return f'{body[:-1]},"hash":"{digest}","signature":"{signature.hex()}"}}'
+
+
 def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
@@ -148,8 +152,7 @@ class Ledger:
         index = self.head.position + 1
         body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
         digest = _digest(body)
-        signature = self._key.sign(bytes.fromhex(digest)).hex()
-        line = f'{body[:-1]},"hash":"{digest}","signature":"{signature}"}}'
+        line = _line(body, digest, self._key.sign(bytes.fromhex(digest)))
         if self._file is None:
             self.lines.append(line)
         else:
@@ -213,13 +216,14 @@ def _verify_file(owner: str, path: Path, raw: bytes) -> list[Entry]:
     if len(raw) < known.size or hashlib.sha256(raw[: known.size]).digest() != known.digest:
         known = _NOTHING
     end = raw.rfind(b"\n") + 1  # a line without its end may still grow
-    entries, key = _verify(owner, raw[known.size : end].decode().splitlines(), known)
+    entries, key = _verify(owner, raw[known.size : end].decode().split("\n")[:-1], known)
     if end <= _MOST_BYTES:
         _KNOWN[place] = _Verified(end, hashlib.sha256(raw[:end]).digest(), entries, key)
         _KNOWN.move_to_end(place)
         while len(_KNOWN) > _MOST_FILES:
             _KNOWN.popitem(last=False)
-    return _verify(owner, raw[end:].decode().splitlines(), _Verified(end, b"", entries, key))[0]
+    rest = [raw[end:].decode()] if raw[end:] else []
+    return _verify(owner, rest, _Verified(end, b"", entries, key))[0]
 
 
 def _verify(
@@ -233,14 +237,17 @@ def _verify(
         try:
             content = json.loads(line)
             digest, signature = content.pop("hash"), bytes.fromhex(content.pop("signature"))
+            body = _canonical(content)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise LedgerError(f"{where}: not a ledger entry") from error
         if content.get("owner") != owner or content.get("index") != index:
             raise LedgerError(f"{where}: belongs elsewhere (an entry was removed, moved or copied)")
         if content.get("previous") != previous:
             raise LedgerError(f"{where}: does not follow the entry before it (chain broken)")
-        if _digest(_canonical(content)) != digest:
+        if _digest(body) != digest:
             raise LedgerError(f"{where}: content does not match its hash (edited)")
+        if line != _line(body, digest, signature):
+            raise LedgerError(f"{where}: not in the one form that an entry has (edited)")
         if content.get("kind") == SESSION:
             key = _public_key(where, content)
         if key is None:
