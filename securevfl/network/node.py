@@ -25,7 +25,7 @@ from securevfl.errors import (
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import result_content
-from securevfl.files import write_json, write_text
+from securevfl.files import PART, write_json, write_text
 from securevfl.network.agreement import (
     ALIGNMENT_FILE,
     Agreement,
@@ -150,7 +150,7 @@ class Node(ABC):
         file = path / AGREEMENT_FILE
         if not file.exists():
             own = {ALIGNMENT_FILE, AGREEMENT_FILE}
-            if any(each.name.removesuffix(".part") not in own for each in path.iterdir()):
+            if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
         content = read_agreement(path)
