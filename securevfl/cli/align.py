@@ -14,7 +14,7 @@ from securevfl.errors import DataError, InputError
 from securevfl.files import write_text
 
 if TYPE_CHECKING:
-    from securevfl.protocols.alignment.roles import Alignment
+    from securevfl.protocols.alignment.protocol import Alignment
 
 REVEALED = (
     "every party learns the common IDs; the first also the sizes of the other sets and, with three or more"

@@ -16,8 +16,7 @@ def trees(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw the two trees of a masked sum and what each worker and the worst coalition learns."""
-    from securevfl.protocols.sums.drawing import describe, draw
-    from securevfl.protocols.sums.trees import build_trees
+    from securevfl.protocols.sums.trees import build_trees, describe, draw
 
     pair = build_trees(workers, collusion)
     facts = describe(pair)
