@@ -1,4 +1,4 @@
-"""Verifies a ledger without securevfl, from the description of its file in docs/files.md alone.
+"""Verifies a ledger without securevfl, as docs/files.md describes it.
 
     python examples/verify_ledger.py RUN/ledger/p1.jsonl
 

@@ -1,4 +1,4 @@
-"""The verifier in `examples/`, which knows docs/files.md alone, agrees with ours, also on forged ledgers."""
+"""The verifier in `examples/`, which imports nothing of ours, agrees with ours, also on forged ledgers."""
 
 from __future__ import annotations
 
