@@ -24,6 +24,7 @@ from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import DataError, InputError, PlanError, RunError
 from securevfl.files import read_json, write_text
 from securevfl.protocols.wire import pack, pack_strings
+from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
 ALIGNMENT_FILE = "alignment.json"
@@ -125,21 +126,19 @@ class Proposal:
 
     def to_json(self) -> str:
         """As text."""
-        content = {**vars(self), "plan": self.plan.to_toml(), "outline": self.outline.to_json()}
+        content = {**vars(self), "plan": self.plan.to_agreement(), "outline": self.outline.to_json()}
         return json.dumps(content, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Proposal:
-        """Reads it back.
+    def from_json(cls, text: str, local: LocalSettings) -> Proposal:
+        """Reads what the coordinator sent; what concerns this machine alone comes from its own configuration.
 
         Raises:
-            InputError: It is malformed, or its plan is not valid.
+            InputError: It is malformed, its plan is not valid or names something that is not agreed on.
         """
-        import tomllib
-
         try:
             content = json.loads(text)
-            plan = Plan.from_mapping(tomllib.loads(content.pop("plan")))
+            plan = Plan.from_agreement(content.pop("plan"), local)
             outline = Outline.from_json(content.pop("outline"))
             organisations = tuple(str(name) for name in content.pop("organisations"))
             return cls(plan=plan, outline=outline, organisations=organisations, **content)
@@ -156,14 +155,14 @@ class Proposal:
         """
         if self.plan.label_holder == "server":
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
-        if self.plan.record_views and self.plan.data:
+        if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
         plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
         content = pack(
             "agreement",
             {
                 "run": self.run,
-                "plan": plan.to_toml(),
+                "plan": plan.to_agreement(),
                 "outline": self.outline.to_json(),
                 "organisations": list(self.organisations),
                 "ids": self.ids,

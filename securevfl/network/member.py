@@ -263,7 +263,7 @@ class Member(Node):
 
     async def _consider(self, fields: dict[str, Any]) -> None:
         """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
-        proposal = Proposal.from_json(str(fields["proposal"]))
+        proposal = Proposal.from_json(str(fields["proposal"]), self.config.local)
         agreement = self._understood(proposal)
         if agreement.digest != fields.get("digest"):
             raise ProtocolError(
