@@ -29,7 +29,7 @@ Side = Callable[[], float]
 
 
 def engine_for(data: VerticalData, **changes: object) -> Engine:
-    plan, scaled = resolve(Plan(scaling="none", **changes), data)  # type: ignore[arg-type]
+    plan, scaled = resolve(Plan.from_flat({"scaling": "none", **changes}), data)  # type: ignore[arg-type]
     engine = Engine(plan, scaled)
     engine._phase("prepare")
     return engine

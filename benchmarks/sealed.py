@@ -19,12 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.protocols.contract import Envelope
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.products import ring_product
-from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.series import logistic_series
+from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
+from securevfl.protocols.sealed import logistic_series
+from securevfl.protocols.sealed.protocol import ring_product
 
 RECORDS, WIDTH, PARTIES = 32_561, 41, 3  # a9a over three parties
 STD = 116 * 2**42
@@ -148,15 +145,11 @@ class Federation:
         self.number = 0
 
     def deliver(self, machines: list[Any], pending: list[Envelope]) -> None:
-        for machine in machines:
-            pending = pending + machine.start()
-        while pending:
-            envelope = pending.pop(0)
+        for envelope in drive(machines, pending):
             who = "dealer" if envelope.sender < 0 else "pair"
             self.bytes[who] += sum(
                 v.nbytes for v in vars(envelope.message).values() if isinstance(v, np.ndarray)
             )
-            pending += machines[envelope.receiver].receive(envelope)
 
     def iterate(self) -> None:
         start = time.process_time()
@@ -215,9 +208,9 @@ def against_spu() -> None:
 
 def million(records: int = 1_000_000, columns: int = 100) -> None:
     """Two iterations of the whole training at scale, with everybody in this process."""
-    from securevfl.algorithms import recommended
     from securevfl.data import VerticalData
     from securevfl.federation.run import train
+    from securevfl.settings.plan import Plan
 
     generator = np.random.default_rng(2)
     half = columns // 2
@@ -226,7 +219,7 @@ def million(records: int = 1_000_000, columns: int = 100) -> None:
     data = VerticalData.from_arrays(blocks, labels, bounds=(-1, 1), test_fraction=0.01)
     del blocks, labels
     start = time.perf_counter()
-    run = train(data, recommended("sealed", epochs=2, epsilon=1.0))
+    run = train(data, Plan(algorithm="sealed", epochs=2, epsilon=1.0))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\n{records:,} records x {columns} columns, two parties, two iterations in all")
     print(f"{time.perf_counter() - start:.1f} s, test AUC {run.test['auc']:.3f}")

@@ -1,4 +1,4 @@
-"""The canary audit: measures, through the run's real gate, how well two worlds can be told apart.
+"""The canary audit: how well two worlds are distinguished, through the run's real gate.
 
 In each trial a coin decides which of two records a party holds; the attacker sees what the gate lets out and
 guesses the coin. The errors certify, with 95 % confidence, a lower bound of mu and of epsilon. A bound above
@@ -16,16 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from securevfl.algorithms.channels import HIDING, build_sum, unknown_shares
-from securevfl.attacks.canary.doors import Door, release_door, sum_door, update_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
+from securevfl.attacks.canary.gate import ROWS, Door, gate_canaries, release_door, sum_door, update_door
+from securevfl.attacks.canary.replay import sealed_canaries
 from securevfl.attacks.canary.results import CanaryResult, gate_of
-from securevfl.attacks.canary.sealed import sealed_canaries
 from securevfl.attacks.canary.trained import Scenario, trained_canaries
 from securevfl.errors import AttackError, InputError
 from securevfl.protocols.sums.noise import NoisySum
 from securevfl.settings.plan import Plan
 
-__all__ = ["CanaryResult", "canary_audit", "canary_audits"]
+__all__ = ["CanaryResult", "canary_audits"]
 
 CANARIES = 100_000
 WORLDS = 2_000
@@ -71,7 +70,7 @@ def canary_audits(
     names = [f"p{i}" for i in range(parties)] if isinstance(parties, int) else list(parties)
     canaries, worlds = trials or CANARIES, min(trials or WORLDS, WORLDS)
     if plan.mode == "sealed":
-        names = names or [f"p{i}" for i in range(plan.parties or 2)]
+        names = names or [f"p{i}" for i in range(plan.source.parties or 2)]
         return sealed_canaries(
             plan,
             parties=names,
@@ -115,36 +114,11 @@ def canary_audits(
     return found
 
 
-def canary_audit(
-    plan: Plan,
-    *,
-    parties: int | Sequence[str] = 0,
-    records: int = 256,
-    trials: int = 0,
-    seed: int = 0,
-    progress: Callable[[float], None] = lambda share: None,
-) -> CanaryResult:
-    """The result that decides: the first audit that refutes the plan's promise, else the most far-reaching.
-
-    See `canary_audits` for the arguments.
-    """
-    found = canary_audits(
-        plan,
-        parties=parties,
-        records=records,
-        trials=trials,
-        seed=seed,
-        progress=lambda name, share: progress(share),
-    )
-    refuting = [result for result in found.values() if result.violated]
-    return refuting[0] if refuting else list(found.values())[-1]
-
-
 def _noisy_sum(plan: Plan, parties: int) -> NoisySum | None:
     """The plan's secure sum with distributed noise; None where each party adds noise of its own."""
     if plan.protocol not in HIDING or not plan.sigma:
         return None
-    workers = parties or plan.parties or max(plan.collusion + 2, plan.threshold)
+    workers = parties or plan.source.parties or max(plan.collusion + 2, plan.threshold)
     inner = build_sum(
         plan.protocol, workers=workers, receiver=0, collusion=plan.collusion, threshold=plan.threshold
     )

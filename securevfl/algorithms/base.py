@@ -20,8 +20,8 @@ from securevfl.privacy.messages import Clock
 from securevfl.privacy.payloads import Link
 from securevfl.privacy.schemas import SERVER as SERVER
 from securevfl.privacy.views import ViewWriter
-from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
+from securevfl.protocols.keys import Authenticator
 from securevfl.settings.plan import Plan
 
 ABSENT = "absent"
@@ -169,12 +169,8 @@ class Algorithm(ABC):
     protocols: ClassVar[tuple[str, ...]] = ("plain",)
     optimisers: ClassVar[tuple[str, ...]] = ("sgd", "momentum", "adam")
     initial_upload: ClassVar[bool] = False
-    has_passive: ClassVar[bool] = False
-    """True where some workers may go without the labels (plan field ``active``)."""
     helpers: ClassVar[tuple[str, ...]] = ()
     """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Plan fields that this algorithm sets otherwise where the user leaves them open, see `recommended`."""
 
     @abstractmethod
     def role(self, setup: Setup, address: str) -> Role:

@@ -29,7 +29,7 @@ from securevfl.privacy.schemas import (
     released_table,
 )
 from securevfl.privacy.views import OPENED
-from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Score, ScoreDeal, Seed, Share
+from securevfl.protocols.sealed.protocol import Deal, MaskedScores, Operand, Phase, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
 from securevfl.protocols.sums.ckks import CKKSSum
 from securevfl.protocols.sums.pairwise import PairwiseMaskSum
@@ -300,5 +300,5 @@ SUMS = (PlainTreeSum, TwoTreeSum, PairwiseMaskSum, BFVSum, CKKSSum)
 declare_protocol(
     *dict.fromkeys(message for each in SUMS for message in each.messages), senders=MEMBERS, routed=True
 )
-declare_protocol(Operand, Phase, Share, Score, senders=MEMBERS, routed=False)
+declare_protocol(Operand, Phase, Share, MaskedScores, senders=MEMBERS, routed=False)
 declare_protocol(Seed, Deal, ScoreDeal, senders=(DEALER,), routed=False)

@@ -30,8 +30,7 @@ from securevfl.auditing.checks import (
     check_sums,
 )
 from securevfl.auditing.matrix import Findings, matrix
-from securevfl.auditing.report import Report
-from securevfl.auditing.words import headline, sentences
+from securevfl.auditing.report import Report, headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, RunError
 from securevfl.federation.run import Run, predictions
@@ -98,7 +97,7 @@ def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
     if not plan_file.is_file():
         raise RunError(f"{folder} holds no run: there is no plan.toml in it")
     plan = Plan.from_toml(plan_file)
-    if not plan.data:
+    if not plan.source.data:
         return None, "the plan names no data set; give the data with --data"
     try:
         return load_planned(plan), ""
@@ -176,7 +175,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
-        "data": plan.data,
+        "data": plan.source.data,
         "parties": list(source.parties),
         "label_holder": source.label_holder,
         "clip": plan.clip,

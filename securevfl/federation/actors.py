@@ -104,8 +104,8 @@ class ActorEngine(Engine):
         return SteppedNetwork(
             self.label_holder,
             self.hosts,
-            latency=self.plan.latency,
-            codec=self.plan.wire,
+            latency=self.plan.simulation.latency,
+            codec=self.plan.simulation.wire,
             observe=self.observatory.observe,
         )
 
@@ -150,7 +150,9 @@ class ActorEngine(Engine):
                 wakes[name], done[name] = step.wake, step.done
                 for receiver, data in step.messages:
                     count += 1
-                    heapq.heappush(under_way, (self.time + self.plan.latency, count, receiver, data))
+                    heapq.heappush(
+                        under_way, (self.time + self.plan.simulation.latency, count, receiver, data)
+                    )
                     self.network.messages += 1
                     self.network.bytes += len(data)
 

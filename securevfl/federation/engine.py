@@ -114,7 +114,9 @@ class Engine:
 
     def _network(self) -> VirtualNetwork:
         observe = self.observatory.observe
-        return VirtualNetwork(self.hosts, latency=self.plan.latency, codec=self.plan.wire, observe=observe)
+        return VirtualNetwork(
+            self.hosts, latency=self.plan.simulation.latency, codec=self.plan.simulation.wire, observe=observe
+        )
 
     def _with_randomised_labels(self) -> VerticalData:
         """The data with its training labels flipped once; a resumed run goes on with those it has."""

@@ -44,7 +44,11 @@ class Seat:
         )
         self.observatory = Observatory([self.organisation], hosts)
         self.network = SteppedNetwork(
-            name, hosts, latency=plan.latency, codec=plan.wire, observe=self.observatory.observe
+            name,
+            hosts,
+            latency=plan.simulation.latency,
+            codec=plan.simulation.wire,
+            observe=self.observatory.observe,
         )
         self._phase: SteppedPhase | None = None
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,9 @@ from securevfl.data import VerticalData
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import DataError, InputError, PlanError, RunError
+from securevfl.files import read_json, write_text
 from securevfl.protocols.wire import pack, pack_strings
+from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
 ALIGNMENT_FILE = "alignment.json"
@@ -44,17 +45,7 @@ def save_alignment(folder: Path, ids: Sequence[str]) -> None:
     Raises:
         RunError: They cannot be written.
     """
-    path = folder / ALIGNMENT_FILE
-    part = path.with_name(path.name + ".part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(list(ids), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    write_text(folder / ALIGNMENT_FILE, json.dumps(list(ids)))
 
 
 def load_alignment(folder: Path) -> list[str] | None:
@@ -63,8 +54,8 @@ def load_alignment(folder: Path) -> list[str] | None:
     if not path.exists():
         return None
     try:
-        return [str(each) for each in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
+        return [str(each) for each in read_json(path)]
+    except TypeError as error:
         raise RunError(f"{path} is damaged: {error}") from error
 
 
@@ -135,21 +126,19 @@ class Proposal:
 
     def to_json(self) -> str:
         """As text."""
-        content = {**vars(self), "plan": self.plan.to_toml(), "outline": self.outline.to_json()}
+        content = {**vars(self), "plan": self.plan.to_agreement(), "outline": self.outline.to_json()}
         return json.dumps(content, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Proposal:
-        """Reads it back.
+    def from_json(cls, text: str, local: LocalSettings) -> Proposal:
+        """Reads what the coordinator sent; what concerns this machine alone comes from its own configuration.
 
         Raises:
-            InputError: It is malformed, or its plan is not valid.
+            InputError: It is malformed, its plan is not valid or names something that is not agreed on.
         """
-        import tomllib
-
         try:
             content = json.loads(text)
-            plan = Plan.from_mapping(tomllib.loads(content.pop("plan")))
+            plan = Plan.from_agreement(content.pop("plan"), local)
             outline = Outline.from_json(content.pop("outline"))
             organisations = tuple(str(name) for name in content.pop("organisations"))
             return cls(plan=plan, outline=outline, organisations=organisations, **content)
@@ -166,14 +155,14 @@ class Proposal:
         """
         if self.plan.label_holder == "server":
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
-        if self.plan.record_views and self.plan.data:
+        if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
         plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
         content = pack(
             "agreement",
             {
                 "run": self.run,
-                "plan": plan.to_toml(),
+                "plan": plan.to_agreement(),
                 "outline": self.outline.to_json(),
                 "organisations": list(self.organisations),
                 "ids": self.ids,

@@ -22,8 +22,7 @@ from securevfl.network.config import PartyConfig
 from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
-from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.alignment.roles import AlignmentMachine
+from securevfl.protocols.alignment.protocol import AlignmentMachine, PrivateAlignment
 from securevfl.protocols.contract import Envelope
 
 log = logging.getLogger("securevfl.network")
@@ -264,7 +263,7 @@ class Member(Node):
 
     async def _consider(self, fields: dict[str, Any]) -> None:
         """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
-        proposal = Proposal.from_json(str(fields["proposal"]))
+        proposal = Proposal.from_json(str(fields["proposal"]), self.config.local)
         agreement = self._understood(proposal)
         if agreement.digest != fields.get("digest"):
             raise ProtocolError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import time
@@ -26,6 +25,7 @@ from securevfl.errors import (
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import result_content
+from securevfl.files import PART, write_json, write_text
 from securevfl.network.agreement import (
     ALIGNMENT_FILE,
     Agreement,
@@ -40,7 +40,6 @@ from securevfl.network.seat import Seat
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.schemas import EVALUATE
-from securevfl.privacy.views import write_text
 
 STAY = -2
 """In place of an epoch to go back to: go on from where you are."""
@@ -152,7 +151,7 @@ class Node(ABC):
         file = path / AGREEMENT_FILE
         if not file.exists():
             own = {ALIGNMENT_FILE, AGREEMENT_FILE}
-            if any(each.name.removesuffix(".part") not in own for each in path.iterdir()):
+            if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
         content = read_agreement(path)
@@ -172,7 +171,7 @@ class Node(ABC):
             "organisations": agreement.proposal.organisations,
         }
         # First the file by which a restarted process recognises the folder as its own.
-        write_text(self.folder.path / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
+        write_json(self.folder.path / AGREEMENT_FILE, content)
         write_text(self.folder.plan_file, agreement.plan.to_toml())
         write_text(self.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from securevfl.data import VerticalData
 from securevfl.errors import InputError, RunError
 from securevfl.federation.prediction import Floats
+from securevfl.files import PART, create, sync
 
 
 class ScoresFile:
@@ -23,7 +23,7 @@ class ScoresFile:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._part = self.path.with_name(self.path.name + ".part")
+        self._part = self.path.with_name(self.path.name + PART)
 
     def reserve(self) -> None:
         """Makes sure that the scores can be written later: releases for scores that are lost are paid too.
@@ -35,7 +35,7 @@ class ScoresFile:
             raise InputError(f"{self.path} exists already; choose another file for the scores")
         try:
             self._part.unlink(missing_ok=True)
-            os.close(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            create(self._part, b"")
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -61,8 +61,7 @@ class ScoresFile:
                 table.writerows(
                     [each, *map(repr, row)] for each, row in zip(ids, values.tolist(), strict=True)
                 )
-                file.flush()
-                os.fsync(file.fileno())
+                sync(file)
         except OSError as error:
             raise RunError(f"{self._part} cannot be written: {error.strerror}") from error
         if self.path.exists():

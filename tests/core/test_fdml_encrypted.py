@@ -17,7 +17,7 @@ from securevfl.algorithms.fdml_encrypted import LOSS, METRICS, AddingServer, Key
 from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import SumParticipant
-from securevfl.attacks.protocol_keys import scan_files
+from securevfl.attacks.protocol import scan_files
 from securevfl.errors import PlanError, ProtocolError, RunError
 from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
@@ -27,8 +27,8 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.views import View
 from securevfl.protocols.contract import AGGREGATOR
-from securevfl.protocols.sums.homomorphic import Encryption
-from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
+from securevfl.protocols.sums.encryption import Encryption
+from securevfl.protocols.sums.homomorphic import HomomorphicNode, HomomorphicSum
 
 PROTOCOLS = ("ckks", "bfv")
 HOLDERS = {"party": "p1", "server": "p0"}
@@ -39,7 +39,7 @@ both_holders = pytest.mark.parametrize(("holder", "key_holder"), HOLDERS.items()
 
 def plan(**changes: Any) -> Plan:
     given = {"epochs": 2, "batch": 8, "learning_rate": 0.2, "protocol": "bfv", **changes}
-    return Plan(algorithm="fdml", **given)
+    return Plan.from_flat({"algorithm": "fdml", **given})
 
 
 def vector(run: Run) -> torch.Tensor:
@@ -344,7 +344,7 @@ def test_the_model_and_the_figures_are_those_of_plain_messages(
 
 def test_wire_form_latency_and_speeds_change_nothing() -> None:
     slow = plan(latency=0.7, speeds={"p0": 3.0, "p2": 0.4}, delays="exponential")
-    direct, wired = train(tiny(), plan()), train(tiny(), slow.with_changes(wire=True))
+    direct, wired = train(tiny(), plan()), train(tiny(), slow.with_changes(settings={"wire": True}))
     assert torch.equal(vector(direct), vector(wired))
 
 
