@@ -302,7 +302,7 @@ class Link:
             elif form.what == ROWS:
                 rows = value
             if not _fits(form, value):
-                raise self._refusal(schema, name, f"is not {_expected(form)}")
+                raise self._refusal(schema, name, f"is not {form.expected}")
             fields[name] = value.astype(np.int32) if form.what == ROWS else value
         if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
             raise self._refusal(schema, "rows", "names other records than the payload is about")
@@ -383,7 +383,7 @@ def check_fields(sender: str, kind: str, fields: Mapping[str, Any]) -> Schema:
         if form is None:
             raise WireError(f"{sender} sends {kind!r} with a field {name!r} that it does not have")
         if not _fits(form, value):
-            raise WireError(f"{sender} sends {kind!r} whose field {name!r} is not {_expected(form)}")
+            raise WireError(f"{sender} sends {kind!r} whose field {name!r} is not {form.expected}")
     if not schema.required <= fields.keys():
         missing = ", ".join(sorted(schema.required - fields.keys()))
         raise WireError(f"{sender} sends {kind!r} without {missing}")
@@ -393,7 +393,7 @@ def check_fields(sender: str, kind: str, fields: Mapping[str, Any]) -> Schema:
 def _check_table(schema: Schema, form: Form, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if schema.form_of(name) is not form or not _fits(form, value):
-            raise EgressError(f"{schema.kind!r}: {name!r} is not {_expected(form)}")
+            raise EgressError(f"{schema.kind!r}: {name!r} is not {form.expected}")
 
 
 def _fits(form: Form, value: Any) -> bool:
@@ -429,13 +429,3 @@ def _are_rows(value: Any) -> bool:
     ordered = value.copy()
     ordered.sort()
     return bool(ordered[0] >= 0 and ordered[-1] < 1 << 31 and (ordered[1:] > ordered[:-1]).all())
-
-
-def _expected(form: Form) -> str:
-    """What a field should hold, for an error message."""
-    if form.what == ARRAY:
-        return f"an array of {'/'.join(form.dtypes)} with {' or '.join(map(str, form.ndims))} dimensions"
-    if form.what == FACT:
-        return " or ".join(form.choices) or f"a public {form.types[0].__name__}"
-    names = {ROWS: "a list of distinct record indices", NUMBER: "a number", BYTES: "bytes"}
-    return names.get(form.what, "of the declared form")

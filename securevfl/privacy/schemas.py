@@ -58,6 +58,19 @@ class Form(NamedTuple):
     inside: bool = False
     optional: bool = False
 
+    @property
+    def expected(self) -> str:
+        """What a field should hold, in words."""
+        if self.what == ARRAY:
+            return f"an array of {'/'.join(self.dtypes)} with {' or '.join(map(str, self.ndims))} dimensions"
+        if self.what == FACT:
+            return " or ".join(self.choices) or f"a public {self.types[0].__name__}"
+        if self.what == LIST:
+            return f"a list of {self.types[0].__name__}"
+        if self.what == TABLE:
+            return f"arrays or numbers by name ({', '.join(self.names)})"
+        return {ROWS: "a list of distinct record indices", NUMBER: "a number", BYTES: "bytes"}[self.what]
+
 
 def fact(kind: type, *choices: str, default: Any = MISSING, wire: str = "") -> Any:
     """A public fact: a count, a flag, a word, a number that no record has an influence on."""
