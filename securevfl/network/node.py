@@ -39,7 +39,7 @@ from securevfl.network.own_encoder import load_builder
 from securevfl.network.seat import Seat
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Packet
-from securevfl.privacy.schemas import EVALUATE
+from securevfl.privacy.schemas import EVALUATE, PHASES
 
 STAY = -2
 """In place of an epoch to go back to: go on from where you are."""
@@ -228,7 +228,7 @@ class Node(ABC):
         self.part, self.epoch = part, epoch
         log.info("phase begins", extra={"part": part, "epoch": epoch})
         for link in self.mesh.links.values():
-            link.phase = EVALUATE if part == "final" else part
+            link.phase = part if part in PHASES else EVALUATE
         self.mesh.begin(phase)
         for peer in absent:
             self.tell_absent(peer)
