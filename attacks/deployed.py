@@ -13,8 +13,8 @@ from securevfl.algorithms import SERVER
 from securevfl.algorithms.local import Records
 from securevfl.attacks.rebuild import clips_embeddings
 from securevfl.data import VerticalData
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.models import Fusion, load_module
 from securevfl.privacy.gate import clip_rows
 from securevfl.settings.plan import Plan
@@ -30,11 +30,11 @@ class Deployed:
     """
 
     def __init__(self, files: RunFolder, plan: Plan, data: VerticalData) -> None:
-        engine = Engine(plan.with_changes(record_views=False, device="cpu"), data)
-        engine.close()
-        setup = engine.setup
+        carrier = VirtualCarrier(plan.with_changes(record_views=False, device="cpu"), data)
+        carrier.close()
+        setup = carrier.home.setup
         self.plan, self.parties = plan, data.parties
-        self.modules: dict[str, nn.Module] = {**setup.encoders, SERVER: setup.head}
+        self.modules: dict[str, nn.Module] = {**carrier.encoders, SERVER: carrier.head}
         for name, module in self.modules.items():
             load_module(files.model(name), module)
             module.eval()

@@ -1,15 +1,16 @@
-"""Seats in Ray actors: one process per organisation, wherever the cluster has room."""
+"""Sites in Ray actors: one process per organisation, wherever the cluster has room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from securevfl import errors
 from securevfl.errors import RunError, SecureVFLError
+from securevfl.federation.actors import Share, SteppedSite, unpack_share
 from securevfl.federation.cluster import connect
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.share import Share
 from securevfl.settings.plan import Plan
 
 Answer = tuple[str, Any]
@@ -31,30 +32,28 @@ def value_of(given: Answer) -> Any:
     return value
 
 
-class SeatActor:
-    """Holds one seat in a process of its own; errors travel as text."""
+class SiteActor:
+    """Holds one site in a process of its own; errors travel as text."""
 
-    seat: Any
+    site: Any
 
     def open(self, *arguments: Any) -> Answer:
-        """Makes the seat."""
+        """Makes the site."""
         return answer(lambda: self._open(*arguments))
 
-    def _open(self, *arguments: Any) -> None:
+    def _open(self, name: str, plan: Plan, share: Share, folder: Path) -> None:
         import torch
 
-        from securevfl.federation.seat import Seat
-
         torch.set_num_threads(1)  # as in a sweep: the actors share the machine
-        self.seat = Seat(*arguments)
+        self.site = SteppedSite(name, plan, unpack_share(share), RunFolder(folder))
 
     def call(self, method: str, *arguments: Any) -> Answer:
-        """Calls a method of the seat."""
-        return answer(lambda: getattr(self.seat, method)(*arguments))
+        """Calls a method of the site."""
+        return answer(lambda: getattr(self.site, method)(*arguments))
 
 
 class RayHandle:
-    """A seat in a Ray actor."""
+    """A site in a Ray actor."""
 
     def __init__(self, ray: Any, actor: Any, name: str, opened: RayCall) -> None:
         self._ray, self._actor, self._name, self._opened = ray, actor, name, opened
@@ -100,10 +99,10 @@ class RayPool:
         self._ray = connect(address)
         # No processor is reserved: organisations wait for each other most of the time, and a simulation may
         # have more of them than the cluster has processors.
-        self._make = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(SeatActor)
+        self._make = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(SiteActor)
 
-    def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> RayHandle:
-        """Starts an actor for the organisation's seat; all start at the same time."""
+    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> RayHandle:
+        """Starts an actor for the organisation's site; all start at the same time."""
         actor = self._make.remote()
         opened = actor.open.remote(name, plan, share, folder.path.absolute())
         return RayHandle(self._ray, actor, name, RayCall(self._ray, opened, name))

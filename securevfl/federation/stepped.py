@@ -143,7 +143,7 @@ class SteppedPhase:
         """Hands over what has arrived and runs until nothing can run any more.
 
         Raises:
-            BaseExceptionGroup: Roles have failed; the phase is over.
+            Exception: A role has failed; the phase is over.
         """
         for data in arrived:
             self._network.arrive(data, now)

@@ -11,7 +11,7 @@ from securevfl.algorithms import SERVER, find_algorithm
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
-from securevfl.network.greeting import PREDICT
+from securevfl.network.frames import PREDICT
 from securevfl.network.identity.identity import Identity, check_name, load_identity
 from securevfl.protocols.alignment.protocol import NORMALISATIONS
 from securevfl.settings.plan import PROTOCOLS, Plan

@@ -14,7 +14,7 @@ from securevfl.errors import LedgerError, RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import label_exposure, spending
-from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
+from securevfl.network.alignment import ALIGNMENT_FILE, load_alignment
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.views import write_text
 

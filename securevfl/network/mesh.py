@@ -175,8 +175,8 @@ class Mesh:
 
     # -- phases ---------------------------------------------------------------------------------------------
 
-    def seat(self, hosts: Mapping[str, str]) -> dict[str, QueueLink]:
-        """New links for the addresses that run here.
+    def connect(self, hosts: Mapping[str, str]) -> dict[str, QueueLink]:
+        """Links for the addresses that run here; their numbers go on.
 
         Args:
             hosts: Address -> organisation.

@@ -20,10 +20,9 @@ from securevfl.algorithms.vafl import VAFLSync
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
 from securevfl.federation import pool
+from securevfl.federation.actors import Share, SteppedSite, pack_share, unpack_share
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.pool import answer, value_of
-from securevfl.federation.seat import Seat
-from securevfl.federation.share import Share, pack_share, unpack_share
 from securevfl.federation.stepped import SteppedNetwork
 from securevfl.privacy.messages import Message
 
@@ -43,20 +42,20 @@ class Done:
         return value_of(self._given)
 
 
-class Seats:
-    """Seats in this process, behind the same door as those in actors."""
+class Sites:
+    """Sites in this process, behind the same door as those in actors."""
 
     def __init__(self, address: str) -> None:
         self.address, self.closed = address, False
-        self.seats: dict[str, Seat] = {}
+        self.sites: dict[str, SteppedSite] = {}
 
-    def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Any:
-        seat = Seat(name, plan, share, folder.path)
-        self.seats[name] = seat
+    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Any:
+        site = SteppedSite(name, plan, unpack_share(share), folder)
+        self.sites[name] = site
 
         class Handle:
             def call(self, method: str, *arguments: Any) -> Done:
-                return Done(answer(lambda: getattr(seat, method)(*arguments)))
+                return Done(answer(lambda: getattr(site, method)(*arguments)))
 
             def ready(self) -> None:
                 """It is made at once."""
@@ -68,12 +67,12 @@ class Seats:
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Seats]:
-    """Runs `on Ray` use seats in this process; returns those that were made."""
-    found: list[Seats] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Sites]:
+    """Runs `on Ray` use sites in this process; returns those that were made."""
+    found: list[Sites] = []
 
-    def make(address: str) -> Seats:
-        found.append(Seats(address))
+    def make(address: str) -> Sites:
+        found.append(Sites(address))
         return found[-1]
 
     monkeypatch.setattr(pool, "RayPool", make)
@@ -187,25 +186,25 @@ def test_a_run_predicts_as_at_home(data: VerticalData, tmp_path: Path) -> None:
 
 
 def test_sealed_training_has_its_dealer_elsewhere(
-    data: VerticalData, tmp_path: Path, made: list[Seats]
+    data: VerticalData, tmp_path: Path, made: list[Sites]
 ) -> None:
     here, away = both(data, plan_of("sealed", epochs=1), tmp_path)
-    assert set(made[0].seats) == {"p1", "p2", "dealer"}
+    assert set(made[0].sites) == {"p1", "p2", "dealer"}
     assert away.result["messages"] == here.result["messages"] and away.result["loss"] == here.result["loss"]
 
 
 @pytest.mark.parametrize("protocol", ["plain", "bfv"])
 def test_a_server_without_features(
-    data: VerticalData, tmp_path: Path, made: list[Seats], protocol: str
+    data: VerticalData, tmp_path: Path, made: list[Sites], protocol: str
 ) -> None:
     assert_same_models(*both(data, plan_of("fdml", label_holder="server", protocol=protocol), tmp_path))
-    assert set(made[0].seats) == {"p0", "p1", "p2"} and made[0].closed
+    assert set(made[0].sites) == {"p0", "p1", "p2"} and made[0].closed
 
 
 # -- who has what -------------------------------------------------------------------------------------------
 
 
-def test_a_seat_gets_its_own_block_alone(data: VerticalData) -> None:
+def test_a_site_gets_its_own_block_alone(data: VerticalData) -> None:
     sent = pickle.dumps(pack_share(data, "p1"))
     for index, party in enumerate(data.parties):
         for part in (data.train, data.test):
@@ -244,7 +243,7 @@ class Interrupted:
 
 @pytest.mark.parametrize(("first", "second"), [("auto", "auto"), ("auto", None), (None, "auto")])
 def test_an_interrupted_run_goes_on_anywhere(
-    data: VerticalData, tmp_path: Path, made: list[Seats], first: str | None, second: str | None
+    data: VerticalData, tmp_path: Path, made: list[Sites], first: str | None, second: str | None
 ) -> None:
     plan = plan_of("fdml", epochs=4)
     whole = train(data, plan, tmp_path / "whole")
@@ -280,7 +279,7 @@ def test_a_budget_too_small_is_told_from_afar(data: VerticalData, tmp_path: Path
 def test_what_cannot_be_spread_out(
     data: VerticalData,
     tmp_path: Path,
-    made: list[Seats],
+    made: list[Sites],
     changes: dict[str, Any],
     given: dict[str, Any],
     reason: str,
@@ -300,7 +299,7 @@ def test_a_deadlock_is_explained(data: VerticalData, tmp_path: Path, monkeypatch
         train(data, plan_of("vafl"), tmp_path / "run", ray="auto")
 
 
-def test_a_seat_that_cannot_be_built_closes_its_ledger(
+def test_a_site_that_cannot_be_built_closes_its_ledger(
     data: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: VAFLParty, *arguments: Any, **options: Any) -> None:
@@ -309,7 +308,7 @@ def test_a_seat_that_cannot_be_built_closes_its_ledger(
     monkeypatch.setattr(VAFLParty, "__init__", fail)
     plan, data = resolve(Plan(algorithm="vafl", epochs=1), data)
     with pytest.raises(PlanError, match="not here"):
-        Seat("p1", plan, pack_share(data, "p1"), tmp_path)
+        SteppedSite("p1", plan, unpack_share(pack_share(data, "p1")), RunFolder(tmp_path))
     gc.collect()  # an open file would warn now, and warnings are errors
 
 
