@@ -68,6 +68,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     _check_active(plan, algorithm)
     _check_threshold(plan, algorithm)
     _check_defence(plan, algorithm, data)
+    _check_patience(plan, algorithm)
     algorithm.check(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
@@ -130,6 +131,26 @@ def _check_defence(plan: Plan, algorithm: Algorithm, data: VerticalData) -> None
         raise PlanError("randomised response flips classes; label_epsilon cannot serve regression")
     if plan.label_epsilon and (not algorithm.federated or plan.mode == "sealed"):
         raise PlanError(f"label_epsilon has no use in {plan.algorithm!r}, where no label leaves its holder")
+
+
+def _check_patience(plan: Plan, algorithm: Algorithm) -> None:
+    """Everybody sees when a run ends, so an end that follows the training loss tells about labels.
+
+    Where labels are exposed anyway that adds nothing. Where something is promised about them, it would be a
+    release that nobody pays for: one label can decide between two and three epochs.
+    """
+    if not plan.patience or not algorithm.federated:
+        return
+    promises = {
+        "frozen encoders send nothing that depends on labels": plan.mode == "frozen",
+        f"defence {plan.defence!r} promises an epsilon for labels": DEFENCES[plan.defence].counted,
+    }
+    for promise, made in promises.items():
+        if made:
+            raise PlanError(
+                f"patience {plan.patience} ends the run by the exact training loss, which all organisations "
+                f"would learn about labels from, but {promise}; leave patience at 0"
+            )
 
 
 def _with_models(plan: Plan, data: VerticalData) -> Plan:

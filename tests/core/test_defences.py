@@ -263,3 +263,40 @@ def divergence(spreads: list, along: list, across: list, square: float, width: i
     left, right = along[0] + spreads[0], along[1] + spreads[1]
     side0, side1 = across[0] + spreads[0], across[1] + spreads[1]
     return (width - 1) * (side0 / side1 + side1 / side0) + (left + square) / right + (right + square) / left
+
+
+class TestEarlyStopping:
+    """All see when a run ends, so that must not follow labels about which something is promised."""
+
+    @staticmethod
+    def records(label: int) -> VerticalData:
+        blocks = [np.array([[1.0], [1.0], [-1.0]]), np.zeros((3, 1))]
+        return VerticalData.from_arrays(
+            blocks, np.array([1, label, 0]), test=([block[:2] for block in blocks], np.array([0, 1]))
+        )
+
+    @staticmethod
+    def plan(**changes: object) -> Plan:
+        fields = {
+            "algorithm": "vafl-sync", "epochs": 8, "batch": 3, "patience": 1, "fusion": "sum", "head": "sum",
+            "learning_rate": 1e-9, "learning_rates": {"p0": 30.0}, "sigma": 0.01, "scaling": "none",
+        }  # fmt: skip
+        return Plan(**{**fields, **changes})
+
+    def test_one_label_decides_when_a_run_ends(self) -> None:
+        """The attack itself, where nothing is promised: whoever counts epochs reads the label."""
+        for _ in range(5):
+            epochs = [len(train(self.records(label), self.plan()).metrics) for label in (0, 1)]
+            assert epochs[0] != epochs[1]
+
+    def test_the_report_of_such_a_run_promises_nothing(self) -> None:
+        run = train(self.records(1), self.plan())
+        assert run.privacy["p0"]["epsilon"] is None and "no guarantee" in run.result["labels"]
+
+    @pytest.mark.parametrize(
+        "changes", [{"defence": "noise", "defence_level": 200.0}, {"encoder_training": "none"}]
+    )
+    def test_where_something_is_promised_it_is_refused(self, changes: dict[str, object]) -> None:
+        with pytest.raises(PlanError, match="leave patience at 0"):
+            train(self.records(1), self.plan(**changes))
+        train(self.records(1), self.plan(patience=0, epochs=2, **changes))
