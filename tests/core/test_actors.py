@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from near_pool import NearPool
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -20,9 +21,8 @@ from securevfl.algorithms.vafl import VAFLSync
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
 from securevfl.federation import pool
-from securevfl.federation.actors import Share, SteppedSite, pack_share, unpack_share
+from securevfl.federation.actors import SteppedSite, pack_share, unpack_share
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.pool import answer, value_of
 from securevfl.federation.stepped import SteppedNetwork
 from securevfl.privacy.messages import Message
 
@@ -32,47 +32,13 @@ APART = ("sealed", "vafl-tsync")
 FEDERATED = sorted(name for name, each in ALGORITHMS.items() if each.federated and name not in APART)
 
 
-class Done:
-    """An answer in the form in which it leaves an actor."""
-
-    def __init__(self, given: tuple[str, Any]) -> None:
-        self._given = given
-
-    def result(self) -> Any:
-        return value_of(self._given)
-
-
-class Sites:
-    """Sites in this process, behind the same door as those in actors."""
-
-    def __init__(self, address: str) -> None:
-        self.address, self.closed = address, False
-        self.sites: dict[str, SteppedSite] = {}
-
-    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Any:
-        site = SteppedSite(name, plan, unpack_share(share), folder)
-        self.sites[name] = site
-
-        class Handle:
-            def call(self, method: str, *arguments: Any) -> Done:
-                return Done(answer(lambda: getattr(site, method)(*arguments)))
-
-            def ready(self) -> None:
-                """It is made at once."""
-
-        return Handle()
-
-    def close(self) -> None:
-        self.closed = True
-
-
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Sites]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[NearPool]:
     """Runs `on Ray` use sites in this process; returns those that were made."""
-    found: list[Sites] = []
+    found: list[NearPool] = []
 
-    def make(address: str) -> Sites:
-        found.append(Sites(address))
+    def make(address: str) -> NearPool:
+        found.append(NearPool(address))
         return found[-1]
 
     monkeypatch.setattr(pool, "RayPool", make)
@@ -186,7 +152,7 @@ def test_a_run_predicts_as_at_home(data: VerticalData, tmp_path: Path) -> None:
 
 
 def test_sealed_training_has_its_dealer_elsewhere(
-    data: VerticalData, tmp_path: Path, made: list[Sites]
+    data: VerticalData, tmp_path: Path, made: list[NearPool]
 ) -> None:
     here, away = both(data, plan_of("sealed", epochs=1), tmp_path)
     assert set(made[0].sites) == {"p1", "p2", "dealer"}
@@ -195,7 +161,7 @@ def test_sealed_training_has_its_dealer_elsewhere(
 
 @pytest.mark.parametrize("protocol", ["plain", "bfv"])
 def test_a_server_without_features(
-    data: VerticalData, tmp_path: Path, made: list[Sites], protocol: str
+    data: VerticalData, tmp_path: Path, made: list[NearPool], protocol: str
 ) -> None:
     assert_same_models(*both(data, plan_of("fdml", label_holder="server", protocol=protocol), tmp_path))
     assert set(made[0].sites) == {"p0", "p1", "p2"} and made[0].closed
@@ -243,7 +209,7 @@ class Interrupted:
 
 @pytest.mark.parametrize(("first", "second"), [("auto", "auto"), ("auto", None), (None, "auto")])
 def test_an_interrupted_run_goes_on_anywhere(
-    data: VerticalData, tmp_path: Path, made: list[Sites], first: str | None, second: str | None
+    data: VerticalData, tmp_path: Path, made: list[NearPool], first: str | None, second: str | None
 ) -> None:
     plan = plan_of("fdml", epochs=4)
     whole = train(data, plan, tmp_path / "whole")
@@ -279,7 +245,7 @@ def test_a_budget_too_small_is_told_from_afar(data: VerticalData, tmp_path: Path
 def test_what_cannot_be_spread_out(
     data: VerticalData,
     tmp_path: Path,
-    made: list[Sites],
+    made: list[NearPool],
     changes: dict[str, Any],
     given: dict[str, Any],
     reason: str,

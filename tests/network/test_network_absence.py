@@ -180,7 +180,7 @@ def test_a_party_that_was_only_out_of_reach_sends_what_comes_too_late(tmp_path, 
         async with asyncio.timeout(30):
             await dark.wait()
         bank.mesh.control.put_nowait(("shop", "away", {}))
-        await until(lambda: bool(bank._away))
+        await until(lambda: bool(bank.away))
         await asyncio.sleep(0.1)
         lit.set()
         for peer, frame in held:

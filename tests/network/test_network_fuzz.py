@@ -34,13 +34,13 @@ PLAN = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=2, batch=16, seed
 
 def state(node: Any) -> tuple[Any, ...]:
     """All that a message could change at an endpoint."""
-    mesh, seat = node.mesh, node.site
+    mesh, site = node.mesh, node.site
     sessions = {name: (each.received, each._sent, each.waiting) for name, each in mesh.sessions.items()}
     ciphers = {name: (each._sealed, each._opened) for name, each in mesh._ciphers.items()}
     links = {address: (link.backlog, len(link._inbox), link.number) for address, link in mesh.links.items()}
-    ledger = None if seat is None else seat.organisation.gate.ledger.head
-    spent = None if seat is None else seat.spent()
-    receipts = None if seat is None else dict(seat.organisation.receipts.heads)
+    ledger = None if site is None else site.gate.ledger.head
+    spent = None if site is None else site.spent()
+    receipts = None if site is None else dict(site.receipts.heads)
     counts = mesh.control.qsize(), len(mesh._early), mesh._early_bytes, mesh.messages, mesh.bytes
     return sessions, ciphers, links, ledger, spent, receipts, counts, mesh._phase, node.part, node.epoch
 
