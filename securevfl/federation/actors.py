@@ -8,109 +8,20 @@ result does not depend on who was faster.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from pathlib import Path
 from typing import Any, Protocol
 
-from securevfl.algorithms import Progress, find_algorithm
+from securevfl import errors
+from securevfl.algorithms import Progress
 from securevfl.data import VerticalData
-from securevfl.data.share import absent_block, absent_labels
-from securevfl.errors import DeadlockError, PlanError, RunError
+from securevfl.errors import DeadlockError, PlanError, RunError, SecureVFLError
+from securevfl.federation.cluster import connect
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.site import Site, hosts_of, run_roles
-from securevfl.federation.stepped import Step, SteppedNetwork, SteppedPhase
-from securevfl.federation.virtual import SimulatedCarrier, VirtualClock
+from securevfl.federation.stepped import Share, Step, SteppedSite, pack_share, unpack_share
+from securevfl.federation.virtual import SimulatedCarrier
 from securevfl.settings.plan import Plan
-
-Share = dict[str, Any]
-
-
-def pack_share(data: VerticalData, name: str) -> Share:
-    """An organisation's own block and public facts; no other features, no scalings of them, no labels."""
-    content = {each.name: getattr(data, each.name) for each in fields(data)}
-    for part in ("train", "test"):
-        blocks = zip(data.parties, content[part], strict=True)
-        content[part] = tuple(block if party == name else block.shape for party, block in blocks)
-    scales = zip(data.parties, data.scales, strict=False)
-    content["scales"] = tuple(steps if party == name else () for party, steps in scales)
-    content |= {"y_train": data.n_train, "y_test": data.n_test, "labels_absent": True}
-    content["absent"] = tuple(party for party in data.parties if party != name)
-    return content
-
-
-def unpack_share(share: Share) -> VerticalData:
-    """The data as the organisation has it; what is absent is NaN throughout and takes no memory."""
-    content = dict(share)
-    for part in ("train", "test"):
-        blocks = content[part]
-        content[part] = tuple(absent_block(*each) if isinstance(each, tuple) else each for each in blocks)
-    for part in ("y_train", "y_test"):
-        content[part] = absent_labels(content["task"], content[part])
-    return VerticalData(**content)
-
-
-class SteppedSite(Site):
-    """A site that is stepped from outside, in whatever process.
-
-    Args:
-        name: The organisation.
-        plan: The resolved plan.
-        data: The scaled data, or its share of it.
-        folder: The run's folder, which all processes see.
-        report: Called with (records processed, loss) after each step of the server.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        plan: Plan,
-        data: VerticalData,
-        folder: RunFolder,
-        report: Callable[[int, float | None], None] = lambda processed, loss: None,
-    ) -> None:
-        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
-        self.network = SteppedNetwork(
-            name, hosts, latency=plan.latency, codec=plan.wire, observe=self.observe
-        )
-        self._phase: SteppedPhase | None = None
-        super().__init__(
-            name,
-            plan,
-            data,
-            hosts=hosts,
-            links=self.network.links,
-            clock=VirtualClock(),
-            folder=folder,
-            report=report,
-        )
-
-    def start(self, part: str, time: float) -> None:
-        """Begins a part; nothing runs before the first step."""
-        self.begin(part)
-        self._phase = SteppedPhase(run_roles(self.roles.values(), part), self.network, start=time)
-
-    def step(self, now: float, arrived: Sequence[bytes]) -> tuple[Step, float]:
-        """One step of the part; what it did, and the mu spent so far."""
-        if self._phase is None:
-            raise RuntimeError(f"{self.name} is stepped outside a part")
-        return self._phase.step(now, arrived), self.spent()
-
-    def end(self) -> None:
-        """Ends the part, finished or not."""
-        if self._phase is not None:
-            self._phase.close()
-            self._phase = None
-        self.network.forget_undelivered()
-
-    def explain(self) -> str:
-        """Who waits here for what."""
-        return self.network.explain()
-
-    def close(self) -> None:
-        """Closes ledger and view."""
-        self.end()
-        super().close()
 
 
 class Pending(Protocol):
@@ -265,3 +176,104 @@ class ActorCarrier(SimulatedCarrier):
             with suppress(RunError):  # it has died, and its files with it
                 site.call("close").result()
         self._pool.close()
+
+
+# -- on Ray -------------------------------------------------------------------------------------------------
+
+Answer = tuple[str, Any]
+
+
+def answer(action: Callable[[], Any]) -> Answer:
+    """What an action gave: ("", value), or the name and the text of an error of ours."""
+    try:
+        return "", action()
+    except SecureVFLError as error:
+        return type(error).__name__, str(error)
+
+
+def value_of(given: Answer) -> Any:
+    """The value of an answer; an error is raised again on this side."""
+    name, value = given
+    if name:
+        raise getattr(errors, name)(value)
+    return value
+
+
+class SiteActor:
+    """Holds one site in a process of its own; errors travel as text."""
+
+    site: Any
+
+    def open(self, *arguments: Any) -> Answer:
+        """Makes the site."""
+        return answer(lambda: self._open(*arguments))
+
+    def _open(self, name: str, plan: Plan, share: Share, folder: Path) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # as in a sweep: the actors share the machine
+        self.site = SteppedSite(name, plan, unpack_share(share), RunFolder(folder))
+
+    def call(self, method: str, *arguments: Any) -> Answer:
+        """Calls a method of the site."""
+        return answer(lambda: getattr(self.site, method)(*arguments))
+
+
+class RayHandle:
+    """A site in a Ray actor."""
+
+    def __init__(self, ray: Any, actor: Any, name: str, opened: RayCall) -> None:
+        self._ray, self._actor, self._name, self._opened = ray, actor, name, opened
+
+    def ready(self) -> None:
+        """See `Handle.ready`."""
+        self._opened.result()
+
+    def call(self, method: str, *arguments: Any) -> RayCall:
+        """See `Handle.call`."""
+        return RayCall(self._ray, self._actor.call.remote(method, *arguments), self._name)
+
+
+class RayCall:
+    """A call that an actor works on."""
+
+    def __init__(self, ray: Any, reference: Any, name: str) -> None:
+        self._ray, self._reference, self._name = ray, reference, name
+
+    def result(self) -> Any:
+        """See `Pending.result`."""
+        try:
+            return value_of(self._ray.get(self._reference))
+        except self._ray.exceptions.RayActorError as error:
+            raise RunError(
+                f"the process of {self._name} has died; go on from the last epoch with --resume"
+            ) from error
+
+
+class RayPool:
+    """The actors of one run.
+
+    Args:
+        address: Address of a running cluster, ``auto`` for the one of this machine, ``local`` to start one
+            here for the time of the run.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        InputError: No cluster answers.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._ray = connect(address)
+        # No processor is reserved: organisations wait for each other most of the time, and a simulation may
+        # have more of them than the cluster has processors.
+        self._make = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(SiteActor)
+
+    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> RayHandle:
+        """Starts an actor for the organisation's site; all start at the same time."""
+        actor = self._make.remote()
+        opened = actor.open.remote(name, plan, share, folder.path.absolute())
+        return RayHandle(self._ray, actor, name, RayCall(self._ray, opened, name))
+
+    def close(self) -> None:
+        """Ends the actors and leaves the cluster."""
+        self._ray.shutdown()

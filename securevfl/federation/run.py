@@ -219,10 +219,9 @@ def _actors_on(ray: str) -> Callable[..., SimulatedCarrier]:
     """Builds sites on a cluster, which is looked for only then."""
 
     def make(*given: Any, **options: Any) -> SimulatedCarrier:
-        from securevfl.federation import pool
-        from securevfl.federation.actors import ActorCarrier
+        from securevfl.federation import actors
 
-        return ActorCarrier(*given, pool=pool.RayPool(ray), **options)
+        return actors.ActorCarrier(*given, pool=actors.RayPool(ray), **options)
 
     return make
 

@@ -107,7 +107,8 @@ class Site:
         self.algorithm = algorithm or find_algorithm(plan.algorithm)
         self._encoder, self._head, self._report, self._authenticate = encoder, head, report, authenticate
         self._randomised = not plan.label_epsilon or self.predicts or name != self.label_holder
-        self.receipts, self.view, self.gate = Receipts(name), None, gate
+        self.receipts, self.gate = Receipts(name), gate
+        self.view: ViewWriter | None = None
         with ExitStack() as opened:
             opened.callback(self.close)
             if self.algorithm.federated:

@@ -141,7 +141,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig:
+class ParticipantConfig:
     """What coordinator and party have in common.
 
     Attributes:
@@ -168,7 +168,7 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(NodeConfig):
+class ServerConfig(ParticipantConfig):
     """The coordinator: the organisation with the labels.
 
     Attributes:
@@ -196,7 +196,7 @@ class ServerConfig(NodeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartyConfig(NodeConfig):
+class PartyConfig(ParticipantConfig):
     """Any other organisation.
 
     Attributes:

@@ -16,6 +16,7 @@ from typing import Any
 
 from securevfl.errors import BudgetExceeded, NetworkError, SecureVFLError
 from securevfl.federation.carrier import Carrier
+from securevfl.federation.folder import RunFolder
 from securevfl.federation.schedule import Schedule
 from securevfl.federation.site import Site, complete_checkpoints
 from securevfl.network.alignment import commitment
@@ -37,6 +38,8 @@ class Coordinator(Gathering, Carrier):
         on_epoch: Called with each line of metrics.
         say: Called with what a person at the terminal should know.
     """
+
+    folder: RunFolder
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from securevfl.errors import BudgetExceeded, DataError, ProtocolError
 from securevfl.network.agreement import CommonDataError, Facts
 from securevfl.network.alignment import Aligning, commitment
 from securevfl.network.config import ServerConfig
-from securevfl.network.controls import ROUND_BYTES
+from securevfl.network.frames import ROUND_BYTES
 from securevfl.network.participant import Participant, Purpose, Restarted, understanding
 from securevfl.network.relay import Introduction, read_introduction
 

@@ -35,7 +35,7 @@ from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import CommonDataError, Facts, Understanding
 from securevfl.network.alignment import ALIGNMENT_FILE
 from securevfl.network.clock import RealClock
-from securevfl.network.config import NodeConfig
+from securevfl.network.config import ParticipantConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import build_own, load_builder
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
@@ -110,7 +110,7 @@ class Purpose(ABC):
     salt = b""
 
     @abstractmethod
-    def read_table(self, config: NodeConfig) -> OwnTable | None:
+    def read_table(self, config: ParticipantConfig) -> OwnTable | None:
         """The organisation's records; None for a helper without data."""
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ class Participant(ABC):
     """
 
     def __init__(
-        self, config: NodeConfig, purpose: Purpose, *, coordinator: str, others: tuple[str, ...]
+        self, config: ParticipantConfig, purpose: Purpose, *, coordinator: str, others: tuple[str, ...]
     ) -> None:
         self.config, self.purpose, self.name = config, purpose, config.identity.name
         self.session = config.run + purpose.suffix

@@ -28,9 +28,8 @@ from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
 from securevfl.network.agreement import Facts, Prediction, Request, Understanding, commitments, cost_in_words
 from securevfl.network.clock import RealClock
-from securevfl.network.config import NodeConfig, ServerConfig
-from securevfl.network.controls import SALT_BYTES
-from securevfl.network.frames import PREDICT
+from securevfl.network.config import ParticipantConfig, ServerConfig
+from securevfl.network.frames import PREDICT, SALT_BYTES
 from securevfl.network.participant import STAY, Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.settings.plan import Plan
@@ -71,7 +70,7 @@ class Predicting(Purpose):
         self._confirmed = ""
         self._begun, self._settled = False, True
 
-    def read_table(self, config: NodeConfig) -> OwnTable | None:
+    def read_table(self, config: ParticipantConfig) -> OwnTable | None:
         """See `Purpose`."""
         folder, name = RunFolder(config.folder), config.identity.name
         check_finished(folder)

@@ -15,7 +15,7 @@ from securevfl.federation.trained import Trained
 from securevfl.network.agreement import Agreement, Facts, Proposal, Understanding
 from securevfl.network.alignment import commitment, load_alignment, save_alignment
 from securevfl.network.clock import RealClock
-from securevfl.network.config import NodeConfig, ServerConfig
+from securevfl.network.config import ParticipantConfig, ServerConfig
 from securevfl.network.participant import Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE
 from securevfl.privacy.views import write_text
@@ -29,7 +29,7 @@ class Training(Purpose):
     back_to = "the last common epoch"
     _digest = ""
 
-    def read_table(self, config: NodeConfig) -> OwnTable | None:
+    def read_table(self, config: ParticipantConfig) -> OwnTable | None:
         """See `Purpose`."""
         return None if config.data is None else config.data.read(config.base)
 

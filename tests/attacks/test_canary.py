@@ -252,7 +252,7 @@ class TestInjectedBugs:
         assert result.claim == pytest.approx(0.5) and result.violated
 
     def test_the_audit_of_the_plan_reports_it(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("securevfl.federation.organisations.Noise", _Halved)
+        monkeypatch.setattr("securevfl.federation.site.Noise", _Halved)
         result = canary_audit(plan.with_changes(epochs=2), trials=4000)
         assert result.violated
 

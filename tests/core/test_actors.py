@@ -20,10 +20,9 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl import VAFLSync
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
-from securevfl.federation import pool
-from securevfl.federation.actors import SteppedSite, pack_share, unpack_share
+from securevfl.federation import actors
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.stepped import SteppedNetwork
+from securevfl.federation.stepped import SteppedNetwork, SteppedSite, pack_share, unpack_share
 from securevfl.privacy.messages import Message
 
 TINY = "synthetic:rows=120,features=9,informative=6"
@@ -41,7 +40,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NearPool]:
         found.append(NearPool(address))
         return found[-1]
 
-    monkeypatch.setattr(pool, "RayPool", make)
+    monkeypatch.setattr(actors, "RayPool", make)
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from securevfl.federation.actors import Share, SteppedSite, unpack_share
+from securevfl.federation.actors import answer, value_of
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.pool import answer, value_of
+from securevfl.federation.stepped import Share, SteppedSite, unpack_share
 from securevfl.settings.plan import Plan
 
 

@@ -14,7 +14,7 @@ from ray_cluster import Cluster, needs_ray, running_cluster
 
 from securevfl import Plan
 from securevfl.algorithms import find_algorithm
-from securevfl.federation import pool
+from securevfl.federation import actors
 from securevfl.network.gather import gather
 
 
@@ -30,7 +30,7 @@ class TestActors(CarrierConformance):
 
     @pytest.fixture(autouse=True)
     def _near(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pool, "RayPool", NearPool)
+        monkeypatch.setattr(actors, "RayPool", NearPool)
 
     def run(self, plan: Plan, folder: Path) -> Outcome:
         return simulated(plan, folder, ray="auto")

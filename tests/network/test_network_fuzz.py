@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from malformed import any_value, bad_frame
 
 from securevfl.errors import InputError, NetworkError, ProtocolError, SecureVFLError, WireError
-from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
-from securevfl.network.frames import Frame, Kind, read_greeting
+from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, Frame, Kind, read_control, read_greeting
 from securevfl.network.participant import understanding
 from securevfl.network.session import Session
 from securevfl.privacy.messages import Message
