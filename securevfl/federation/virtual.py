@@ -330,8 +330,11 @@ class VirtualCarrier(SimulatedCarrier):
         self.algorithm.combine(self.home.setup, [role for role in self.roles if role.address != SERVER])
 
     def _observe(self, message: Message, time: float) -> None:
-        self.sites[self.hosts[message.receiver]].observe(message, time)
-        self.sites[self.hosts[message.sender]].observe(message, time)
+        receiver, sender = self.sites[self.hosts[message.receiver]], self.sites[self.hosts[message.sender]]
+        if message.head is not None or receiver.view is not None:
+            receiver.observe(message, time)
+        if sender.view is not None:
+            sender.observe(message, time)
 
     async def phase(self, part: str, epoch: int = 0) -> None:
         """See `Carrier.phase`."""
