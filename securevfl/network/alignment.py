@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from securevfl.errors import RunError
+from securevfl.files import read_json, write_text
 from securevfl.protocols.alignment.protocol import PrivateAlignment
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.wire import pack_strings
@@ -31,17 +31,7 @@ def save_alignment(folder: Path, ids: Sequence[str]) -> None:
     Raises:
         RunError: They cannot be written.
     """
-    path = folder / ALIGNMENT_FILE
-    part = path.with_name(path.name + ".part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(list(ids), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    write_text(folder / ALIGNMENT_FILE, json.dumps(list(ids)))
 
 
 def load_alignment(folder: Path) -> list[str] | None:
@@ -50,8 +40,8 @@ def load_alignment(folder: Path) -> list[str] | None:
     if not path.exists():
         return None
     try:
-        return [str(each) for each in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
+        return [str(each) for each in read_json(path)]
+    except TypeError as error:
         raise RunError(f"{path} is damaged: {error}") from error
 
 

@@ -31,6 +31,7 @@ from securevfl.errors import (
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.site import Site, hosts_of
+from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import CommonDataError, Facts, Understanding
 from securevfl.network.alignment import ALIGNMENT_FILE
@@ -40,8 +41,8 @@ from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import build_own, load_builder
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Message
-from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
+from securevfl.protocols.keys import Authenticator
 
 STAY = -2
 """In place of an epoch to go back to: go on from where you are."""
@@ -243,7 +244,7 @@ class Participant(ABC):
         file = path / AGREEMENT_FILE
         if not file.exists():
             own = {ALIGNMENT_FILE, AGREEMENT_FILE}
-            if any(each.name.removesuffix(".part") not in own for each in path.iterdir()):
+            if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
         content = read_agreement(path)

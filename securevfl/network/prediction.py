@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from securevfl.federation.prediction import Floats, in_label_units, predicting
 from securevfl.federation.run import counted
 from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
+from securevfl.files import PART, create, sync
 from securevfl.network.agreement import Facts, Prediction, Request, Understanding, commitments, cost_in_words
 from securevfl.network.clock import RealClock
 from securevfl.network.config import ParticipantConfig, ServerConfig
@@ -305,7 +305,7 @@ class ScoresFile:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._part = self.path.with_name(self.path.name + ".part")
+        self._part = self.path.with_name(self.path.name + PART)
 
     def reserve(self) -> None:
         """Makes sure that the scores can be written later: releases for scores that are lost are paid too.
@@ -317,7 +317,7 @@ class ScoresFile:
             raise InputError(f"{self.path} exists already; choose another file for the scores")
         try:
             self._part.unlink(missing_ok=True)
-            os.close(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            create(self._part, b"")
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -343,8 +343,7 @@ class ScoresFile:
                 table.writerows(
                     [each, *map(repr, row)] for each, row in zip(ids, values.tolist(), strict=True)
                 )
-                file.flush()
-                os.fsync(file.fileno())
+                sync(file)
         except OSError as error:
             raise RunError(f"{self._part} cannot be written: {error.strerror}") from error
         if self.path.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +11,13 @@ from securevfl.errors import DataError, ProtocolError, RunError
 from securevfl.federation.run import result_content
 from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
+from securevfl.files import write_json, write_text
 from securevfl.network.agreement import Agreement, Facts, Proposal, Understanding
 from securevfl.network.alignment import commitment, load_alignment, save_alignment
 from securevfl.network.clock import RealClock
 from securevfl.network.config import ParticipantConfig, ServerConfig
 from securevfl.network.participant import Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE
-from securevfl.privacy.views import write_text
 
 
 class Training(Purpose):
@@ -134,7 +133,7 @@ class Training(Purpose):
             "organisations": agreement.proposal.organisations,
         }
         # First the file by which a restarted process recognises the folder as its own.
-        write_text(who.folder.path / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
+        write_json(who.folder.path / AGREEMENT_FILE, content)
         write_text(who.folder.plan_file, agreement.plan.to_toml())
         write_text(who.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
 

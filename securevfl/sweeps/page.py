@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl import pages
+from securevfl.files import write_text
 from securevfl.pages import number
-from securevfl.privacy.views import write_text
 from securevfl.sweeps.charts import SweepCharts
 from securevfl.sweeps.results import Results, Row, varied_fields
 from securevfl.sweeps.spec import DEFAULTS, Point

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securevfl.privacy.views import write_text
+from securevfl.files import replacing, write_text
 from securevfl.sweeps.records import OK
 from securevfl.sweeps.spec import DEFAULTS, Point, Sweep, Target
 
@@ -239,9 +239,8 @@ def has_parquet() -> bool:
 def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     columns = {name: _column(arrow, name, [row[name] for row in rows]) for name in rows[0]}
-    part = path.with_name(path.name + ".part")
-    parquet.write_table(arrow.table(columns), part)
-    part.replace(path)
+    with replacing(path) as file:
+        parquet.write_table(arrow.table(columns), file)
 
 
 def _column(arrow: Any, name: str, values: list[Any]) -> Any:

@@ -1,17 +1,16 @@
-"""Small checks shared by all ways into `VerticalData`, and the one place for "did you mean"."""
+"""Blocks of features, the names of their parties, and the public bounds of their columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from securevfl.errors import DataError
+from securevfl.errors import DataError, nearest
 
 # One party's features: float32, rows first; dense with two or more dimensions, or a scipy CSR array.
 Block: TypeAlias = Any
@@ -21,16 +20,6 @@ Pair: TypeAlias = tuple[float, float]
 # Party names become file names of ledgers, views and models.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHOWN = 6
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name nearest to `word`, else a short list of what is known."""
-    names = list(known)
-    lowered = {name.lower(): name for name in names}
-    close = get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {lowered[close[0]]!r}?"
-    return f"; known: {shorten(names)}" if names else ""
 
 
 def shorten(names: Sequence[object]) -> str:
@@ -116,3 +105,64 @@ def check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed must be a whole number >= 0, found {seed!r}")
     return int(seed)
+
+
+Columns: TypeAlias = Sequence[Sequence[str]]
+# One (columns, 2) array of low and high per party, NaN where unknown; None where a party has none at all.
+Bounds: TypeAlias = tuple[NDArray[np.float64] | None, ...]
+
+
+def make_bounds(given: Any, parties: Sequence[str], columns: Columns) -> Bounds:
+    """Bounds per party from what a caller may write.
+
+    Args:
+        given: None; one `(low, high)` for every column; a mapping column -> `(low, high)`; or a list with
+            one entry per party, each None, one pair, or one pair (or None) per column.
+        parties: Party names, for messages.
+        columns: Column names per party.
+    """
+    if given is None:
+        return tuple(None for _ in parties)
+    if isinstance(given, Mapping):
+        return _from_mapping(given, columns)
+    if _is_pair(given):
+        given = [given] * len(parties)
+    if isinstance(given, str) or len(given) != len(parties):
+        raise DataError(f"bounds: expected one entry per party ({len(parties)}), found {given!r}")
+    return tuple(
+        _of_party(entry, party, names) for entry, party, names in zip(given, parties, columns, strict=True)
+    )
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 2 and all(np.isscalar(end) for end in entry)
+
+
+def _from_mapping(given: Mapping[str, Any], columns: Columns) -> Bounds:
+    known = [name for names in columns for name in names]
+    for name in given:
+        if name not in known:
+            raise DataError(f"bounds for unknown column {name!r}; {nearest(name, known)}")
+    tables = [_table([given.get(name) for name in names], names) for names in columns]
+    return tuple(None if np.isnan(table).all() else table for table in tables)
+
+
+def _of_party(entry: Any, party: str, names: Sequence[str]) -> NDArray[np.float64] | None:
+    if entry is None:
+        return None
+    pairs = [entry] * len(names) if _is_pair(entry) else list(entry)
+    if len(pairs) != len(names):
+        raise DataError(f"party {party}: {len(pairs)} bounds for {len(names)} columns; give one pair each")
+    return _table(pairs, names)
+
+
+def _table(pairs: Sequence[Any], names: Sequence[str]) -> NDArray[np.float64]:
+    table = np.full((len(names), 2), np.nan)
+    for row, (pair, name) in enumerate(zip(pairs, names, strict=True)):
+        if pair is None or np.isnan(pair).all():
+            continue
+        low, high = (float(end) for end in pair)
+        if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+            raise DataError(f"bounds of column {name!r} must be finite and ascending, found {(low, high)}")
+        table[row] = low, high
+    return table

@@ -1,4 +1,4 @@
-"""One CSV file per party, joined on record IDs."""
+"""Data from files: one CSV file per party, joined on record IDs, or one file in LIBSVM form."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from securevfl.errors import DataError
+from securevfl.data.blocks import Block, party_names
+from securevfl.data.build import Rows, Settings, build
+from securevfl.data.labels import parse_labels
+from securevfl.data.readers import Table, numbers, read_libsvm, read_table
+from securevfl.data.readers import one_hot as indicators
+from securevfl.data.split import ColumnSplit, clean_ids, join_on_ids
+from securevfl.data.vertical import VerticalData
+from securevfl.errors import DataError, nearest
 
-from .build import Rows, Settings, build
-from .checks import nearest, party_names
-from .join import clean_ids, join_on_ids
-from .labels import parse_labels
-from .tables import Table, numbers, read_table
-from .tables import one_hot as indicators
-from .vertical import VerticalData
+# Up to this width dense rows are small and faster to train on; above it only thin data stays sparse.
+_NARROW = 1024
+_THIN = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +105,15 @@ def _check_columns(tables: Sequence[Table], form: _Form) -> None:
     for table, id_column in zip(tables, form.id_columns, strict=True):
         if id_column not in table.header:
             odd = len(table.header) == 1 and any(sign in table.header[0] for sign in ";\t|")
-            hint = "; the cells seem to have another delimiter" if odd else nearest(id_column, table.header)
-            raise DataError(f"{table.path}: no ID column {id_column!r}{hint}")
+            hint = "the cells seem to have another delimiter" if odd else nearest(id_column, table.header)
+            raise DataError(f"{table.path}: no ID column {id_column!r}; {hint}")
     for column in (*form.leave_out, *form.one_hot):
         if column not in every:
-            raise DataError(f"unknown column {column!r}{nearest(column, every)}")
+            raise DataError(f"unknown column {column!r}; {nearest(column, every)}")
     holders = [str(table.path) for table in tables if form.label_column in table.header]
     if not holders:
         raise DataError(
-            f"no file has the label column {form.label_column!r}{nearest(form.label_column, every)}"
+            f"no file has the label column {form.label_column!r}; {nearest(form.label_column, every)}"
         )
     if len(holders) > 1:
         raise DataError(
@@ -211,3 +215,43 @@ def _test_rows(
             raise DataError(f"party {mine.name}: the test file has other columns than the training file")
     rows, _ = _join(sources, form, settings.name)
     return rows
+
+
+def from_libsvm(
+    train_file: Path | str,
+    test_file: Path | str | None,
+    *,
+    n_features: int | None,
+    parties: ColumnSplit,
+    bounds: Any,
+    keep_sparse: bool | None,
+    name: str | None,
+    **options: Any,
+) -> VerticalData:
+    """See `VerticalData.from_libsvm`."""
+    parsed = [read_libsvm(file) for file in (train_file, test_file) if file is not None]
+    found = max(columns for _, _, columns in parsed)
+    total = found if n_features is None else n_features
+    if total < max(found, 1):
+        raise DataError(f"n_features is {total}, but {Path(train_file).name} has a feature {found}")
+    matrices = [_with_columns(matrix, total) for _, matrix, _ in parsed]
+    if keep_sparse is None:
+        keep_sparse = total > _NARROW and matrices[0].nnz < _THIN * matrices[0].shape[0] * total
+    rows: list[Rows] = []
+    for (labels, _, _), matrix in zip(parsed, matrices, strict=True):
+        first = len(rows[0].ids) if rows else 0
+        block: Block = matrix if keep_sparse else matrix.toarray()
+        rows.append(Rows(blocks=(block,), labels=labels, ids=np.arange(first, first + len(labels))))
+    settings = Settings(
+        parties=("p0",),
+        columns=(tuple(f"f{i + 1}" for i in range(total)),),
+        label_holder="p0",
+        name=name or Path(train_file).name,
+        bounds=bounds,
+        **options,
+    )
+    return build(rows[0], rows[1] if len(rows) > 1 else None, settings).split(parties)
+
+
+def _with_columns(matrix: Any, columns: int) -> Any:
+    return sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(matrix.shape[0], columns))

@@ -1,29 +1,20 @@
-"""Public sets read from local copies of their own files."""
+"""Known public sets: those that come with scikit-learn, and local copies of other sets' own files."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securevfl.data.build import Rows, Settings, build
+from securevfl.data.readers import numbers, one_hot, read_bytes, read_table, read_text
+from securevfl.data.schemas import ADULT, MFEAT_VIEWS, UCI_CREDIT_BOUNDS, UCI_CREDIT_CODES, parkinson_view
+from securevfl.data.vertical import VerticalData, pixel_names
 from securevfl.errors import DataError
-
-from .build import Rows, Settings, build
-from .files import read_bytes, read_text
-from .schemas import ADULT, MFEAT_VIEWS, UCI_CREDIT_BOUNDS, UCI_CREDIT_CODES, parkinson_view
-from .tables import numbers, one_hot, read_table
-from .vertical import VerticalData, pixel_names
-
-MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-MFEAT_FILES = tuple(f"mfeat-{view}.csv" for view in MFEAT_VIEWS)
 
 
 def a9a(files: list[Path], seed: int, test_fraction: float) -> VerticalData:
@@ -129,13 +120,8 @@ def uci_credit(files: list[Path], seed: int, test_fraction: float, codes: bool =
         task="binary",
         seed=seed,
         test_fraction=test_fraction,
-        name="uci-credit-one-hot" if codes else "uci-credit",
+        name="uci-credit",
     )
-
-
-def uci_credit_one_hot(files: list[Path], seed: int, test_fraction: float) -> VerticalData:
-    """The credit card set with 0/1 columns for its codes."""
-    return uci_credit(files, seed, test_fraction, codes=True)
 
 
 def parkinson(files: list[Path], seed: int, test_fraction: float) -> VerticalData:
@@ -237,3 +223,28 @@ def fate(
         test_fraction=test_fraction,
         name=name,
     )
+
+
+def from_sklearn(
+    seed: int, test_fraction: float, *, name: str, bounds: Any, task: str, image_size: Any = None
+) -> VerticalData:
+    """A set that comes with scikit-learn, coded as there (breast cancer: 0 is malignant, 1 benign)."""
+    from sklearn import datasets
+
+    bunch = getattr(datasets, f"load_{name}")()
+    block = np.array(bunch.data, dtype=np.float32)
+    names = bunch.feature_names if image_size is None else pixel_names(*image_size)
+    settings = Settings(
+        parties=("p0",),
+        columns=(tuple(str(column) for column in names),),
+        label_holder="p0",
+        name=name,
+        bounds=bounds,
+        task=task,
+        seed=seed,
+        test_fraction=test_fraction,
+        extra={"image_size": image_size},
+    )
+    data = build(Rows(blocks=(block,), labels=bunch.target, ids=np.arange(len(block))), None, settings)
+    classes = bunch.get("target_names", ())
+    return replace(data, classes=tuple(np.asarray(classes).tolist())) if len(classes) else data
