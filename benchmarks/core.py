@@ -26,7 +26,7 @@ Side = Callable[[], float]
 
 
 def carrier_for(data: VerticalData, **changes: object) -> VirtualCarrier:
-    plan, scaled = resolve(Plan(scaling="none", **changes), data)  # type: ignore[arg-type]
+    plan, scaled = resolve(Plan.from_flat({"scaling": "none", **changes}), data)  # type: ignore[arg-type]
     carrier = VirtualCarrier(plan, scaled)
     drive(carrier.phase("prepare"))
     return carrier

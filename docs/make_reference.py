@@ -16,6 +16,7 @@ import typer
 FOLDER = Path(__file__).resolve().parent
 MODULES = {
     "securevfl": "Train, load, audit, record.",
+    "securevfl.settings.families": "What a plan's `settings`, `simulation` and `source` hold, by family.",
     "securevfl.data": "Vertical data: arrays, files, known sets.",
     "securevfl.protocols": "Secure sums as a library. Loads no torch.",
     "securevfl.accountants": "Privacy accounting. Loads no torch.",

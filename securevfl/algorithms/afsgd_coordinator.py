@@ -81,7 +81,11 @@ class Coordinator(ServerRole):
         await self._tell_all("end")
 
     def _snapshot_is_due(self) -> bool:
-        every = {"never": 0, "once": self.setup.plan.epochs, "repeated": self.setup.plan.snapshot_every}
+        every: dict[str, int] = {
+            "never": 0,
+            "once": self.setup.plan.epochs,
+            "repeated": self.setup.plan.settings.snapshot_every,
+        }
         period = every[self.estimator.snapshots]
         return period > 0 and self.epochs_done % period == 0
 

@@ -168,12 +168,8 @@ class Algorithm(ABC):
     protocols: ClassVar[tuple[str, ...]] = ("plain",)
     optimisers: ClassVar[tuple[str, ...]] = ("sgd", "momentum", "adam")
     initial_upload: ClassVar[bool] = False
-    has_passive: ClassVar[bool] = False
-    """True where some workers may go without the labels (plan field ``active``)."""
     helpers: ClassVar[tuple[str, ...]] = ()
     """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Plan fields that this algorithm sets otherwise where the user leaves them open, see `recommended`."""
 
     @abstractmethod
     def role(self, setup: Setup, address: str) -> Role:

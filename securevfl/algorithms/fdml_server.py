@@ -105,7 +105,7 @@ class FDMLServer(SharingServer):
     async def _answer_ready(self) -> int:
         """Answers every pull within the staleness bound; returns how many there were."""
         slowest = min(self.pushed.values())
-        bound = slowest + self.setup.plan.staleness
+        bound = slowest + self.setup.plan.settings.staleness
         ready = [pull for pull in self._waiting if pull.iteration <= bound]
         self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
         for pull in ready:

@@ -34,7 +34,7 @@ class FlexParty(SharingParty):
 
     def __init__(self, setup: Setup, party: str, *, waits_for_timeout: bool) -> None:
         plan = setup.plan
-        private = plan.private_labels
+        private = plan.settings.private_labels
         observers = setup.observers_of_training(party) if private else setup.everyone_but(party)
         model = build_local_model(setup, party, observers=observers)
         self.optimiser: LocalSGD | None = None
@@ -51,13 +51,13 @@ class FlexParty(SharingParty):
 
     async def _round(self, rows: Rows) -> None:
         pace = self.delay.draw()
-        fits = capacity(self.setup.plan.timeout, pace)
+        fits = capacity(self.setup.plan.settings.timeout, pace)
         steps, weight = self._report(fits)
         fields: dict[str, Value] = {"capacity": fits, "steps": steps, "weight": weight}
         answer, released = await self._upload(rows, fields, learning=False)
         begun, steps = self.setup.clock.now(), self._checked_steps(answer)
         self._train(answer, released, rows, steps)
-        end = round_end(begun, self.setup.plan.timeout, steps, pace, wait=self.waits_for_timeout)
+        end = round_end(begun, self.setup.plan.settings.timeout, steps, pace, wait=self.waits_for_timeout)
         await self.setup.clock.sleep_until(end)
 
     def _report(self, fits: int) -> tuple[int, float]:
@@ -79,7 +79,7 @@ class FlexParty(SharingParty):
         """The local steps of a round (Alg. 1, lines 12 to 14)."""
         if self.optimiser is None:
             return
-        due = "gradient" if self.setup.plan.private_labels else "snapshot"
+        due = "gradient" if self.setup.plan.settings.private_labels else "snapshot"
         if answer.kind != due:
             raise ProtocolError(f"{self.address} received {answer.kind!r}, not a {due}")
         self.optimiser.begin(float(answer["rate"]))

@@ -43,7 +43,7 @@ class FlexServer(SharingServer):
         adaptive: bool,
         waits_for_timeout: bool,
     ) -> None:
-        super().__init__(setup, share_labels=not setup.plan.private_labels)
+        super().__init__(setup, share_labels=not setup.plan.settings.private_labels)
         self.choose_steps = steps
         self.adaptive = adaptive
         self.waits_for_timeout = waits_for_timeout
@@ -52,7 +52,7 @@ class FlexServer(SharingServer):
         self.fusion = Fusion(setup.plan.fusion, (setup.plan.embedding,) * len(self.parties))
         parameters = [p for p in setup.head.parameters() if p.requires_grad]
         self.optimiser = build_local_optimiser(parameters, setup.plan, SERVER) if parameters else None
-        self.pace = 1.0 / float(setup.plan.speeds.get(SERVER, 1.0))
+        self.pace = 1.0 / float(setup.plan.simulation.speeds.get(SERVER, 1.0))
         self.round = 0
         self.last_steps: dict[str, int] = {}
         self.last_rates: dict[str, float] = {}
@@ -88,7 +88,7 @@ class FlexServer(SharingServer):
 
     def _steps(self, uploads: Mapping[str, Message]) -> dict[str, int]:
         capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
-        capacities[SERVER] = capacity(self.setup.plan.timeout, self.pace)
+        capacities[SERVER] = capacity(self.setup.plan.settings.timeout, self.pace)
         common = self.choose_steps(capacities)
         return capacities if common is None else dict.fromkeys(capacities, common)
 
@@ -106,7 +106,7 @@ class FlexServer(SharingServer):
 
     def _own_report(self, rate: float) -> tuple[int, float]:
         if self.round == 0 and self.optimiser is not None:
-            steps = capacity(self.setup.plan.timeout, self.pace)
+            steps = capacity(self.setup.plan.settings.timeout, self.pace)
             self.optimiser.rate = rate
             return steps, self.optimiser.largest_weight(steps)
         return self._reported if self.round else (1, 1.0)
@@ -132,10 +132,14 @@ class FlexServer(SharingServer):
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
-        if self.setup.plan.private_labels and observers and self.setup.plan.encoder_training == "none":
+        if (
+            self.setup.plan.settings.private_labels
+            and observers
+            and self.setup.plan.encoder_training == "none"
+        ):
             await self._reply(message, "received", fields)  # what cannot learn gets no gradient
             return
-        if self.setup.plan.private_labels:
+        if self.setup.plan.settings.private_labels:
             fields["values"], head = self.answers.release(gradient, rows=rows, observers=observers)
             await self._reply(message, "gradient", fields, head)
             return
@@ -158,7 +162,9 @@ class FlexServer(SharingServer):
                 self._loss(snapshot, rows).backward()  # type: ignore[no-untyped-call]
                 self.optimiser.step()
             self._reported = (steps, self.optimiser.largest_weight(steps))
-            end = round_end(begun, self.setup.plan.timeout, steps, self.pace, wait=self.waits_for_timeout)
+            end = round_end(
+                begun, self.setup.plan.settings.timeout, steps, self.pace, wait=self.waits_for_timeout
+            )
             await self.setup.clock.sleep_until(end)
 
     def figures(self) -> dict[str, Any]:

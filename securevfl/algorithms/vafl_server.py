@@ -219,7 +219,7 @@ class VAFLServer(ServerRole):
 
     async def _refresh(self, upload: Upload) -> None:
         """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
-        rows, bound = upload.rows, self.setup.plan.delay_bound
+        rows, bound = upload.rows, self.setup.plan.settings.delay_bound
         if bound:
             ages = self.iteration - self.updated_at[rows]
             for party, name in enumerate(self.parties):

@@ -95,7 +95,7 @@ def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
     if not plan_file.is_file():
         raise RunError(f"{folder} holds no run: there is no plan.toml in it")
     plan = Plan.from_toml(plan_file)
-    if not plan.data:
+    if not plan.source.data:
         return None, "the plan names no data set; give the data with --data"
     try:
         return load_planned(plan), ""
@@ -173,7 +173,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
-        "data": plan.data,
+        "data": plan.source.data,
         "parties": list(source.parties),
         "label_holder": source.label_holder,
         "clip": plan.clip,

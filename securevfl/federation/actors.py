@@ -147,7 +147,9 @@ class ActorCarrier(SimulatedCarrier):
                 wakes[name], done[name] = step.wake, step.done
                 for receiver, data in step.messages:
                     count += 1
-                    heapq.heappush(under_way, (self.time + self.plan.latency, count, receiver, data))
+                    heapq.heappush(
+                        under_way, (self.time + self.plan.simulation.latency, count, receiver, data)
+                    )
                     self.network.messages += 1
                     self.network.bytes += len(data)
 

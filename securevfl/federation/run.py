@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,14 +263,12 @@ def load_run(
 def _check_same_plan(folder: RunFolder | None, plan: Plan) -> None:
     if folder is None:
         raise PlanError("resume needs the folder of the run to go on with")
-    saved = folder.read_plan()
-    changed = [f.name for f in fields(plan) if getattr(plan, f.name) != getattr(saved, f.name)]
-    if changed:
-        name = changed[0]
-        raise RunError(
-            f"{folder.path} belongs to another plan: {name} was {getattr(saved, name)!r}, "
-            f"now it is {getattr(plan, name)!r}"
-        )
+    saved, now = folder.read_plan().to_flat(), plan.to_flat()
+    for name, value in saved.items():
+        if now.get(name) != value:
+            raise RunError(
+                f"{folder.path} belongs to another plan: {name} was {value!r}, now it is {now.get(name)!r}"
+            )
     if folder.result_file.exists():
         raise RunError(f"the run in {folder.path} is finished; there is nothing to resume")
 

@@ -507,7 +507,7 @@ def spent_so_far(name: str, plan: Plan, *, records: int, folder: RunFolder | Non
 def _is_promised(plan: Plan, *, holds_labels: bool) -> bool:
     """Whether the plan promises anything about an organisation's records."""
     if plan.mode == "sealed":
-        return holds_labels or plan.protect != "label"
+        return holds_labels or plan.settings.protect != "label"
     return not holds_labels
 
 

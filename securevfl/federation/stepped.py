@@ -190,7 +190,7 @@ class SteppedSite(Site):
     ) -> None:
         hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
         self.network = SteppedNetwork(
-            name, hosts, latency=plan.latency, codec=plan.wire, observe=self.observe
+            name, hosts, latency=plan.simulation.latency, codec=plan.simulation.wire, observe=self.observe
         )
         self._phase: SteppedPhase | None = None
         super().__init__(

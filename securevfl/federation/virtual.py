@@ -276,7 +276,7 @@ class VirtualCarrier(SimulatedCarrier):
         if unknown := set(given) - set(data.parties):
             raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
         self.network = VirtualNetwork(
-            self.hosts, latency=plan.latency, codec=plan.wire, observe=self._observe
+            self.hosts, latency=plan.simulation.latency, codec=plan.simulation.wire, observe=self._observe
         )
         names = dict.fromkeys(self.hosts.values()) if self.algorithm.federated else (self.label_holder,)
         self.sites: dict[str, Site] = {}

@@ -34,6 +34,7 @@ from securevfl.network.alignment import commitment
 from securevfl.network.config import Acceptance
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import pack
+from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
 
@@ -108,21 +109,19 @@ class Proposal:
 
     def to_json(self) -> str:
         """As text."""
-        content = {**vars(self), "plan": self.plan.to_toml(), "outline": self.outline.to_json()}
+        content = {**vars(self), "plan": self.plan.to_agreement(), "outline": self.outline.to_json()}
         return json.dumps(content, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Proposal:
-        """Reads it back.
+    def from_json(cls, text: str, local: LocalSettings) -> Proposal:
+        """Reads what the coordinator sent; what concerns this machine alone comes from its own configuration.
 
         Raises:
-            InputError: It is malformed, or its plan is not valid.
+            InputError: It is malformed, its plan is not valid or names something that is not agreed on.
         """
-        import tomllib
-
         try:
             content = json.loads(text)
-            plan = Plan.from_mapping(tomllib.loads(content.pop("plan")))
+            plan = Plan.from_agreement(content.pop("plan"), local)
             outline = Outline.from_json(content.pop("outline"))
             organisations = tuple(str(name) for name in content.pop("organisations"))
             return cls(plan=plan, outline=outline, organisations=organisations, **content)
@@ -139,14 +138,14 @@ class Proposal:
         """
         if self.plan.label_holder == "server":
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
-        if self.plan.record_views and self.plan.data:
+        if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
         plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
         content = pack(
             "agreement",
             {
                 "run": self.run,
-                "plan": plan.to_toml(),
+                "plan": plan.to_agreement(),
                 "outline": self.outline.to_json(),
                 "organisations": list(self.organisations),
                 "ids": self.ids,

@@ -15,7 +15,7 @@ from securevfl.files import write_json, write_text
 from securevfl.network.agreement import Agreement, Facts, Proposal, Understanding
 from securevfl.network.alignment import commitment, load_alignment, save_alignment
 from securevfl.network.clock import RealClock
-from securevfl.network.config import ParticipantConfig, ServerConfig
+from securevfl.network.config import ParticipantConfig, PartyConfig, ServerConfig
 from securevfl.network.participant import Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE
 
@@ -102,7 +102,9 @@ class Training(Purpose):
 
     def understand(self, who: Participant, text: str) -> Agreement:
         """See `Purpose`."""
-        proposal = Proposal.from_json(text)
+        if not isinstance(who.config, PartyConfig):
+            raise ProtocolError("the coordinator proposes, and understands what it proposed")
+        proposal = Proposal.from_json(text, who.config.local)
         if proposal.run != who.config.run or who.name not in proposal.organisations:
             raise ProtocolError(f"the proposal is for run {proposal.run!r} without {who.name}")
         if who.own is None:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.files import replacing, write_text
+from securevfl.settings.plan import KINDS
 from securevfl.sweeps.records import OK
-from securevfl.sweeps.spec import DEFAULTS, Point, Sweep, Target
+from securevfl.sweeps.spec import Point, Sweep, Target
 
 Row = dict[str, Any]
 
@@ -109,17 +110,18 @@ def _json(value: Any) -> Any:
 
 def varied_fields(points: Sequence[Point]) -> list[str]:
     """Fields of the plan that differ between points, in the plan's order."""
-    seen: dict[str, set[str]] = {name: set() for name in DEFAULTS}
+    seen: dict[str, set[str]] = {name: set() for name in KINDS}
     for point in points:
+        chosen = point.values
         for name, values in seen.items():
-            values.add(json.dumps(point.fields.get(name, DEFAULTS[name]), default=list, sort_keys=True))
+            values.add(json.dumps(chosen[name], default=list, sort_keys=True))
     return [name for name, values in seen.items() if len(values) > 1]
 
 
 def _row(
     point: Point, record: Mapping[str, Any], varied: list[str], attacks: list[str], target: Target
 ) -> Row:
-    plan = {**DEFAULTS, **point.fields, **record.get("plan", {})}
+    plan = {**point.values, **record.get("plan", {})}
     plan |= {
         "mode": record.get("mode"),
         "parties": record.get("parties", plan["parties"]),

@@ -50,8 +50,7 @@ def data() -> VerticalData:
 
 
 def plan_of(name: str, **changes: Any) -> Plan:
-    defaults = {**ALGORITHMS[name].defaults, "epochs": 2, "batch": 32, "algorithm": name}
-    return Plan().with_changes(**{**defaults, **changes})
+    return Plan.from_flat({"algorithm": name, "epochs": 2, "batch": 32, **changes})
 
 
 def both(data: VerticalData, plan: Plan, folder: Path) -> tuple[Run, Run]:
@@ -251,7 +250,7 @@ def test_what_cannot_be_spread_out(
 ) -> None:
     options = {"out": tmp_path / "run", "ray": "auto", **given}
     with pytest.raises(PlanError, match=reason):
-        train(data, Plan(epochs=1).with_changes(**changes), **options)
+        train(data, Plan.from_flat({"epochs": 1, **changes}), **options)
     assert not (tmp_path / "run").exists() and all(each.closed for each in made)
 
 

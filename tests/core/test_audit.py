@@ -28,7 +28,12 @@ from securevfl.privacy.noise import Noise
 
 TINY = "synthetic:rows=400,features=9,informative=6"
 FROZEN = Plan(
-    data=TINY, parties=3, epochs=2, encoder_training="none", sigma=1.2, embedding=2, record_views=True
+    epochs=2,
+    encoder_training="none",
+    sigma=1.2,
+    embedding=2,
+    record_views=True,
+    source={"data": TINY, "parties": 3},
 )
 RAW = FROZEN.with_changes(encoder_training="raw")
 
@@ -82,7 +87,9 @@ def test_exact_release_has_no_guarantee(tiny: VerticalData, tmp_path: Path) -> N
 
 
 def test_nothing_left_nothing_promised(tiny: VerticalData, tmp_path: Path) -> None:
-    report = audited(tiny, Plan(algorithm="local", data=TINY, parties=3, epochs=1), tmp_path / "run")
+    report = audited(
+        tiny, Plan(algorithm="local", epochs=1, source={"data": TINY, "parties": 3}), tmp_path / "run"
+    )
     assert report.verdict == HOLDS and report.owners == {}
     assert "nothing to promise" in report.content["words"][0]
 
@@ -130,7 +137,12 @@ def test_values_past_the_gate_into_a_sum_are_found(
     algorithm: str, protocol: str, tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(
-        algorithm=algorithm, protocol=protocol, data=TINY, parties=3, epochs=1, batch=200, timeout=2.0
+        algorithm=algorithm,
+        protocol=protocol,
+        epochs=1,
+        batch=200,
+        source={"data": TINY, "parties": 3},
+        settings={"timeout": 2.0} if algorithm == "flex" else {},
     )
     plan = plan.with_changes(record_views=True)
     honest, kind = Gate.contribute, {"vafl": "embedding", "afsgd": "product", "flex": "embedding"}[algorithm]
@@ -216,7 +228,12 @@ def test_the_books_of_every_algorithm_agree_with_its_views(name: str, protocol: 
         pytest.skip(f"{name} does not run on {protocol}")
     data = VerticalData.load("synthetic:rows=80,features=6,informative=4", parties=3)
     plan = Plan(
-        algorithm=name, protocol=protocol, epochs=1, batch=32, sigma=2.0, record_views=True, wait_for=2
+        algorithm=name,
+        protocol=protocol,
+        epochs=1,
+        batch=32,
+        sigma=2.0,
+        record_views=True,
     )
     report = audit(train(data, plan, tmp_path / "run"), "none", data=data, canaries=-1)
     assert [c["detail"] for c in report.content["checks"] if c["status"] == "failed"] == []

@@ -21,7 +21,7 @@ from securevfl.privacy.views import View
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan(algorithm="fdml", epochs=3, batch=7, learning_rate=0.3, **changes)
+    return Plan.from_flat({"algorithm": "fdml", "epochs": 3, "batch": 7, "learning_rate": 0.3, **changes})
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -198,7 +198,7 @@ def test_private_updates_are_counted() -> None:
         ({"head": "linear"}, "sums local predictions"),
         ({"embedding": 4}, "have 1 values"),
         ({"encoder_training": "none", "scaling": "none"}, "nothing would learn"),
-        ({"private_labels": True}, "gives the labels"),
+        ({"private_labels": True}, "private_labels is a setting of flex, not of fdml"),
         ({"optimiser": "proximal"}, "has no optimiser"),
         ({"staleness": -1}, "negative"),
     ],

@@ -38,7 +38,7 @@ both_holders = pytest.mark.parametrize(("holder", "key_holder"), HOLDERS.items()
 
 def plan(**changes: Any) -> Plan:
     given = {"epochs": 2, "batch": 8, "learning_rate": 0.2, "protocol": "bfv", **changes}
-    return Plan(algorithm="fdml", **given)
+    return Plan.from_flat({"algorithm": "fdml", **given})
 
 
 def vector(run: Run) -> torch.Tensor:
@@ -343,7 +343,7 @@ def test_the_model_and_the_figures_are_those_of_plain_messages(
 
 def test_wire_form_latency_and_speeds_change_nothing() -> None:
     slow = plan(latency=0.7, speeds={"p0": 3.0, "p2": 0.4}, delays="exponential")
-    direct, wired = train(tiny(), plan()), train(tiny(), slow.with_changes(wire=True))
+    direct, wired = train(tiny(), plan()), train(tiny(), slow.with_changes(settings={"wire": True}))
     assert torch.equal(vector(direct), vector(wired))
 
 

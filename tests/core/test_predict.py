@@ -71,7 +71,7 @@ PLANS = [
 @pytest.mark.parametrize("fields", PLANS, ids=lambda f: "-".join(str(v) for v in f.values()))
 def test_prediction_is_the_model_on_scaled_rows(fields: dict[str, Any], tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan(epochs=1, batch=16, **fields), tmp_path / "run")
+    run = train(data, Plan.from_flat({"epochs": 1, "batch": 16, **fields}), tmp_path / "run")
     expected = 1 / (1 + np.exp(-exact(data, run)[:, 0]))
     # Fixed point with 32 fraction bits and float32 messages: a few units of 1e-7.
     assert np.allclose(run.predict(data.test), expected, atol=1e-6)

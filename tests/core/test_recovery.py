@@ -48,8 +48,8 @@ def tiny() -> VerticalData:
 
 
 def plan_of(**changes) -> Plan:
-    settings = {"epochs": 2, "batch": 30, "wait_for": 2, "protocol": "pairwise", "threshold": 3}
-    return Plan(**{**settings, **changes})
+    settings = {"epochs": 2, "batch": 30, "protocol": "pairwise", "threshold": 3}
+    return Plan.from_flat({**settings, **changes})
 
 
 def weights_of(run) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_a_threshold_of_all_parties_is_none(tiny: VerticalData) -> None:
 
 def test_wire_form_changes_nothing(tiny: VerticalData) -> None:
     plan = plan_of(epochs=1, latency=0.25)
-    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(wire=True))
+    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(settings={"wire": True}))
     assert np.array_equal(weights_of(direct), weights_of(wired))
 
 

@@ -51,7 +51,7 @@ def weights_of(run) -> np.ndarray:
 
 
 def plan_of(**changes) -> Plan:
-    return Plan(**{"epochs": 2, "batch": 30, "wait_for": 2, **changes})
+    return Plan.from_flat({"epochs": 2, "batch": 30, **changes})
 
 
 # -- the totals are right ---------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_synchronous_sums_equal_centralised_training(tiny: VerticalData) -> None
 @pytest.mark.parametrize("protocol", SUMS)
 def test_wire_form_changes_nothing(protocol: str, tiny: VerticalData) -> None:
     plan = plan_of(epochs=1, protocol=protocol, latency=0.25)
-    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(wire=True))
+    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(settings={"wire": True}))
     if protocol == "ckks":  # its error is fresh in every run, of size 1e-9
         np.testing.assert_allclose(weights_of(direct), weights_of(wired), atol=1e-6)
         return

@@ -19,7 +19,6 @@ from federation import tables, together
 from safetensors.numpy import load_file
 
 from securevfl import Plan, train
-from securevfl.algorithms import recommended
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import OPENED, View
 
@@ -157,7 +156,7 @@ class CarrierConformance(ABC):
 
     def test_sealed_training_releases_the_same(self, tmp_path: Path) -> None:
         """Shares are drawn at random, so the models differ by rounding; what left and was seen does not."""
-        plan = recommended("sealed", epochs=3, scaling="none", epsilon=8.0, record_views=True)
+        plan = Plan(algorithm="sealed", epochs=3, scaling="none", epsilon=8.0, record_views=True)
         expected, found = simulated(plan, tmp_path / "one"), self.run(plan, tmp_path / "here")
         assert found.releases == expected.releases and found.views == expected.views
         assert found.result["epochs"] == expected.result["epochs"] == 3

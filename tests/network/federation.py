@@ -117,6 +117,7 @@ class Federation:
                 address=f"127.0.0.1:{port}",
                 listen=f"127.0.0.1:{free_port()}" if direct else "",
                 accept=Acceptance(),
+                local=plan.local,
             )
             for name in self.names[1:]
         }

@@ -22,7 +22,6 @@ from test_network_page import PAGE, Page, start
 
 from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.algorithms import recommended
 from securevfl.cli import main
 from securevfl.data.share import OwnTable
 from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
@@ -255,7 +254,7 @@ def test_scores_are_in_the_units_of_the_labels(tmp_path, task):
 
 
 def test_a_sealed_model_with_its_dealer(tmp_path):
-    plan = recommended("sealed", epochs=4, scaling="none", epsilon=8.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=8.0)
     federation = trained(tmp_path, plan, helpers=("dealer",))
     blocks, ids = new_rows(federation.names[:3]), strangers()
     prediction = Prediction(federation, blocks, ids)
@@ -279,7 +278,7 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
 def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):
     """It confirms a commitment to the IDs. Of one person, trying all IDs there may be would be quick."""
     federation = trained(
-        tmp_path, recommended("sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
+        tmp_path, Plan(algorithm="sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
     )
     ids = strangers(1, first=4)
     prediction = Prediction(federation, new_rows(federation.names[:3], 1), ids)
@@ -297,7 +296,7 @@ def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):
 
 
 def test_a_sealed_model_refuses_records_that_it_was_trained_on(tmp_path):
-    plan = recommended("sealed", epochs=4, scaling="none", epsilon=8.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=8.0)
     federation = trained(tmp_path, plan, helpers=("dealer",))
     kept = Trained.load_share(RunFolder(tmp_path / "bank"), "bank").numbers
     ids = [*strangers(COUNT - 1), next(each for each, number in kept.items() if number == 3)]

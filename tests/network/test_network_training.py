@@ -18,7 +18,6 @@ from federation import Federation, together
 from safetensors.torch import load_file
 
 from securevfl import train
-from securevfl.algorithms import recommended
 from securevfl.errors import InputError, NetworkError
 from securevfl.network.config import Acceptance
 from securevfl.network.coordinator import Coordinator
@@ -84,7 +83,7 @@ def test_asynchronous_training_comes_close(tmp_path, algorithm):
 
 
 def test_sealed_training_with_a_dealer(tmp_path):
-    plan = recommended("sealed", epochs=4, scaling="none", epsilon=0.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=0.0)
     federation = Federation(tmp_path, plan, helpers=("dealer",))
     results = run(federation)
     local = train(together(federation.tables, plan), plan)

@@ -91,7 +91,12 @@ class SealedMember:
             return np.asarray(np.eye(data.outputs)[data.y_train])
         labels = np.asarray(data.y_train, np.float64).reshape(-1, 1)
         if data.task == "regression":
-            labels = np.clip(2 * (labels - plan.label_low) / (plan.label_high - plan.label_low) - 1, -1, 1)
+            labels = np.clip(
+                2 * (labels - plan.settings.label_low) / (plan.settings.label_high - plan.settings.label_low)
+                - 1,
+                -1,
+                1,
+            )
         return labels
 
     @property
@@ -151,7 +156,7 @@ class SealedMember:
             rows=chosen,
             sensitivity=self._cost[0],
             sigma=self._cost[1],
-            kind=f"totals ({self.setup.plan.protect})",
+            kind=f"totals ({self.setup.plan.settings.protect})",
             observers=self.observers,
         )
         await self.exchange.follow(machine, head)
@@ -170,14 +175,14 @@ class SealedMember:
             norm = float(torch.sqrt(sum((p.square().sum() for p in model.parameters), torch.zeros(()))))
             if not np.isfinite(norm):
                 raise TrainingDiverged(f"{self.address}: weights are not finite; lower the learning rate")
-            if norm > plan.weight_bound:
+            if norm > plan.settings.weight_bound:
                 for parameter in model.parameters:
-                    parameter.mul_(plan.weight_bound / norm)
+                    parameter.mul_(plan.settings.weight_bound / norm)
             self._average(model)
 
     def _average(self, model: SealedModel) -> None:
         total = self.setup.plan.epochs * self.settings.iterations
-        if self.steps <= total * (1 - self.setup.plan.average_last):
+        if self.steps <= total * (1 - self.setup.plan.settings.average_last):
             return
         if not self.sums:
             self.sums = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters]

@@ -25,7 +25,9 @@ def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
     """Opened scores as the loss knows them: of regression in the units of the labels."""
     values = torch.from_numpy(np.asarray(outputs, np.float64))
     if setup.data.task == "regression":
-        values = setup.plan.label_low + (values + 1) / 2 * (setup.plan.label_high - setup.plan.label_low)
+        values = setup.plan.settings.label_low + (values + 1) / 2 * (
+            setup.plan.settings.label_high - setup.plan.settings.label_low
+        )
     return values.float()
 
 
