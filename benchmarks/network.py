@@ -31,8 +31,8 @@ from securevfl.algorithms.messages import Embedding
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
 from securevfl.federation.run import train
-from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance, DataConfig, PartyConfig, ServerConfig
+from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity.certificates import create_authority, issue
 from securevfl.network.identity.identity import Identity, load_identity, server_name
 from securevfl.network.member import Member
@@ -120,7 +120,7 @@ async def write_all(waiting: asyncio.Queue[Any], write: Callable[[Any], Awaitabl
 
 
 def begin(mesh: Mesh) -> None:
-    mesh.seat({"server": "bank"} | {name: name for name in PARTIES})
+    mesh.connect({"server": "bank"} | {name: name for name in PARTIES})
     mesh.begin(bytes(16))
 
 
@@ -273,7 +273,7 @@ async def over_network(
         align="none",
         time_unit=0.0,
     )
-    nodes: list[Any] = [Conductor(server)]
+    nodes: list[Any] = [Coordinator(server)]
     for name in PARTIES:
         config = PartyConfig(
             **shared,

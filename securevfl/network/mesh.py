@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
-from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
-from securevfl.network.frames import PHASE_BYTES, Frame, Kind
+from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, PHASE_BYTES, Frame, Kind, read_control
 from securevfl.network.identity.identity import Identity
 from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.relay import Introducer, Introduction, PairCipher
@@ -175,8 +174,8 @@ class Mesh:
 
     # -- phases ---------------------------------------------------------------------------------------------
 
-    def seat(self, hosts: Mapping[str, str]) -> dict[str, Link]:
-        """New links for the addresses that run here.
+    def connect(self, hosts: Mapping[str, str]) -> dict[str, Link]:
+        """Links for the addresses that run here; their numbers go on.
 
         Args:
             hosts: Address -> organisation.

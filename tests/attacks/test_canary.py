@@ -250,7 +250,7 @@ class TestInjectedBugs:
         assert result.claim == pytest.approx(0.5) and result.violated
 
     def test_the_audit_of_the_plan_reports_it(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("securevfl.federation.organisations.Noise", _Halved)
+        monkeypatch.setattr("securevfl.federation.site.Noise", _Halved)
         found = canary_audits(plan.with_changes(epochs=2), trials=4000)
         assert any(result.violated for result in found.values())
 

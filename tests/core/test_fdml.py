@@ -232,9 +232,9 @@ def test_the_server_refuses_what_the_schedule_does_not_say(fields: dict[str, Any
 
 def _server(data: VerticalData) -> Any:
     from securevfl.algorithms.resolve import resolve
-    from securevfl.federation.engine import Engine
+    from securevfl.federation.virtual import VirtualCarrier
 
-    return Engine(*resolve(plan(), data)).server
+    return VirtualCarrier(*resolve(plan(), data)).server
 
 
 def test_gradient_of_the_sum_is_the_residual() -> None:

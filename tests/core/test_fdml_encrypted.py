@@ -19,9 +19,9 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import SumParticipant
 from securevfl.attacks.protocol import scan_files
 from securevfl.errors import PlanError, ProtocolError, RunError
-from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.run import Run
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside
@@ -463,16 +463,16 @@ def test_staleness_is_refused() -> None:
 def test_only_encrypted_sums_have_somebody_who_adds() -> None:
     with pytest.raises(PlanError, match="nobody who adds ciphertexts"):
         build_sum("pairwise", workers=3, receiver=0, collusion=1, aggregator=AGGREGATOR)
-    engine = Engine(*resolve(plan(), tiny()))
-    channel = build_channel(engine.setup, "p1", hands_on=True, aggregator="server")
+    carrier = VirtualCarrier(*resolve(plan(), tiny()))
+    channel = build_channel(carrier.home.setup, "p1", hands_on=True, aggregator="server")
     assert channel.places == {0: "p0", 1: "p1", 2: "p2", AGGREGATOR: "server"}
     assert channel.handlers("p0") == () and channel.handlers("p1") == channel.handlers("p2") == ("p0",)
 
 
 @pytest.fixture
 def roles() -> dict[str, Any]:
-    engine = Engine(*resolve(plan(), tiny()))
-    return {role.address: role for role in (engine.server, *engine.parties)}
+    carrier = VirtualCarrier(*resolve(plan(), tiny()))
+    return {role.address: role for role in carrier.roles}
 
 
 def hearing(role: Any, *messages: Packet) -> None:

@@ -26,8 +26,9 @@ from securevfl.errors import (
     ProtocolError,
     TrainingDiverged,
 )
-from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside
@@ -272,9 +273,9 @@ def test_the_noise_is_really_there(protocol: str, collusion: int, shares: float)
     )
     resolved, scaled = resolve(plan, data)
     encoders = {name: Silent(width) for name, width in zip(scaled.parties, scaled.widths, strict=True)}
-    engine = Engine(resolved, scaled, encoders=encoders)
-    engine.run()
-    noise = engine.server.others.numpy().ravel()
+    carrier = VirtualCarrier(resolved, scaled, encoders=encoders)
+    drive(Schedule(carrier).train())
+    noise = carrier.server.others.numpy().ravel()
     # The standard deviation of n Gaussians has standard error std / sqrt(2n); 6 of them: 2e-9.
     expected = 2.0 * np.sqrt(shares)
     assert abs(noise.std() - expected) < 6 * expected / np.sqrt(2 * noise.size)
@@ -289,9 +290,9 @@ def test_colluders_cannot_subtract_the_honest_noise(tiny: VerticalData) -> None:
             with pytest.raises(PlanError, match="at most 2 colluders"):
                 resolve(plan, tiny)
             continue
-        engine = Engine(*resolve(plan, tiny))
-        channel = build_channel(engine.setup, "server")
-        gates = [engine.setup.gates[name] for name in ("p0", "p1", "p2", "p3")]
+        carrier = VirtualCarrier(*resolve(plan, tiny))
+        channel = build_channel(carrier.home.setup, "server")
+        gates = [carrier.sites[name].gate for name in ("p0", "p1", "p2", "p3")]
         ring = channel.protocol.fixed_point
         shares = np.stack(
             [ring.decode(gate.abstain((20_000,), noise=channel.noise).values) for gate in gates]
@@ -386,12 +387,13 @@ class Federation:
     """Participants of one channel on a virtual network, driven by hand."""
 
     def __init__(self, data: VerticalData, protocol: str) -> None:
-        self.engine = Engine(*resolve(plan_of(protocol=protocol), data))
-        setup = self.engine.setup
+        self.carrier = VirtualCarrier(*resolve(plan_of(protocol=protocol), data))
         self.parties = data.parties
-        self.channel = build_channel(setup, "server")
+        self.channel = build_channel(self.carrier.home.setup, "server")
         self.sums = {
-            address: SumParticipant(setup, address, [self.channel]) for address in ("server", *data.parties)
+            address: SumParticipant(site.setup, address, [self.channel])
+            for site in self.carrier.sites.values()
+            for address in site.roles
         }
 
     def run(self, body) -> object:
@@ -507,7 +509,7 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
     for forged, match in bad:
 
         async def body(forged=forged) -> None:
-            net.engine.network.links["p2"].deliver(forged)
+            net.carrier.network.links["p2"].deliver(forged)
             await net.sums["p2"].receive()
 
         with pytest.raises(ProtocolError, match=match):
@@ -517,7 +519,7 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
     with pytest.raises(ProtocolError, match="p9"):
         net.channel.observers("p2", also=("p9",))
     good = {"channel": "server", "purpose": "x", "for": "p1", "round": 0, "rows": np.arange(2)}
-    link = net.engine.network.links["p1"]
+    link = net.carrier.network.links["p1"]
     for sender, fields, match in (
         ("p2", good, "p2 may not send 'sum-request'"),
         ("server", good | {"round": True}, "'round' is not a public int"),

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from securevfl.errors import WireError
-from securevfl.network import controls
-from securevfl.network.frames import Frame, Kind
-from securevfl.network.greeting import Greeting, read_greeting
+from securevfl.network import frames
+from securevfl.network.frames import Frame, Greeting, Kind, read_greeting
 from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack, unpack
 
@@ -117,7 +116,7 @@ def test_frames_and_greetings_are_as_the_page_says() -> None:
 
 @pytest.mark.parametrize(
     ("title", "known"),
-    [("from the coordinator", controls.OF_COORDINATOR), ("from a member", controls.OF_MEMBERS)],
+    [("from the coordinator", frames.OF_COORDINATOR), ("from a member", frames.OF_MEMBERS)],
 )
 def test_the_page_lists_every_control_message(title: str, known: dict[str, dict[str, type]]) -> None:
     table = PAGE.split(f"| {title} |")[1].split("\n\n")[0]
@@ -125,5 +124,5 @@ def test_the_page_lists_every_control_message(title: str, known: dict[str, dict[
     listed = {}
     for kind, fields in re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE):
         form = {field: types[what] for field, what in re.findall(r"`(\w+)` (\w+)", fields)}
-        listed[kind] = form | (controls.OF_COORDINATOR["introduction"] if "introduction" in fields else {})
+        listed[kind] = form | (frames.OF_COORDINATOR["introduction"] if "introduction" in fields else {})
     assert listed == {kind: dict(form) for kind, form in known.items()}

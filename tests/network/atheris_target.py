@@ -11,9 +11,14 @@ with atheris.instrument_imports(
     include=["securevfl.protocols.wire", "securevfl.network", "securevfl.privacy.messages"]
 ):
     from securevfl.errors import WireError
-    from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
-    from securevfl.network.frames import Frame
-    from securevfl.network.greeting import read_greeting, reason_of
+    from securevfl.network.frames import (
+        OF_COORDINATOR,
+        OF_MEMBERS,
+        Frame,
+        read_control,
+        read_greeting,
+        reason_of,
+    )
     from securevfl.privacy.messages import Packet
 
 READERS: tuple[Callable[[bytes], object], ...] = (

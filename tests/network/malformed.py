@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS
-from securevfl.network.frames import Frame, Kind
+from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, Frame, Kind
 from securevfl.network.mesh import Mesh
 from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack

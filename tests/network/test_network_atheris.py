@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securevfl.network.frames import Frame, Kind
-from securevfl.network.greeting import Greeting, refusal
+from securevfl.network.frames import Frame, Greeting, Kind, refusal
 from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack
 

@@ -107,7 +107,7 @@ def grpc() -> Carrier:
         mesh = Mesh(identity, run="test", coordinator="p0", others=others)
         mesh._direct = set(others)
         mesh.observe = left.append
-        links |= mesh.seat(HOSTS)
+        links |= mesh.connect(HOSTS)
     return links, left
 
 
