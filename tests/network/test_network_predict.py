@@ -713,7 +713,7 @@ def test_a_coordinator_gets_each_embedding_once(tmp_path, protocol, monkeypatch)
     bank.purpose.build = greedy
     results = prediction.run(bank=bank)
     assert "was asked for a record twice" in str(results["bank"])
-    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+    assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
 
 
 def test_a_coordinator_cannot_begin_twice(tmp_path):
