@@ -1,4 +1,4 @@
-"""Sums under pairwise masks: who shares masks with whom, the configuration, and what participants keep secret."""
+"""Sums under pairwise masks: who shares masks with whom, the configuration, what participants keep secret."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ from securevfl.errors import PlanError, RunError, SecureVFLError
 from securevfl.federation.checkpoint import NAME as CHECKPOINT
 from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.links import QueueLink
 from securevfl.models import (
     Fusion,
     build_head,
@@ -44,8 +43,9 @@ from securevfl.models import (
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.ledger import Ledger, read_ledger, to_record
-from securevfl.privacy.messages import Clock, Message
+from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
+from securevfl.privacy.payloads import Link
 from securevfl.privacy.views import Receipts, ViewWriter
 from securevfl.settings.plan import Plan
 
@@ -89,7 +89,7 @@ class Site:
         data: VerticalData,
         *,
         hosts: Mapping[str, str],
-        links: Mapping[str, QueueLink],
+        links: Mapping[str, Link],
         clock: Clock,
         folder: RunFolder | None = None,
         algorithm: Algorithm | None = None,
@@ -243,7 +243,7 @@ class Site:
         """This organisation's mu so far."""
         return 0.0 if self.gate is None else self.gate.budget.spent_mu
 
-    def observe(self, message: Message, time: float) -> None:
+    def observe(self, message: Packet, time: float) -> None:
         """Notes a message between this organisation and another."""
         if self.hosts[message.receiver] != self.name:
             if self.view is not None:

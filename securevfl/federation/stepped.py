@@ -18,11 +18,11 @@ from securevfl.data import VerticalData
 from securevfl.data.share import absent_block, absent_labels
 from securevfl.errors import ProtocolError
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.links import QueueLink
 from securevfl.federation.loop import undisturbed
-from securevfl.federation.site import Site, hosts_of, run_roles
+from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
 from securevfl.federation.virtual import VirtualClock, VirtualNetwork
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Link
 from securevfl.settings.plan import Plan
 
 # asyncio runs timers that are due within its clock's resolution.
@@ -95,14 +95,16 @@ class SteppedNetwork(VirtualNetwork):
         *,
         latency: float = 0.0,
         codec: bool = False,
-        observe: Callable[[Message, float], None] | None = None,
+        observe: Callable[[Packet, float], None] | None = None,
     ) -> None:
         super().__init__(hosts, latency=latency, codec=codec, observe=observe)
         self.name = name
-        self.links = {each: QueueLink(each, self.post) for each, host in self.hosts.items() if host == name}
+        self.links = {
+            each: Link(each, self.post, self.hosts) for each, host in self.hosts.items() if host == name
+        }
         self.outbox: list[tuple[str, bytes]] = []
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Delivers a message within the organisation, or puts it into the outbox."""
         host = self.hosts.get(message.receiver)
         if host is None or host == self.name:
@@ -114,7 +116,7 @@ class SteppedNetwork(VirtualNetwork):
 
     def arrive(self, data: bytes, time: float) -> None:
         """Takes a message from another organisation."""
-        message = Message.from_bytes(data)
+        message = Packet.from_bytes(data)
         link = self.links.get(message.receiver)
         if link is None or self.hosts.get(message.sender, self.name) == self.name:
             raise ProtocolError(
@@ -207,6 +209,8 @@ class SteppedSite(Site):
     def start(self, part: str, time: float) -> None:
         """Begins a part; nothing runs before the first step."""
         self.begin(part)
+        for link in self.network.links.values():
+            link.phase = PARTS[part]
         self._phase = SteppedPhase(run_roles(self.roles.values(), part), self.network, start=time)
 
     def step(self, now: float, arrived: Sequence[bytes]) -> tuple[Step, float]:

@@ -24,15 +24,15 @@ from securevfl.errors import PlanError, ProtocolError
 from securevfl.federation.carrier import Carrier
 from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.links import QueueLink
 from securevfl.federation.loop import run_virtual
-from securevfl.federation.site import Site, hosts_of, run_roles
+from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
 from securevfl.federation.trained import Trained
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Message, Stop
+from securevfl.privacy.messages import Packet, Stop
+from securevfl.privacy.payloads import Link
 from securevfl.settings.plan import Plan
 
-Observe = Callable[[Message, float], None]
+Observe = Callable[[Packet, float], None]
 
 
 class VirtualClock:
@@ -90,10 +90,10 @@ class VirtualNetwork:
         self.observe = observe
         self.messages = 0
         self.bytes = 0
-        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Message]] = WeakKeyDictionary()
-        self.links = {address: QueueLink(address, self.post) for address in self.hosts}
+        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Packet]] = WeakKeyDictionary()
+        self.links = {address: Link(address, self.post, self.hosts) for address in self.hosts}
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Delivers a message now or after the latency."""
         target = self.links.get(message.receiver)
         if target is None:
@@ -101,7 +101,7 @@ class VirtualNetwork:
                 f"{message.sender} sends {message.kind!r} to unknown address {message.receiver!r}"
             )
         if self.codec:
-            message = Message.from_bytes(message.to_bytes())
+            message = Packet.from_bytes(message.to_bytes())
         if self.hosts[message.sender] == self.hosts[message.receiver]:
             target.deliver(message)
             return
@@ -116,12 +116,12 @@ class VirtualNetwork:
         queue.append(message)
         loop.call_later(self.latency, lambda: self._arrive(queue.popleft()))
 
-    def _arrive(self, message: Message) -> None:
+    def _arrive(self, message: Packet) -> None:
         if self.observe is not None:
             self.observe(message, asyncio.get_running_loop().time())
         self.links[message.receiver].deliver(message)
 
-    def links_of(self, name: str) -> dict[str, QueueLink]:
+    def links_of(self, name: str) -> dict[str, Link]:
         """The links of the addresses that an organisation runs."""
         return {address: link for address, link in self.links.items() if self.hosts[address] == name}
 
@@ -329,7 +329,7 @@ class VirtualCarrier(SimulatedCarrier):
         """Parties of one process may compute together."""
         self.algorithm.combine(self.home.setup, [role for role in self.roles if role.address != SERVER])
 
-    def _observe(self, message: Message, time: float) -> None:
+    def _observe(self, message: Packet, time: float) -> None:
         receiver, sender = self.sites[self.hosts[message.receiver]], self.sites[self.hosts[message.sender]]
         if message.head is not None or receiver.view is not None:
             receiver.observe(message, time)
@@ -349,6 +349,8 @@ class VirtualCarrier(SimulatedCarrier):
             raise
 
     async def _play(self, part: str) -> None:
+        for link in self.network.links.values():
+            link.phase = PARTS[part]
         await run_roles(self.roles, part)
 
     def now(self) -> float:

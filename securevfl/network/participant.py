@@ -30,7 +30,7 @@ from securevfl.errors import (
 )
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
-from securevfl.federation.site import Site, hosts_of
+from securevfl.federation.site import PARTS, Site, hosts_of
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import CommonDataError, Facts, Understanding
@@ -40,7 +40,7 @@ from securevfl.network.config import ParticipantConfig
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.own_encoder import build_own, load_builder
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Address
 from securevfl.protocols.keys import Authenticator
 
@@ -334,6 +334,8 @@ class Participant(ABC):
         self.fresh = False
         self.part, self.epoch = part, epoch
         log.info("phase begins", extra={"part": part, "epoch": epoch})
+        for link in self.mesh.links.values():
+            link.phase = PARTS[part]
         self.mesh.begin(phase)
         for peer in absent:
             self.tell_absent(peer)
@@ -367,7 +369,7 @@ class Participant(ABC):
 
     def tell_absent(self, peer: str) -> None:
         """Lets the server know that it goes on without an organisation in this phase."""
-        self.mesh.links[SERVER].deliver(Message(kind=ABSENT, sender=peer, receiver=SERVER))
+        self.mesh.links[SERVER].deliver(Packet(kind=ABSENT, sender=peer, receiver=SERVER))
 
     def _waits(self) -> str:
         waits = [f"{name} waits for {link.waiting}" for name, link in self.mesh.links.items() if link.waiting]

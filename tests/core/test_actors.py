@@ -23,7 +23,7 @@ from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolE
 from securevfl.federation import actors
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.stepped import SteppedNetwork, SteppedSite, pack_share, unpack_share
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 
 TINY = "synthetic:rows=120,features=9,informative=6"
 # Sealed shares are rounded at random; t-synchronous training asks who was first at the same instant.
@@ -280,4 +280,4 @@ def test_a_message_for_somebody_else_is_refused() -> None:
     network = SteppedNetwork("a", {"a": "a", "b": "b", "c": "c"})
     for sender, receiver in (("b", "c"), ("a", "a"), ("x", "a"), ("b", "x")):
         with pytest.raises(ProtocolError, match="is not for a"):
-            network.arrive(Message(kind="k", sender=sender, receiver=receiver).to_bytes(), 0.0)
+            network.arrive(Packet(kind="k", sender=sender, receiver=receiver).to_bytes(), 0.0)

@@ -33,7 +33,7 @@ from securevfl.federation.run import run_result
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import PARTS, run_roles
 from securevfl.federation.virtual import VirtualCarrier
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import OPENED, View
 from securevfl.protocols.keys import PairKeys
 from securevfl.protocols.sums.pairwise import PairwiseMaskSum
@@ -70,12 +70,12 @@ class Disturbed(VirtualCarrier):
         self.victim, self.told = party, False
         post = self.network.post
 
-        def posting(message: Message) -> None:
+        def posting(message: Packet) -> None:
             if message.sender == party and message.receiver == SERVER and self.part == part:
                 self.seen[message.kind] += 1
                 if message.kind == kind and self.seen[kind] == count:
                     self.told = True
-                    self.network.links[SERVER].deliver(Message(kind=ABSENT, sender=party, receiver=SERVER))
+                    self.network.links[SERVER].deliver(Packet(kind=ABSENT, sender=party, receiver=SERVER))
                 if self.told:
                     self.late.append(message.kind)
             post(message)
@@ -295,7 +295,7 @@ def test_below_the_threshold_nothing_is_summed(tiny: VerticalData) -> None:
     carrier = disturbed(plan_of(), tiny, "pairwise.masked-input", 3)
     before = carrier.network.links[SERVER].deliver
 
-    def both(message: Message, *size) -> None:
+    def both(message: Packet, *size) -> None:
         before(message, *size)
         if message.kind == ABSENT:
             before(dataclasses.replace(message, sender="p3"))
@@ -348,7 +348,7 @@ def test_the_smallest_sum_less_the_colluders_keeps_the_promise(
     ring = channel.protocol.fixed_point
     assert honest * channel.noise.noise.share_std**2 >= (1.5 * 2**ring.fraction_bits) ** 2
     gates = [carrier.sites[name].gate for name in data.parties]
-    shares = np.stack([ring.decode(channel.empty(gate, (20_000,))) for gate in gates])
+    shares = np.stack([ring.decode(gate.abstain((20_000,), noise=channel.noise).values) for gate in gates])
     left = shares[collusion:threshold].sum(axis=0)  # the colluders' are known, the last ones' are missing
     # The deviation of n Gaussians has standard error 1 / sqrt(2n); six of them: P < 1e-8.
     assert left.std() > 1.5 * (1 - 6 / math.sqrt(2 * left.size))

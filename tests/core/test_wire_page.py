@@ -12,7 +12,7 @@ import pytest
 from securevfl.errors import WireError
 from securevfl.network import frames
 from securevfl.network.frames import Frame, Greeting, Kind, read_greeting
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack, unpack
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text()
@@ -76,7 +76,7 @@ def test_messages_are_as_the_page_says() -> None:
     head = struct.pack("<q", 5) + digest.encode() + b"\x02p1"
     content = value("embedding", [("epoch", b"i" + struct.pack("<q", 3))])
     by_hand = b"SVFM" + struct.pack("<BBHqq", 1, 3, len(route), 8, 4) + route + head + content
-    message = Message(
+    message = Packet(
         kind="embedding",
         sender="p1",
         receiver="server",
@@ -85,7 +85,7 @@ def test_messages_are_as_the_page_says() -> None:
         reply_to=4,
         head=Head("p1", 5, digest),
     )
-    assert message.to_bytes() == by_hand and Message.from_bytes(by_hand) == message
+    assert message.to_bytes() == by_hand and Packet.from_bytes(by_hand) == message
     plain = b"SVFM" + struct.pack("<BBHqq", 1, 0, len(route), 8, 0) + route + content
     message.reply_to = message.head = None
     assert message.to_bytes() == plain and message.size() == len(plain)

@@ -19,11 +19,11 @@ with atheris.instrument_imports(
         read_greeting,
         reason_of,
     )
-    from securevfl.privacy.messages import Message
+    from securevfl.privacy.messages import Packet
 
 READERS: tuple[Callable[[bytes], object], ...] = (
     Frame.from_bytes,
-    Message.from_bytes,
+    Packet.from_bytes,
     lambda data: read_control(data, OF_COORDINATOR),
     lambda data: read_control(data, OF_MEMBERS),
     lambda data: read_greeting(Frame.from_bytes(data)),

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from securevfl.network.participant import Participant
 from securevfl.privacy.ledger import read_ledger, read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import read_heads
 
 
@@ -42,7 +42,7 @@ class Process:
     def _count_releases(self, node: Participant) -> None:
         post = node.mesh.post
 
-        def counting(message: Message) -> None:
+        def counting(message: Packet) -> None:
             if message.head is not None:
                 self.left.add((message.head.owner, message.head.position))
             post(message)
@@ -95,7 +95,7 @@ class Process:
         posting, seen = self.node.mesh.post, Counter[str]()
         links = self.node.mesh
 
-        def post(message: Message) -> None:
+        def post(message: Packet) -> None:
             seen[self.node.part] += 1
             if self.node.part == part and seen[part] == posts:
                 self.crashed.set()

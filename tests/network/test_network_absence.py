@@ -18,7 +18,7 @@ from securevfl import train
 from securevfl.errors import NetworkError
 from securevfl.network.frames import Frame
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.keys import PairKeys
 from securevfl.settings.plan import Plan
 
@@ -57,7 +57,7 @@ def crash_with(process: Process, kind: str, count: int) -> None:
     """Dies in an epoch, in place of its count-th message of a kind."""
     posting, seen = process.node.mesh.post, Counter()
 
-    def post(message: Message) -> None:
+    def post(message: Packet) -> None:
         seen[message.kind] += process.node.part == "epoch"
         if message.kind == kind and seen[kind] == count and process.node.part == "epoch":
             process.crashed.set()

@@ -24,7 +24,7 @@ from securevfl.errors import InputError, NetworkError, ProtocolError, SecureVFLE
 from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, Frame, Kind, read_control, read_greeting
 from securevfl.network.participant import understanding
 from securevfl.network.session import Session
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.wire import pack
 from securevfl.settings.plan import Plan
 
@@ -77,7 +77,7 @@ def fuzzed(folder: Path, seed: int, count: int) -> None:
     def arm(process: Process, peers: list[str]) -> None:
         posting, posts = process.node.mesh.post, 0
 
-        def post(message: Message) -> None:
+        def post(message: Packet) -> None:
             nonlocal posts, thrown
             posts += 1
             if process.node.part == "epoch" and posts in (8, 9, 10, 11):
