@@ -26,7 +26,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from securevfl.accountants.filters import Filter
+from securevfl.accountants.records import Filter
 from securevfl.algorithms.messages import Embedding
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows

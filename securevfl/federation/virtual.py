@@ -28,8 +28,9 @@ from securevfl.federation.loop import run_virtual
 from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
 from securevfl.federation.trained import Trained
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Packet, Stop
+from securevfl.privacy.messages import Packet, Stop, overhead
 from securevfl.privacy.payloads import Link
+from securevfl.protocols.wire import packed_size
 from securevfl.settings.plan import Plan
 
 Observe = Callable[[Packet, float], None]
@@ -106,7 +107,9 @@ class VirtualNetwork:
             target.deliver(message)
             return
         self.messages += 1
-        self.bytes += message.size()
+        owner = None if message.head is None else message.head.owner
+        self.bytes += overhead(message.sender, message.receiver, owner)
+        self.bytes += packed_size(message.kind, message.fields)
         if not self.latency:
             self._arrive(message)
             return
@@ -276,7 +279,10 @@ class VirtualCarrier(SimulatedCarrier):
         if unknown := set(given) - set(data.parties):
             raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
         self.network = VirtualNetwork(
-            self.hosts, latency=plan.simulation.latency, codec=plan.simulation.wire, observe=self._observe
+            self.hosts,
+            latency=plan.simulation.latency,
+            codec=plan.simulation.wire,
+            observe=self._observe if plan.record_views else None,
         )
         names = dict.fromkeys(self.hosts.values()) if self.algorithm.federated else (self.label_holder,)
         self.sites: dict[str, Site] = {}
@@ -330,11 +336,8 @@ class VirtualCarrier(SimulatedCarrier):
         self.algorithm.combine(self.home.setup, [role for role in self.roles if role.address != SERVER])
 
     def _observe(self, message: Packet, time: float) -> None:
-        receiver, sender = self.sites[self.hosts[message.receiver]], self.sites[self.hosts[message.sender]]
-        if message.head is not None or receiver.view is not None:
-            receiver.observe(message, time)
-        if sender.view is not None:
-            sender.observe(message, time)
+        for address in (message.receiver, message.sender):
+            self.sites[self.hosts[address]].observe(message, time)
 
     async def phase(self, part: str, epoch: int = 0) -> None:
         """See `Carrier.phase`."""
