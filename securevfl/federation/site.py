@@ -25,9 +25,7 @@ from securevfl.algorithms.base import Authenticate
 from securevfl.algorithms.planned import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
-from securevfl.federation.checkpoint import NAME as CHECKPOINT
-from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
-from securevfl.federation.folder import RunFolder
+from securevfl.federation.folder import CHECKPOINT, RunFolder, load_checkpoint, save_checkpoint
 from securevfl.models import (
     Fusion,
     build_head,

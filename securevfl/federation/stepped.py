@@ -17,10 +17,10 @@ from securevfl.algorithms import find_algorithm
 from securevfl.data import VerticalData
 from securevfl.data.share import absent_block, absent_labels
 from securevfl.errors import ProtocolError
+from securevfl.federation.clock import VirtualClock, undisturbed
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.loop import undisturbed
 from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
-from securevfl.federation.virtual import VirtualClock, VirtualNetwork
+from securevfl.federation.virtual import VirtualNetwork
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Link
 from securevfl.settings.plan import Plan

@@ -21,50 +21,18 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Progress, Role, find_algorithm
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
-from securevfl.federation.carrier import Carrier
-from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
-from securevfl.federation.folder import RunFolder
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import VirtualClock, run_virtual
+from securevfl.federation.folder import RunFolder, load_checkpoint, save_checkpoint
+from securevfl.federation.schedule import Carrier
 from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
 from securevfl.federation.trained import Trained
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Packet, Stop, overhead
+from securevfl.privacy.messages import Packet, overhead
 from securevfl.privacy.payloads import Link
 from securevfl.protocols.wire import packed_size
 from securevfl.settings.plan import Plan
 
 Observe = Callable[[Packet, float], None]
-
-
-class VirtualClock:
-    """Virtual time, as the loop that runs the roles keeps it."""
-
-    def now(self) -> float:
-        """Time units since the run began."""
-        return asyncio.get_running_loop().time()
-
-    async def sleep_until(self, when: float, stop: Stop | None = None) -> bool:
-        """Waits for a point in time; returns False if `stop` was set first."""
-        if stop is not None and stop.is_set():
-            return False
-        loop = asyncio.get_running_loop()
-        if when <= loop.time():
-            return True
-        sleeper: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_at(when, _wake, sleeper)
-        if stop is not None:
-            stop.sleepers.add(sleeper)
-        try:
-            return await sleeper
-        finally:
-            timer.cancel()
-            if stop is not None:
-                stop.sleepers.discard(sleeper)
-
-
-def _wake(sleeper: asyncio.Future[bool]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(True)
 
 
 class VirtualNetwork:

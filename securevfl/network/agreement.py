@@ -30,8 +30,8 @@ from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import DataError, InputError, PlanError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import spent_so_far
-from securevfl.network.alignment import commitment
 from securevfl.network.config import Acceptance
+from securevfl.network.folders import commitment
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import pack
 from securevfl.settings.families import LocalSettings

@@ -37,7 +37,7 @@ from securevfl.network.frames import (
     reason_of,
     refusal,
 )
-from securevfl.network.identity.identity import Identity, organisation_of, server_name
+from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 
 # gRPC would write lines of its own to standard error for every handshake that fails.

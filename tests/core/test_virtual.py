@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from securevfl.algorithms.delays import StepDelay, read_trace
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
-from securevfl.federation.loop import run_virtual
-from securevfl.federation.virtual import VirtualClock, VirtualNetwork
+from securevfl.federation.clock import VirtualClock, run_virtual
+from securevfl.federation.virtual import VirtualNetwork
 from securevfl.privacy.messages import Head, Packet, Stop
 from securevfl.privacy.schemas import PARTY, Content, fact
 

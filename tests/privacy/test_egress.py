@@ -37,8 +37,8 @@ from securevfl.algorithms.messages import (
 from securevfl.errors import EgressError, InputError, PlanError, ProtocolError, WireError
 from securevfl.federation.stepped import SteppedNetwork
 from securevfl.federation.virtual import VirtualNetwork
-from securevfl.network.identity.certificates import create_authority, issue
-from securevfl.network.identity.identity import Identity, load_identity
+from securevfl.network.authority import create_authority, issue
+from securevfl.network.identity import Identity, load_identity
 from securevfl.network.mesh import Mesh
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.ledger import Ledger

@@ -1,8 +1,8 @@
-"""An asyncio event loop whose time jumps to the next timer.
+"""The time that roles live in: virtual, on a loop whose time jumps to the next timer, or real.
 
-Nothing ever sleeps: where a real loop would wait for a timer, this one sets its clock forward. Callbacks run
-in the order in which asyncio would run them, so a run is a function of its seeds. Where a real loop would
-wait for ever, nobody can wake anybody any more: that is reported as a deadlock.
+Virtually nothing ever sleeps: where a real loop would wait for a timer, the virtual one sets its clock
+forward. Callbacks run in the order in which asyncio would run them, so a run is a function of its seeds.
+Where a real loop would wait for ever, nobody can wake anybody any more: that is reported as a deadlock.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import selectors
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from securevfl.errors import DeadlockError
+from securevfl.privacy.messages import Stop
 
 T = TypeVar("T")
 
@@ -97,3 +99,75 @@ def _cancel_rest(loop: VirtualLoop) -> None:
         # An interrupt may have taken a task's wake-up with it; that task cannot even be cancelled any more.
         with suppress(DeadlockError):
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+
+class VirtualClock:
+    """Virtual time, as the loop that runs the roles keeps it."""
+
+    def now(self) -> float:
+        """Time units since the run began."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep_until(self, when: float, stop: Stop | None = None) -> bool:
+        """Waits for a point in time; returns False if `stop` was set first."""
+        if stop is not None and stop.is_set():
+            return False
+        loop = asyncio.get_running_loop()
+        if when <= loop.time():
+            return True
+        sleeper: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_at(when, _wake, sleeper)
+        if stop is not None:
+            stop.sleepers.add(sleeper)
+        try:
+            return await sleeper
+        finally:
+            timer.cancel()
+            if stop is not None:
+                stop.sleepers.discard(sleeper)
+
+
+def _wake(sleeper: asyncio.Future[bool]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(True)
+
+
+class RealClock:
+    """Seconds since the run began, going on where a checkpoint left off.
+
+    Computation and network take the time they take. The delays that a plan simulates are slept only if a time
+    unit is given.
+
+    Args:
+        unit: Seconds that a simulated time unit lasts; 0 does not sleep.
+    """
+
+    def __init__(self, unit: float = 0.0) -> None:
+        self.unit = unit
+        self.set(0.0)
+
+    def set(self, now: float) -> None:
+        """Makes it this time now."""
+        self._origin = time.monotonic() - now * (self.unit or 1.0)
+
+    def now(self) -> float:
+        """Time since the run began: in time units, or in seconds where none is given."""
+        return (time.monotonic() - self._origin) / (self.unit or 1.0)
+
+    async def sleep_until(self, when: float, stop: asyncio.Event | None = None) -> bool:
+        """Waits for a point in time; returns False if `stop` was set first."""
+        if stop is not None and stop.is_set():
+            return False
+        delay = (when - self.now()) * self.unit
+        if delay <= 0:
+            await asyncio.sleep(0)
+            return stop is None or not stop.is_set()
+        if stop is None:
+            await asyncio.sleep(delay)
+            return True
+        try:
+            async with asyncio.timeout(delay):
+                await stop.wait()
+        except TimeoutError:
+            return True
+        return False
