@@ -19,41 +19,58 @@ from securevfl.errors import DeadlockError
 from securevfl.privacy.messages import Stop
 
 T = TypeVar("T")
+_AT_ONCE = 1e-9  # asyncio runs timers that are due within its clock's resolution
 
 
-class _JumpingSelector(selectors.SelectSelector):
-    """Waits by moving the loop's clock; no file is ever polled."""
+class _Selector(selectors.SelectSelector):
+    """Polls no file: where a loop would wait, `wait` is told for how long, None for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[float | None], None]) -> None:
         super().__init__()
-        self.now = 0.0
-        self.explain: Callable[[], str] = str
+        self.wait = wait
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise DeadlockError(f"every role waits and nothing is under way: {self.explain()}")
-        if timeout > 0:
-            self.now += timeout
+        if timeout is None or timeout > 0:
+            self.wait(timeout)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop; `time` is in the run's time units and starts where it is told."""
 
-    def __init__(self, start: float = 0.0, explain: Callable[[], str] | None = None) -> None:
-        self._jumping = _JumpingSelector()
-        self._jumping.now = start
-        if explain is not None:
-            self._jumping.explain = explain
-        super().__init__(self._jumping)
+    def __init__(self, start: float = 0.0, explain: Callable[[], str] = str) -> None:
+        self.now, self._explain = start, explain
+        super().__init__(_Selector(self._wait))
+
+    def _wait(self, timeout: float | None) -> None:
+        if timeout is None:
+            raise DeadlockError(f"every role waits and nothing is under way: {self._explain()}")
+        self.now += timeout
 
     def time(self) -> float:
         """The virtual time."""
-        return self._jumping.now
+        return self.now
+
+
+class SteppedLoop(VirtualLoop):
+    """A loop whose clock somebody else moves; where it would wait, it stops."""
+
+    wake: float | None = None
+
+    def _wait(self, timeout: float | None) -> None:
+        if timeout is None or timeout >= _AT_ONCE:
+            self.wake = None if timeout is None else self.now + timeout
+            self.stop()
+
+    def run_until_idle(self, now: float) -> float | None:
+        """Runs whatever can run at that time; returns when the next timer is due."""
+        self.now = now
+        self.run_forever()
+        return self.wake
 
 
 def run_virtual(
-    main: Coroutine[Any, Any, T], *, start: float = 0.0, explain: Callable[[], str] | None = None
+    main: Coroutine[Any, Any, T], *, start: float = 0.0, explain: Callable[[], str] = str
 ) -> tuple[T, float]:
     """Runs a coroutine to its end in virtual time; returns its result and the time at the end.
 

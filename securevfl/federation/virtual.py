@@ -220,13 +220,11 @@ class VirtualCarrier(SimulatedCarrier):
     Args:
         plan: The resolved plan.
         data: The scaled data.
-        folder: The run's folder; None keeps everything in memory.
         encoders: Encoders that the caller supplies, by party.
         head: The caller's model for the label holder.
-        algorithm: What to run instead of the plan's algorithm, such as prediction.
         records: How many record indices are in use, where they are more than those of the data.
         gates: Organisation -> gate that goes on counting, instead of a new one.
-        progress: Called after every step of the server.
+        given: See `SimulatedCarrier`.
     """
 
     def __init__(
@@ -234,17 +232,15 @@ class VirtualCarrier(SimulatedCarrier):
         plan: Plan,
         data: VerticalData,
         *,
-        folder: RunFolder | None = None,
         encoders: Mapping[str, nn.Module] | None = None,
         head: nn.Module | None = None,
-        algorithm: Algorithm | None = None,
         records: int = 0,
         gates: Mapping[str, Gate] | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        **given: Any,
     ) -> None:
-        super().__init__(plan, data, folder=folder, algorithm=algorithm, progress=progress)
-        given = dict(encoders or {})
-        if unknown := set(given) - set(data.parties):
+        super().__init__(plan, data, **given)
+        own = dict(encoders or {})
+        if unknown := set(own) - set(data.parties):
             raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
         self.network = VirtualNetwork(
             self.hosts,
@@ -263,10 +259,10 @@ class VirtualCarrier(SimulatedCarrier):
                     hosts=self.hosts,
                     links=self.network.links_of(name),
                     clock=VirtualClock(),
-                    folder=folder,
-                    algorithm=algorithm,
+                    folder=self.folder,
+                    algorithm=given.get("algorithm"),
                     records=records,
-                    encoder=given.get,
+                    encoder=own.get,
                     head=head,
                     gate=(gates or {}).get(name),
                     report=self.report,

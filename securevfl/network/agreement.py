@@ -144,11 +144,10 @@ class Proposal:
         content = pack(
             "agreement",
             {
-                "run": self.run,
+                **vars(self),
                 "plan": plan.to_agreement(),
                 "outline": self.outline.to_json(),
                 "organisations": list(self.organisations),
-                "ids": self.ids,
                 "time_unit": float(self.time_unit),
             },
         )
@@ -296,13 +295,8 @@ class Request:
         content = pack(
             "prediction",
             {
-                "run": self.run,
-                "trained": self.trained,
+                **vars(self),
                 "organisations": list(self.organisations),
-                "records": self.records,
-                "ids": self.ids,
-                "numbers": self.numbers,
-                "token": self.token,
                 "scores": label_holder,
                 "mode": plan.mode,
                 "protocol": plan.protocol,
@@ -369,13 +363,7 @@ def cost_in_words(
 ) -> str:
     """What a prediction costs a party, by its ledger and its plan; its gate decides when the time comes.
 
-    Args:
-        owner: The party.
-        plan: The resolved plan.
-        numbers: Record numbers.
-        label_holder: Who obtains what is released.
-        records: How many record numbers are in use.
-        folder: Where the party's ledger is.
+    `records` is how many record numbers are in use.
     """
     count = len(numbers)
     if plan.mode == "sealed":

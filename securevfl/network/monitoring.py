@@ -260,7 +260,7 @@ def _plain(value: object) -> str | int | None:
 
 
 class LogFile(RotatingFileHandler):
-    """A log that its owner alone can read, and that whoever knocks again and again cannot fill a disk with.
+    """A log that its owner alone can read, and that whoever connects again and again cannot fill a disk with.
 
     One that can no longer be written, on a full disk, says so once and ends nothing.
     """

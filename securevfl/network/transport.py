@@ -404,8 +404,8 @@ def _why_not(address: str) -> str:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as door:
-            door.bind(place)
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
     except OSError as error:
         return str(error.strerror or error)
     return "unknown reason"

@@ -1,4 +1,4 @@
-"""The gate: the only door out of a party.
+"""The gate: everything that leaves a party passes it.
 
 A release passes five steps, in this order: the vectors are checked and clipped, the budget is asked, the
 ledger entry is written and synced to disk, noise is added, and only then does the caller get something to

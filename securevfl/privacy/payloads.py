@@ -168,7 +168,7 @@ class Inside:
 
 
 class Link:
-    """One address's door to the others, on every carrier.
+    """One address's connection to the others, on every carrier.
 
     It numbers what is sent, queues what arrives and matches answers to calls. Before anything leaves it
     checks that it is a declared message, that every field is of its declared form, and that whatever depends
