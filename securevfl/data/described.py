@@ -220,9 +220,7 @@ def _source(
         ids=ids,
         columns=columns,
         raw=np.column_stack(raw) if raw else np.zeros((len(ids), 0)),
-        labels=None
-        if party.name != described.label_holder
-        else parse_labels(file.table.column(str(file.label))),
+        labels=parse_labels(file.table.column(str(file.label))) if holds else None,
     )
 
 

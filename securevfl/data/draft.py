@@ -112,8 +112,8 @@ def _id_columns(parties: Sequence[_Party]) -> list[str]:
     ]
     if not names:
         raise DataError(
-            "no column is in all files with a different value in each row, so none can be the ID; give the ID "
-            "column the same name in every file"
+            "no column is in all files with a different value in each row, so none can be the ID; give the "
+            "ID column the same name in every file"
         )
     # Numbers that happen to differ from row to row are no IDs; a name that says so, or text, is.
     return sorted(names, key=lambda name: ("id" not in name.lower(), _is_fraction(tables[0].column(name))))
@@ -131,15 +131,12 @@ def _is_fraction(cells: Sequence[str]) -> bool:
 def _section(party: _Party, id_column: str, out: Path) -> str:
     path = os.path.relpath(party.file, out.parent)
     lines = [f"\n[parties.{toml_key(party.name)}]", f"file = {toml_text(path)}"]
-    if party.libsvm:
-        lines.append("# LIBSVM: rows are numbered from 1, columns are called f1, f2, ...")
     lines.append(f"[parties.{toml_key(party.name)}.columns]")
-    names = [
-        name for name in party.table.header if name != id_column and not (party.libsvm and name == "row")
-    ]
-    lines += [
-        _line(name, party.table.column(name)) for name in names if not (party.libsvm and name == "label")
-    ]
+    if party.libsvm:
+        lines.append('"*" = { kind = "number" }    # every column: f1, f2, ...; rows are numbered from 1')
+    else:
+        names = [name for name in party.table.header if name != id_column]
+        lines += [_line(name, party.table.column(name)) for name in names]
     return "\n".join(lines) + "\n"
 
 

@@ -543,6 +543,19 @@ def _describe(data: VerticalData) -> dict[str, Any]:
         "outputs": data.outputs,
         "label_holder": data.label_holder,
         "parties": [_party(data, number) for number in range(len(data.parties))],
+        "columns": [
+            {
+                "party": party,
+                "name": column.name,
+                "kind": column.kind,
+                "bounds": None if column.bounds is None else list(column.bounds),
+                "scale": column.scale,
+                "codes": column.codes,
+                "missing": column.missing,
+            }
+            for party, mine in zip(data.parties, data.described, strict=False)
+            for column in mine.columns
+        ],
         "labels": _labels(data),
         "scaling": data.scaling,
         "image_size": list(data.image_size) if data.image_size else None,
