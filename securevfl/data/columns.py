@@ -160,7 +160,7 @@ class Columns:
     """One party's described columns with their raw values, for models that bin them.
 
     Attributes:
-        source: The description, for messages.
+        source: The description, for messages; empty for a set that comes with the library.
         columns: The columns, in the file's order.
         train: Raw values as `Column.read` gives them, rows x columns; no rows where the features of the party
             are elsewhere.

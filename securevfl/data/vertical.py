@@ -206,7 +206,7 @@ class VerticalData:
         """What to write into the description so that every feature has public bounds; empty if all have."""
         for party, mine in zip(self.parties, self.described, strict=False):
             for column in mine.columns:
-                if column.kind == "number" and column.bounds is None:
+                if mine.source and column.kind == "number" and column.bounds is None:
                     line = f", line {column.line}" if column.line else ""
                     return (
                         f"{mine.source}{line}: write bounds that everybody may know, under "

@@ -168,8 +168,7 @@ def parse_sweep(
         raise PlanError(f"{source} is not TOML: {error}") from error
     check_names(content, (*KINDS, *TABLES, *SECTIONS, "seeds"), "a sweep")
     audit = _section(AuditSettings, content.get("audit", {}), "audit")
-    base = _settings(content)
-    combinations = _expand(content, base, dict(overrides or {}))
+    combinations = _expand(content, _settings(content), dict(overrides or {}))
     for _, chosen in combinations:
         if is_description(str(chosen.get("data", ""))):
             chosen["data"] = str(base / chosen["data"])
