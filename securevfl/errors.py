@@ -69,6 +69,10 @@ class WireError(ProtocolError):
     """Bytes from outside do not decode to a message of the expected form."""
 
 
+class EgressError(ProtocolError):
+    """Something was about to leave that no gate has let out to the receiver. Nothing was sent."""
+
+
 class DropoutError(ProtocolError):
     """Too few parties are left for the protocol to finish without showing more than it promises."""
 

@@ -250,6 +250,7 @@ class _Worlds:
         settings = self.replay.settings
         sensitivity, sigma = settings.cost(self.replay.victim)
         self.gate.open_totals(
+            None,
             rows=np.zeros(1, np.int64),
             sensitivity=sensitivity,
             sigma=sigma,

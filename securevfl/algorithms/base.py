@@ -16,13 +16,14 @@ from torch import nn
 
 from securevfl.data import VerticalData
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Clock, Link
+from securevfl.privacy.messages import Clock
+from securevfl.privacy.payloads import Link
+from securevfl.privacy.schemas import SERVER as SERVER
 from securevfl.privacy.views import ViewWriter
 from securevfl.protocols.contract import Address
 from securevfl.protocols.keys import Authenticator
 from securevfl.settings.plan import Plan
 
-SERVER = "server"
 ABSENT = "absent"
 """Kind of the message by which the runtime tells the server that its sender is away until the phase ends."""
 ONE_ORDER = (

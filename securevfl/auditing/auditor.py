@@ -25,6 +25,7 @@ from securevfl.auditing.checks import (
     check_bypass,
     check_integrity,
     check_keys,
+    check_messages,
     check_noise,
     check_sums,
 )
@@ -76,7 +77,8 @@ def audit(
     checks = [check_integrity(source)]
     if checks[0].status == FAILED:
         return _finish(source, [], checks, {}, reason)
-    checks += [check_keys(source), *check_bypass(source), *check_sums(source), *check_noise(source)]
+    checks += [check_keys(source), *check_messages(source), *check_bypass(source)]
+    checks += [*check_sums(source), *check_noise(source)]
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
     outcomes = _attack(source, chosen, seed, workers, isolated, progress)
     return _finish(source, outcomes, checks, measured, reason)

@@ -12,7 +12,7 @@ from securevfl.algorithms import SERVER, find_algorithm
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
-from securevfl.network.greeting import PREDICT
+from securevfl.network.frames import PREDICT
 from securevfl.network.identity.identity import Identity, check_name, load_identity
 from securevfl.protocols.alignment.protocol import NORMALISATIONS
 from securevfl.settings.codec import (
@@ -146,7 +146,7 @@ class Acceptance(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig(Settings):
+class ParticipantConfig(Settings):
     """What coordinator and party have in common.
 
     Attributes:
@@ -173,7 +173,7 @@ class NodeConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(NodeConfig):
+class ServerConfig(ParticipantConfig):
     """The coordinator: the organisation with the labels.
 
     Attributes:
@@ -201,7 +201,7 @@ class ServerConfig(NodeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartyConfig(NodeConfig):
+class PartyConfig(ParticipantConfig):
     """Any other organisation.
 
     Attributes:

@@ -14,7 +14,7 @@ from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import label_exposure, spending
 from securevfl.files import write_json
-from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
+from securevfl.network.alignment import ALIGNMENT_FILE, load_alignment
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 
 PARTS = ("ledger", "views", "receipts", "models")

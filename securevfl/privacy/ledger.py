@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -28,7 +29,7 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
 from securevfl.files import appending, read_json, sync
 from securevfl.privacy.messages import Head
-from securevfl.privacy.rows import rows_from_text, rows_to_text
+from securevfl.privacy.rows import Rows
 
 FORMAT = 1
 GENESIS = "0" * 64
@@ -60,6 +61,34 @@ def _line(body: str, digest: str, signature: bytes) -> str:
 
 def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def rows_to_text(rows: Rows) -> str:
+    """Writes distinct row indices as sorted ranges."""
+    if rows.size == 0:
+        return ""
+    ordered = np.sort(rows)
+    gaps = ordered[1:] - ordered[:-1]
+    if ordered[0] < 0 or not gaps.all():
+        raise LedgerError("row indices must be distinct and not negative")
+    breaks = gaps != 1
+    firsts = ordered[np.concatenate(([True], breaks))].tolist()
+    lasts = ordered[np.concatenate((breaks, [True]))].tolist()
+    pieces = [
+        str(first) if first == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True)
+    ]
+    return ",".join(pieces)
+
+
+def rows_from_text(text: str) -> Rows:
+    """Reads what `rows_to_text` wrote."""
+    if not text:
+        return np.empty(0, np.int64)
+    try:
+        ends = [[int(end) for end in piece.split("-")] for piece in text.split(",")]
+        return np.concatenate([np.arange(piece[0], piece[-1] + 1, dtype=np.int64) for piece in ends])
+    except ValueError as error:
+        raise LedgerError(f"row list {text[:40]!r} cannot be read") from error
 
 
 class Ledger:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from securevfl.errors import RunError
 from securevfl.files import appending, read_json, write_text
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import Value
 
 MESSAGES = "messages.jsonl"
@@ -74,7 +74,7 @@ class ViewWriter:
         self._arrays = appending(folder / ARRAYS, binary=True)
         self._offset = (folder / ARRAYS).stat().st_size
 
-    def record(self, message: Message, *, time: float, sent: bool) -> None:
+    def record(self, message: Packet, *, time: float, sent: bool) -> None:
         """Writes one message."""
         scalars: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class ViewWriter:
 
     def note(self, kind: str, fields: Mapping[str, Value], *, address: str, time: float) -> None:
         """Writes down what the observer's role at `address` worked out with secrets that no view holds."""
-        message = Message(kind=kind, sender=address, receiver=address, fields=fields)
+        message = Packet(kind=kind, sender=address, receiver=address, fields=fields)
         self.record(message, time=time, sent=False)
 
     def _store(self, array: npt.NDArray[Any]) -> list[Any]:

@@ -22,8 +22,9 @@ from securevfl.attacks.exact import (
 )
 from securevfl.attacks.reading import moments
 from securevfl.attacks.source import Source
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.views import View
 
 
@@ -45,13 +46,13 @@ def probing(folder: Path, data: VerticalData, **changes: object) -> Source:
     resolved, scaled = resolve(plan, data)
     files = RunFolder(folder)
     files.create(resolved)
-    engine = Engine(resolved, scaled, folder=files)
-    (prober,) = [role for role in engine.parties if role.address == "p0"]
+    carrier = VirtualCarrier(resolved, scaled, folder=files)
+    (prober,) = [role for role in carrier.roles[1:] if role.address == "p0"]
     prober.batches = Batches(scaled.n_train, scaled.n_train, np.random.default_rng(0))
     try:
-        engine.run()
+        drive(Schedule(carrier).train())
     finally:
-        engine.close()
+        carrier.close()
     return Source(folder, data)
 
 

@@ -16,7 +16,8 @@ from securevfl.algorithms.estimators import ESTIMATORS, SAGA
 from securevfl.algorithms.linear_block import LinearBlock, loss_derivative, mean_loss
 from securevfl.algorithms.resolve import resolve
 from securevfl.errors import PlanError, TrainingDiverged
-from securevfl.federation.engine import Engine
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.models import task_loss
 from securevfl.privacy.views import View
 
@@ -194,11 +195,10 @@ def test_saga_keeps_numbers_not_vectors() -> None:
 def test_snapshots_miss_no_record_on_a_slow_network(algorithm: str) -> None:
     """Scores come in several messages, with the order to take the snapshot at their heels."""
     data = VerticalData.load("synthetic:rows=3000,features=24", parties=8)
-    engine = Engine(
-        *resolve(Plan(algorithm=algorithm, batch=200, epochs=1, settings={"latency": 0.02}), data)
-    )
-    engine.run()
-    for worker in engine.parties:
+    plan = Plan(algorithm=algorithm, batch=200, epochs=1, settings={"latency": 0.02})
+    carrier = VirtualCarrier(*resolve(plan, data))
+    drive(Schedule(carrier).train())
+    for worker in carrier.roles[1:]:
         memory = worker.estimator
         np.testing.assert_allclose(memory.mean, worker.block.full_gradient(memory.remembered), atol=1e-12)
 
@@ -222,11 +222,11 @@ def test_one_worker_is_the_textbook_algorithm(name: str, three: VerticalData) ->
     plan = Plan(algorithm=f"af{name}", epochs=3, batch=20, learning_rate=0.05, settings={"snapshot_every": 2})
     run = train(data, plan)
     resolved, scaled = resolve(plan, data)
-    start = Engine(resolved, scaled)
+    start = VirtualCarrier(resolved, scaled)
     features = np.hstack([np.asarray(scaled.train[0], np.float64), np.ones((scaled.n_train, 1))])
     labels = scaled.y_train.astype(float)[:, None]
-    weights = np.array(start.parties[0].block.weights)
-    batches = start.parties[0].batches
+    weights = np.array(start.roles[1].block.weights)
+    batches = start.roles[1].batches
     residual = 1 / (1 + np.exp(-features @ weights)) - labels
     memory, mean = residual.copy(), features.T @ residual / len(labels)
     for epoch in range(3):
@@ -251,11 +251,11 @@ def test_one_worker_is_the_textbook_algorithm(name: str, three: VerticalData) ->
 def test_memory_converges_linearly_where_sgd_stalls(algorithm: str) -> None:
     data = VerticalData.load("synthetic:rows=100,features=6", parties=2)
     plan = Plan(algorithm=algorithm, epochs=20, batch=4, learning_rate=0.3, l2=0.05)
-    engine = Engine(*resolve(plan, data))
-    engine.run()
-    first, second = (worker.block.weights for worker in engine.parties)
+    carrier = VirtualCarrier(*resolve(plan, data))
+    drive(Schedule(carrier).train())
+    first, second = (worker.block.weights for worker in carrier.roles[1:])
     weights = np.vstack([first[:-1], second, first[-1:]])
-    gap = objective(engine.data, weights, plan.l2) - optimum(engine.data, plan.l2)[1]
+    gap = objective(carrier.home.data, weights, plan.l2) - optimum(carrier.home.data, plan.l2)[1]
     if algorithm.endswith("sgd"):
         assert gap > 1e-4  # the noise of single steps keeps it away
     else:
@@ -326,16 +326,16 @@ def test_others_read_the_freshest_product(three: VerticalData, tmp_path: Path) -
 @pytest.mark.parametrize("algorithm", [*ASYNCHRONOUS, *SYNCHRONOUS])
 def test_masked_and_plain_runs_agree_to_fixed_point_precision(algorithm: str, three: VerticalData) -> None:
     plan = Plan(algorithm=algorithm, epochs=2, batch=16, learning_rate=0.05)
-    engines = []
+    carriers = []
     for protocol in ("plain", "two-tree"):
-        engine = Engine(*resolve(plan.with_changes(protocol=protocol), three))
-        engine.run()
-        engines.append(engine)
+        carrier = VirtualCarrier(*resolve(plan.with_changes(protocol=protocol), three))
+        drive(Schedule(carrier).train())
+        carriers.append(carrier)
     # A total is off by q/2 steps of 2^-32, a logistic derivative by a quarter of that, and SAGA's and SVRG's
     # directions use three derivatives. A step adds rate * |x| times it, |x| <= 4 * 3; logistic steps at this
     # rate do not expand differences. There are at most 2 * 3 * 15 steps.
     tolerance = 3 / 2 * 2**-32 / 4 * 3 * 0.05 * 12 * 90
-    for plain, masked in zip(engines[0].parties, engines[1].parties, strict=True):
+    for plain, masked in zip(carriers[0].roles[1:], carriers[1].roles[1:], strict=True):
         np.testing.assert_allclose(masked.block.weights, plain.block.weights, atol=tolerance, rtol=0)
 
 
@@ -444,17 +444,17 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
         algorithm=algorithm, protocol="two-tree", epochs=2, batch=160, scaling="none", learning_rate=0.5
     )
     resolved, scaled = resolve(plan, data)
-    engine = Engine(resolved, scaled)
+    carrier = VirtualCarrier(resolved, scaled)
     tracemalloc.start()
     try:
-        engine.run()
+        drive(Schedule(carrier).train())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert all(sparse.issparse(part) for worker in engine.parties for part in worker.block.parts)
+    assert all(sparse.issparse(part) for worker in carrier.roles[1:] for part in worker.block.parts)
     # One dense batch of one worker alone would take 160 * 20000 * 4 bytes.
     assert peak < 160 * 20_000 * 4
-    assert engine.server.loss < np.log(2)
+    assert carrier.server.loss < np.log(2)
 
 
 # -- plans ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from securevfl.data.credit import DESCRIPTION
 from securevfl.data.description import key_lines, parse_description
 from securevfl.data.draft import draft_description
 from securevfl.errors import DataError, InputError, MissingExtra, PlanError
-from securevfl.federation.share import pack_share, unpack_share
+from securevfl.federation.stepped import pack_share, unpack_share
 
 TOP = """\
 name = "bank and shop"

@@ -12,8 +12,7 @@ import pytest
 import securevfl.privacy.ledger
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
-from securevfl.privacy.ledger import Ledger, read_ledger, to_record
-from securevfl.privacy.rows import rows_from_text, rows_to_text
+from securevfl.privacy.ledger import Ledger, read_ledger, rows_from_text, rows_to_text, to_record
 
 
 def record(rows: list[int], owner: str = "p1") -> ReleaseRecord:

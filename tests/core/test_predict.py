@@ -18,7 +18,8 @@ from torch import nn
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms import ABSENT, SERVER
+from securevfl.algorithms import SERVER
+from securevfl.algorithms.messages import Absent
 from securevfl.algorithms.prediction import PredictingParty
 from securevfl.errors import AccountingError, BudgetExceeded, DataError, DropoutError, RunError
 from securevfl.federation.folder import RunFolder
@@ -306,7 +307,7 @@ def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: py
 
     async def leaving(self: PredictingParty, message: Any) -> None:
         if self.address == "p2":
-            await self.link.send(SERVER, ABSENT, {})
+            await self.link.send(SERVER, Absent())
         else:
             await answer(self, message)
 

@@ -297,7 +297,7 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     Tracked.opened = []
-    monkeypatch.setattr("securevfl.federation.organisations.Ledger", Tracked)
+    monkeypatch.setattr("securevfl.federation.site.Ledger", Tracked)
     encoders = {"p1": torch.nn.Linear(2, 1)} if failing == "encoder" else {}  # made for other features
 
     def broken(*arguments: Any, **options: Any) -> Any:
@@ -307,7 +307,7 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     if failing == "role":
         monkeypatch.setattr("securevfl.algorithms.vafl.VAFL.role", broken)
     if failing == "view of p1":
-        monkeypatch.setattr("securevfl.federation.organisations.ViewWriter", broken)
+        monkeypatch.setattr("securevfl.federation.site.ViewWriter", broken)
     if failing == "ledger of p1":
         monkeypatch.setattr(Tracked, "_begin_session", broken)
     with pytest.raises(SecureVFLError):

@@ -243,7 +243,7 @@ def test_a_statistic_carries_its_noise_and_counts_for_all():
     with pytest.raises(PlanError, match="cannot count"):
         gate.noisy_statistic(exact, **where, change=2.0, counted=1.0, sigma=1.5)
     with pytest.raises(BudgetExceeded):
-        gate.open_totals(**{**where, "sensitivity": 30.0, "sigma": 1.0})
+        gate.open_totals(None, **{**where, "sensitivity": 30.0, "sigma": 1.0})
 
 
 # -- views --------------------------------------------------------------------------------------------------

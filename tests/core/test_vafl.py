@@ -12,7 +12,8 @@ import torch
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl_server import VAFLServer
-from securevfl.federation.engine import Engine
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 
 TINY = "synthetic:rows=240,features=12,informative=6"
 
@@ -90,12 +91,12 @@ def watched(data: VerticalData, **changes: Any) -> Watch:
     module.VAFLServer = Watch  # type: ignore[misc]
     try:
         plan, scaled = resolve(Plan.from_flat(changes), data)
-        engine = Engine(plan, scaled)
-        engine.run()
-        engine.close()
+        carrier = VirtualCarrier(plan, scaled)
+        drive(Schedule(carrier).train())
+        carrier.close()
     finally:
         module.VAFLServer = original  # type: ignore[misc]
-    return engine.server  # type: ignore[return-value]
+    return carrier.server  # type: ignore[return-value]
 
 
 def test_delays_follow_equation_3(tiny: VerticalData) -> None:
@@ -196,7 +197,7 @@ def test_frozen_mode_sends_no_gradients(tiny: VerticalData) -> None:
     run = train(tiny, Plan(encoder_training="none", sigma=1.0, epochs=3))
     assert set(run.privacy) == {"p1", "p2"}
     assert run.result["labels"].startswith("not exposed")
-    before = Engine(*resolve(Plan(encoder_training="none", sigma=1.0), tiny)).setup.encoders
+    before = VirtualCarrier(*resolve(Plan(encoder_training="none", sigma=1.0), tiny)).encoders
     for party in ("p1", "p2"):
         for old, new in zip(before[party].parameters(), run.encoders[party].parameters(), strict=True):
             assert torch.equal(old, new)
@@ -266,8 +267,8 @@ def test_parties_computed_together_are_parties_computed_alone(
     from securevfl.algorithms.lockstep import Lockstep
 
     plan = Plan(algorithm="vafl-sync", epochs=3, batch=20, model=model, hidden=(8,), sigma=sigma, clip=0.5)
-    engine = Engine(*resolve(plan, tiny))
-    assert all(role.model.together is not None for role in engine.parties)  # type: ignore[attr-defined]
+    carrier = VirtualCarrier(*resolve(plan, tiny))
+    assert all(role.model.together is not None for role in carrier.roles[1:])  # type: ignore[attr-defined]
     together = train(tiny, plan)
     monkeypatch.setattr(Lockstep, "of", classmethod(lambda cls, models, plan: None))
     alone = train(tiny, plan)
@@ -278,8 +279,8 @@ def test_parties_computed_together_are_parties_computed_alone(
 
 def test_memory_and_own_rates_stay_with_the_parties(tiny: VerticalData) -> None:
     for changes in ({"optimiser": "adam"}, {"learning_rates": {"p1": 0.2}}, {"encoder_training": "none"}):
-        engine = Engine(*resolve(Plan.from_flat({"algorithm": "vafl-sync", **changes}), tiny))
-        assert all(role.model.together is None for role in engine.parties)  # type: ignore[attr-defined]
+        carrier = VirtualCarrier(*resolve(Plan.from_flat({"algorithm": "vafl-sync", **changes}), tiny))
+        assert all(role.model.together is None for role in carrier.roles[1:])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("delays", ["poisson", "exponential"])

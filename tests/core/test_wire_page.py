@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from securevfl.errors import WireError
-from securevfl.network import controls
-from securevfl.network.frames import Frame, Kind
-from securevfl.network.greeting import Greeting, read_greeting
-from securevfl.privacy.messages import Head, Message
+from securevfl.network import frames
+from securevfl.network.frames import Frame, Greeting, Kind, read_greeting
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack, unpack
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text()
@@ -77,7 +76,7 @@ def test_messages_are_as_the_page_says() -> None:
     head = struct.pack("<q", 5) + digest.encode() + b"\x02p1"
     content = value("embedding", [("epoch", b"i" + struct.pack("<q", 3))])
     by_hand = b"SVFM" + struct.pack("<BBHqq", 1, 3, len(route), 8, 4) + route + head + content
-    message = Message(
+    message = Packet(
         kind="embedding",
         sender="p1",
         receiver="server",
@@ -86,7 +85,7 @@ def test_messages_are_as_the_page_says() -> None:
         reply_to=4,
         head=Head("p1", 5, digest),
     )
-    assert message.to_bytes() == by_hand and Message.from_bytes(by_hand) == message
+    assert message.to_bytes() == by_hand and Packet.from_bytes(by_hand) == message
     plain = b"SVFM" + struct.pack("<BBHqq", 1, 0, len(route), 8, 0) + route + content
     message.reply_to = message.head = None
     assert message.to_bytes() == plain and message.size() == len(plain)
@@ -117,7 +116,7 @@ def test_frames_and_greetings_are_as_the_page_says() -> None:
 
 @pytest.mark.parametrize(
     ("title", "known"),
-    [("from the coordinator", controls.OF_COORDINATOR), ("from a member", controls.OF_MEMBERS)],
+    [("from the coordinator", frames.OF_COORDINATOR), ("from a member", frames.OF_MEMBERS)],
 )
 def test_the_page_lists_every_control_message(title: str, known: dict[str, dict[str, type]]) -> None:
     table = PAGE.split(f"| {title} |")[1].split("\n\n")[0]
@@ -125,5 +124,5 @@ def test_the_page_lists_every_control_message(title: str, known: dict[str, dict[
     listed = {}
     for kind, fields in re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE):
         form = {field: types[what] for field, what in re.findall(r"`(\w+)` (\w+)", fields)}
-        listed[kind] = form | (controls.OF_COORDINATOR["introduction"] if "introduction" in fields else {})
+        listed[kind] = form | (frames.OF_COORDINATOR["introduction"] if "introduction" in fields else {})
     assert listed == {kind: dict(form) for kind, form in known.items()}
