@@ -17,7 +17,7 @@ from securevfl.data.description import Description, PartyDescription, read_descr
 from securevfl.data.labels import ClassValue, missing_labels, parse_labels, shown_classes
 from securevfl.data.readers import Table, parse_numbers, read_bytes, read_libsvm, read_table
 from securevfl.data.split import clean_ids, join_on_ids
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, MissingExtra, nearest
 
 # A described column is kept with its raw values; what is wider than this belongs to `from_libsvm`.
@@ -405,3 +405,6 @@ def positive_label(described: Description, labels: NDArray[Any]) -> ClassValue |
             f"the labels have {len(known)} values{shown_classes(known)}"
         )
     return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
+LOADERS["description"] = load_description
