@@ -99,7 +99,7 @@ def gather(
     json: Json = False,
 ) -> None:
     """Bring the folders of a networked run together, for an audit of the whole."""
-    from securevfl.network.gather import gather as bring_together
+    from securevfl.network.folders import gather as bring_together
 
     found = bring_together(folders, out)
     if json:
@@ -150,7 +150,7 @@ async def _line() -> str:
 
 def _run(node: Participant, again: str, json: bool) -> None:
     """Runs a node to its end; an interrupt leaves what is needed to go on."""
-    from securevfl.network.logs import log_to
+    from securevfl.network.monitoring import log_to
 
     log = log_to(
         node.folder.path.with_name(node.folder.path.name + ".log"),
@@ -171,7 +171,7 @@ def _run(node: Participant, again: str, json: bool) -> None:
 
 
 async def _until_done(node: Participant) -> dict[str, Any]:
-    from securevfl.network.status import StatusServer
+    from securevfl.network.monitoring import StatusServer
 
     task = asyncio.current_task()
     if task is not None:

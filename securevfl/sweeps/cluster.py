@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from securevfl.federation.cluster import connect
+from securevfl.federation.actors import connect
 from securevfl.sweeps.executors import Record, Task
 from securevfl.sweeps.records import failed_record
 

@@ -19,7 +19,7 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import SumParticipant
 from securevfl.attacks.protocol import scan_files
 from securevfl.errors import PlanError, ProtocolError, RunError
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import run_virtual
 from securevfl.federation.run import Run
 from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records

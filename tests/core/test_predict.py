@@ -16,8 +16,7 @@ from scipy import sparse
 from torch import nn
 
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
-from securevfl.accountants.filters import Filter
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER
 from securevfl.algorithms.messages import Absent
 from securevfl.algorithms.prediction import PredictingParty

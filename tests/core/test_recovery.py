@@ -27,8 +27,8 @@ from securevfl.attacks.reading import moments
 from securevfl.cli import main
 from securevfl.cli.train import show_absences
 from securevfl.errors import DropoutError, PlanError, ProtocolError
+from securevfl.federation.clock import run_virtual
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.loop import run_virtual
 from securevfl.federation.run import run_result
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import PARTS, run_roles

@@ -26,7 +26,7 @@ from securevfl.errors import (
     ProtocolError,
     TrainingDiverged,
 )
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import run_virtual
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
