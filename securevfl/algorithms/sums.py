@@ -125,6 +125,14 @@ class SumParticipant:
         self._everybody = False
         self.gone: set[str] = set()
 
+    def state(self) -> dict[str, Any]:
+        """The number of the last round, as explicit data; keys live in this process alone."""
+        return {"number": self.number}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes up a saved state."""
+        self.number = int(state["number"])
+
     # -- before the first round -----------------------------------------------------------------------------
 
     async def begin(self, *, everybody: bool = False) -> None:

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
-from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
-from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
 from securevfl.algorithms.sealed.models import SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
+from securevfl.algorithms.steps import (
+    Batches,
+    build_delay,
+    build_optimiser,
+    load_optimiser_state,
+    optimiser_state,
+)
 from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
 from securevfl.protocols.sealed.party import SealedParty

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedOutputs
-from securevfl.algorithms.prediction import Finished
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
