@@ -94,13 +94,14 @@ class LinearWorker(Party):
         active: Whether the worker gets the labels.
     """
 
-    kept = ("block", "estimator", "labels", "delay")
+    kept: ClassVar[tuple[str, ...]] = ("block", "estimator", "labels", "delay")
 
     def __init__(
         self, setup: Setup, party: str, *, channels: list[Channel], estimator: str, active: bool
     ) -> None:
         super().__init__(setup, party)
         self.sums = SumParticipant(setup, party, channels)
+        self._receive = self.sums.receive
         self.active = active
         self.block = build_block(setup, party)
         self.estimator = ESTIMATORS[estimator](self.block)
@@ -141,9 +142,6 @@ class LinearWorker(Party):
     async def _listen(self) -> None:
         await self.sums.begin()
         await super()._listen()
-
-    async def _receive(self) -> Packet:
-        return await self.sums.receive()
 
     async def _join(self, message: Packet) -> None:
         request = read_request(message)
@@ -319,7 +317,7 @@ class Coordinator(LabelHolder):
         estimator: A key of `ESTIMATORS`.
     """
 
-    kept = (*LabelHolder.kept, "sums", "iterations")
+    kept: ClassVar[tuple[str, ...]] = (*LabelHolder.kept, "sums", "iterations")
 
     def __init__(
         self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str

@@ -27,7 +27,7 @@ the label the loss of a record is its prediction.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -178,7 +178,7 @@ class FDMLWorker(SharingParty):
         told: Addresses that are told what is computed from the totals of the test part.
     """
 
-    kept = (*SharingParty.kept, "iteration")
+    kept: ClassVar[tuple[str, ...]] = (*SharingParty.kept, "iteration")
 
     def __init__(
         self,

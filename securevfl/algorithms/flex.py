@@ -324,7 +324,7 @@ class FlexParty(SharingParty):
         return steps, weight
 
     def _checked_steps(self, answer: Packet) -> int:
-        steps = answer["steps"]
+        steps = int(answer["steps"])
         if steps < 1:
             raise ProtocolError(f"{self.address} was told to take {steps} steps")
         return steps

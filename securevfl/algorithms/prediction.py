@@ -81,15 +81,13 @@ class PredictingParty(Finished, Party):
         self.asked = np.zeros(len(numbers), bool)
         channels = channels_of(setup)
         self.sums = SumParticipant(setup, party, channels)
+        self._receive = self.sums.receive
         self.handlers = {REQUEST: self._join} if channels else {Predict.kind: self._answer}
 
     async def evaluate(self) -> None:
         self.encoder.eval()
         await self.sums.begin()
         await self._listen()
-
-    async def _receive(self) -> Packet:
-        return await self.sums.receive()
 
     async def _join(self, message: Packet) -> None:
         request = read_request(message)

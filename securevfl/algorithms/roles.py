@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from securevfl.errors import ProtocolError
 from securevfl.models import Fusion, metrics, task_loss
 from securevfl.privacy.defences import DEFENCES
 from securevfl.privacy.gate import Gate, Mechanism
-from securevfl.privacy.messages import Packet
+from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 
@@ -51,7 +51,7 @@ def channels_of(setup: Setup, channel: Channel | None = None) -> list[Channel]:
 class LabelHolder(ServerRole):
     """A server that counts, measures, and lets out what depends on the labels."""
 
-    kept = ("processed", "epochs_done", "loss", "test")
+    kept: ClassVar[tuple[str, ...]] = ("processed", "epochs_done", "loss", "test")
 
     def __init__(self, setup: Setup) -> None:
         self.setup, data = setup, setup.data
@@ -175,21 +175,21 @@ class GradientAnswers:
 class Party(Role):
     """A party's role, which answers messages as `handlers` says."""
 
-    handlers: Mapping[str, Callable[[Packet], Awaitable[None]]]
+    handlers: dict[str, Callable[[Packet], Awaitable[None]]]
 
     def __init__(self, setup: Setup, party: str) -> None:
         self.address, self.setup = party, setup
         self.link = setup.links[party]
         self.gate = setup.gates[setup.hosts[party]]
         self.index = setup.data.parties.index(party)
-
-    async def _receive(self) -> Packet:
-        return await self.link.receive()
+        self._receive = self.link.receive  # of those who take part in sums: what is left for the role
+        self._ended = Stop()
 
     async def _listen(self) -> None:
         """Answers until the server ends the phase."""
         while (message := await self._receive()).kind != End.kind:
             await self.handlers[expect(message, *self.handlers).kind](message)
+        self._ended.set()
 
 
 # -- one order of records, labels at every party ------------------------------------------------------------
@@ -204,7 +204,7 @@ class SharingServer(LabelHolder):
         channel: The secure sum; by default one whose totals the server obtains.
     """
 
-    kept = (*LabelHolder.kept, "batches", "sums")
+    kept: ClassVar[tuple[str, ...]] = (*LabelHolder.kept, "batches", "sums")
 
     def __init__(self, setup: Setup, *, share_labels: bool, channel: Channel | None = None) -> None:
         super().__init__(setup)
@@ -287,7 +287,7 @@ class SharingParty(Party):
         told: Addresses that the receiver tells what it computes from the totals of the test part.
     """
 
-    kept = ("model", "batches", "delay", "labels")
+    kept: ClassVar[tuple[str, ...]] = ("model", "batches", "delay", "labels")
 
     def __init__(
         self,
@@ -307,14 +307,12 @@ class SharingParty(Party):
         self.delay = build_delay(setup, party)
         self.secure = setup.plan.protocol != "plain"
         self.sums = SumParticipant(setup, party, channels_of(setup, channel))
+        self._receive = self.sums.receive
         self.handlers = {REQUEST: self._sum_evaluation, Embed.kind: self._answer_evaluation}
 
     async def prepare(self) -> None:
         if self.share_labels:
             self.labels = await self._receive_labels("labels", self.setup.data.n_train)
-
-    async def _receive(self) -> Packet:
-        return await self.sums.receive()
 
     async def _receive_labels(self, kind: str, count: int) -> Tensor:
         labels = expect(await self.link.receive(), kind)["values"]

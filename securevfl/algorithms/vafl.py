@@ -27,7 +27,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ PURPOSES = ("initial", "refresh", EVALUATION)
 """What a party lets the server ask for embeddings for."""
 SUMMED = (TRAINING, EVALUATION)
 """What a party lets its embeddings be summed for."""
+_NONE = np.empty(0, np.int32)
 
 
 # -- the party ----------------------------------------------------------------------------------------------
@@ -74,7 +75,6 @@ class VAFLParty(Party):
         self.delay = build_delay(setup, party)
         self.ready_at: float | None = None
         self.handlers = {Embed.kind: self._answer}
-        self._ended = Stop()
 
     async def prepare(self) -> None:
         await self._serve()
@@ -93,10 +93,6 @@ class VAFLParty(Party):
         """Only answers requests, until the server ends the phase."""
         await self._listen()
         await self.link.send(SERVER, Ended())
-
-    async def _listen(self) -> None:
-        await super()._listen()
-        self._ended.set()
 
     async def _answer(self, message: Packet) -> None:
         rows, purpose = self.model.check_rows(message["rows"]), str(message["purpose"])
@@ -129,7 +125,7 @@ class VAFLParty(Party):
         released = self.model.release(rows, kind=TRAINING, observers=self.training_observers, learning=True)
         answer = await self.link.call(SERVER, Embedding(rows=rows, values=released))
         if answer.kind == Gradient.kind:
-            self.model.learn(released, answer["values"], rows)
+            self.model.learn(released, answer.fields["values"], rows)
 
 
 class SummingParty(VAFLParty):
@@ -139,6 +135,7 @@ class SummingParty(VAFLParty):
         super().__init__(setup, party, shared_schedule=shared_schedule)
         self.channel = build_channel(setup, SERVER)
         self.sums = SumParticipant(setup, party, [self.channel])
+        self._receive = self.sums.receive
         self.handlers = {REQUEST: self._join}
         if not self.observers:
             self.handlers[Embed.kind] = self._answer
@@ -152,9 +149,6 @@ class SummingParty(VAFLParty):
     async def epoch(self) -> None:
         await self.sums.begin()
         await super().epoch()
-
-    async def _receive(self) -> Packet:
-        return await self.sums.receive()
 
     async def _join(self, message: Packet) -> None:
         request = read_request(message)
@@ -187,7 +181,7 @@ class SummingParty(VAFLParty):
         if answer.kind == Gradient.kind:
             if self._contribution is None:
                 raise ProtocolError(f"{self.address} received a gradient before any sum over its batch")
-            self.model.learn(self._contribution, answer["values"], rows)
+            self.model.learn(self._contribution, answer.fields["values"], rows)
             self._contribution = None
 
 
@@ -203,7 +197,7 @@ class TopModelServer(LabelHolder):
         shared_schedule: True where all parties upload the same records at once.
     """
 
-    kept = (*LabelHolder.kept, "top", "iteration")
+    kept: ClassVar[tuple[str, ...]] = (*LabelHolder.kept, "top", "iteration")
 
     def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
         super().__init__(setup)
@@ -213,6 +207,7 @@ class TopModelServer(LabelHolder):
         parameters = trainable(setup.head)
         optimiser = build_optimiser(parameters, setup.plan, setup.server_rate) if parameters else None
         self.top = Trained(SERVER, setup.head, optimiser)
+        self.n_train = setup.data.n_train
         self.iteration = 0
         self.absent: set[str] = set()
 
@@ -275,8 +270,9 @@ class TopModelServer(LabelHolder):
 
     def _rows(self, message: Packet) -> Rows:
         """The records of an upload."""
-        rows: Rows = message["rows"].astype(np.int64)
-        if rows.size == 0 or rows.max() >= self.setup.data.n_train:
+        named: Any = message.fields.get("rows", _NONE)
+        rows: Rows = named.astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.n_train:
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
         return rows
 
