@@ -87,8 +87,6 @@ class LinearWorker(Party):
     """A worker that only listens: takes part in sums and steps when the coordinator says so.
 
     Args:
-        setup: What the run is built from.
-        party: The worker.
         channels: All channels of the run.
         estimator: A key of `ESTIMATORS`.
         active: Whether the worker gets the labels.
@@ -311,7 +309,6 @@ class Coordinator(LabelHolder):
     """What both have in common: sharing labels, snapshots, evaluation.
 
     Args:
-        setup: What the run is built from.
         channels: All channels of the run; the coordinator's own serves snapshots and evaluation.
         active: Names of the active workers.
         estimator: A key of `ESTIMATORS`.

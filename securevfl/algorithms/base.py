@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from securevfl.data import VerticalData
-from securevfl.errors import ProtocolError
+from securevfl.errors import ProtocolError, RunError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.payloads import Link
@@ -141,7 +141,17 @@ class Role(ABC):
         return {name: _saved(getattr(self, name)) for name in self.kept}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes up a saved state."""
+        """Takes up a saved state.
+
+        Raises:
+            RunError: It is the state of a role that keeps something else.
+        """
+        missing = [name for name in self.kept if name not in state]
+        if missing:
+            raise RunError(
+                f"the saved state of {self.address} has no {', '.join(missing)}: another role or version has "
+                "saved it; start the run anew"
+            )
         for name in self.kept:
             setattr(self, name, _restored(getattr(self, name), state[name], self.setup.device))
 

@@ -47,7 +47,7 @@ from securevfl.algorithms.messages import LabelsOfTest, Loss, Metrics, Sum, SumR
 from securevfl.algorithms.roles import SharingParty, SharingServer
 from securevfl.algorithms.sums import read_request
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError, ProtocolError, RunError
+from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import SumHead, metrics, task_loss
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
@@ -74,7 +74,6 @@ class FDMLServer(SharingServer):
     everybody else as observers; the sums are computed from the released values alone.
 
     Args:
-        setup: What the run is built from.
         channel: The secure sum; by default one whose totals the server obtains.
     """
 
@@ -171,8 +170,6 @@ class FDMLWorker(SharingParty):
     server, but the sums that the others pull contain them.
 
     Args:
-        setup: What the run is built from.
-        party: Its name.
         source: Address of the role that hands out the sums.
         channel: The secure sum; by default one whose totals the server obtains.
         told: Addresses that are told what is computed from the totals of the test part.
@@ -234,7 +231,6 @@ class AddingServer(FDMLServer):
     """Announces batches and adds ciphertexts; it has no key, and is told losses and metrics, never a sum.
 
     Args:
-        setup: What the run is built from.
         channel: The sum, whose totals go to the key holder.
     """
 
@@ -286,8 +282,6 @@ class KeyHolder(FDMLWorker):
     """The worker that decrypts the sums: hands them to all workers, and figures to the server.
 
     Args:
-        setup: What the run is built from.
-        party: Its name.
         channel: The sum, whose totals it obtains.
     """
 
@@ -352,11 +346,6 @@ class KeyHolder(FDMLWorker):
         if self.test_labels is None:
             raise ProtocolError(f"{self.address} measures before it has the test labels")
         return metrics(self.setup.data.task, torch.cat(self._outputs), self.test_labels.cpu())
-
-    def load(self, state: dict[str, Any]) -> None:
-        if "test_labels" not in state:
-            raise RunError(f"{self.address} had no key when this run was begun; start the run anew")
-        super().load(state)
 
 
 def key_holder_among(parties: tuple[str, ...], host: str) -> str:

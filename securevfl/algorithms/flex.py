@@ -140,7 +140,6 @@ class FlexServer(SharingServer):
     """The server: collects embeddings, shares them, takes local steps of its own.
 
     Args:
-        setup: What the run is built from.
         steps: From how many steps fit at each party and at the server, how many all take; None for each its
             own.
         adaptive: True to set everybody's rate from the steps and weights of the round before.
@@ -279,8 +278,6 @@ class FlexParty(SharingParty):
     """A party. Its embeddings go to everybody; with private labels, only gradients computed from them do.
 
     Args:
-        setup: What the run is built from.
-        party: Its name.
         waits_for_timeout: True where a round lasts at least until the timeout.
     """
 

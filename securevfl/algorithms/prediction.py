@@ -64,8 +64,6 @@ class PredictingParty(Finished, Party):
     """A party: lets the embeddings of new records out, through its gate.
 
     Args:
-        setup: What the run is built from.
-        party: Whose role.
         numbers: Record index of each new record.
         all_new: True where they are known to be none of the earlier ones; else every record pays.
     """

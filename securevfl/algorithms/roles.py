@@ -199,7 +199,6 @@ class SharingServer(LabelHolder):
     """A label holder that hands out labels and knows the schedule.
 
     Args:
-        setup: What the run is built from.
         share_labels: False where the labels stay with the server.
         channel: The secure sum; by default one whose totals the server obtains.
     """
@@ -278,8 +277,6 @@ class SharingParty(Party):
     """A party that holds a copy of the labels and answers requests for embeddings of the test part.
 
     Args:
-        setup: What the run is built from.
-        party: Its name.
         model: Its local model.
         observers: Who sees what it uploads in training.
         share_labels: False where it never gets the labels.

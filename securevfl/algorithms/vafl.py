@@ -192,7 +192,6 @@ class TopModelServer(LabelHolder):
     """What the server does on every protocol: phases, its model, its answers.
 
     Args:
-        setup: What the run is built from.
         wait_for: How many parties' uploads one iteration takes (1 is Algorithm 1).
         shared_schedule: True where all parties upload the same records at once.
     """
