@@ -22,7 +22,7 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
-from securevfl.algorithms.planned import planned_encoder
+from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
 from securevfl.federation.folder import CHECKPOINT, RunFolder, load_checkpoint, save_checkpoint

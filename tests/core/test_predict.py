@@ -302,14 +302,14 @@ def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: py
     """Training above a threshold goes on without a party; a score would be of another model, unsaid."""
     data = make(parties=4)
     run = train(data, Plan(algorithm="vafl", protocol="pairwise", threshold=3, epochs=1, batch=16))
-    answer = PredictingParty._answer
+    join = PredictingParty._join
 
     async def leaving(self: PredictingParty, message: Any) -> None:
         if self.address == "p2":
             await self.link.send(SERVER, Absent())
         else:
-            await answer(self, message)
+            await join(self, message)
 
-    monkeypatch.setattr(PredictingParty, "_answer", leaving)
+    monkeypatch.setattr(PredictingParty, "_join", leaving)
     with pytest.raises(DropoutError, match="p2 is gone, and this phase needs everybody"):
         run.predict(list(data.test))

@@ -17,7 +17,7 @@ from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
-from securevfl.algorithms.vafl_server import VAFLServer
+from securevfl.algorithms.vafl import VAFLServer
 from securevfl.errors import (
     BudgetExceeded,
     DeadlockError,

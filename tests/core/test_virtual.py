@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securevfl.algorithms.delays import StepDelay, read_trace
+from securevfl.algorithms.steps import StepDelay, read_trace
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
 from securevfl.federation.clock import VirtualClock, run_virtual
 from securevfl.federation.virtual import VirtualNetwork
