@@ -86,6 +86,12 @@ def test_light_rooms_load_no_torch(room: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("module", ["securevfl.settings.plan", "securevfl.cli"])
+def test_a_name_is_checked_before_anything_heavy_is_loaded(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'numpy', 'networkx'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_every_package_is_shipped() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     found = {_package(path) for path in FILES if path.name == "__init__.py"}

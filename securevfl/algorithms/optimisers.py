@@ -19,8 +19,13 @@ class PlainSGD(torch.optim.SGD):
     """Torch's SGD without momentum: the same updates bit for bit, without hooks.
 
     The blocks of vertical models are small: what torch wraps around each call (a profiler's record, hooks,
-    the choice of an implementation) takes several times as long as the update itself.
+    the choice of an implementation) takes several times as long as the update itself. Its first call would
+    also load torch's compiler, which takes a second of every process, only to keep it from these methods.
     """
+
+    add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__  # type: ignore[attr-defined]
+    state_dict = torch.optim.Optimizer.state_dict.__wrapped__  # type: ignore[attr-defined]
+    load_state_dict = torch.optim.Optimizer.load_state_dict.__wrapped__  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients; they are never kept as zeros."""
