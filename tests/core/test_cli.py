@@ -207,7 +207,7 @@ def test_budget_that_allows_nothing(cli, tmp_path: Path) -> None:
     assert result.code == 4 and "has spent mu" in result.err
 
 
-def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_run_that_resumes(cli, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "securevfl.cli", "train"]
     plan = ["--data", TINY, "--parties", "3", "--epochs", "200", "--batch", "8", "--set", "patience=3"]
     process = subprocess.Popen(
@@ -228,11 +228,9 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     assert (
         process.returncode == 130 and "go on with: securevfl train --resume" in err and "Traceback" not in err
     )
-    done = subprocess.run(
-        [*command, "--resume", str(tmp_path / "r"), "--json"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["test"]["auc"] is not None
+    done = cli("train", "--resume", tmp_path / "r", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["test"]["auc"] is not None
 
 
 def test_a_full_disk_leaves_a_run_that_resumes(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

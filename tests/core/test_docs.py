@@ -6,13 +6,12 @@ import base64
 import importlib.util
 import json
 import re
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from in_process import run_command, run_program
+from in_process import run_program, run_shell
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -68,15 +67,6 @@ def test_quickstart_runs_top_to_bottom(tmp_path: Path, monkeypatch, capfd) -> No
     run_program(program)
     said = capfd.readouterr().out
     assert re.search(r"epsilon of the employer (8\.0|7\.99)", said) and "first applicants" in said
-
-
-def run_shell(code: str) -> None:
-    """Runs a shell script in the current folder, its ``securevfl`` lines in this process."""
-    for part in re.split(r"^(securevfl .*\n)", code, flags=re.MULTILINE):
-        if part.startswith("securevfl "):
-            assert run_command(part) == 0, part
-        elif part:
-            subprocess.run(["bash", "-e", "-c", part], check=True)
 
 
 def test_every_page_is_in_the_index() -> None:
