@@ -79,7 +79,8 @@ def test_what_is_below_everything_needs_python_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["securevfl", "securevfl.errors", "securevfl.protocols", "securevfl.accountants"]
+    "room",
+    ["securevfl", "securevfl.errors", "securevfl.protocols", "securevfl.accountants", "securevfl.sweeps"],
 )
 def test_light_rooms_load_no_torch(room: str) -> None:
     code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
