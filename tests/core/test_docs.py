@@ -69,20 +69,22 @@ def test_quickstart_runs_top_to_bottom(tmp_path: Path, monkeypatch, capfd) -> No
     assert re.search(r"epsilon of the employer (8\.0|7\.99)", said) and "first applicants" in said
 
 
-def test_the_page_on_data_runs_top_to_bottom(tmp_path: Path) -> None:
+def test_the_page_on_data_runs_top_to_bottom(tmp_path: Path, monkeypatch, capfd) -> None:
     text = (DOCS / "data.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 800
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "block.py"
     for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
-        if language == "toml":
+        if language == "sh":
+            run_shell(code)
+        elif language == "toml":
             (tmp_path / "data.toml").write_text(code)
-            continue
-        command = (
-            ["bash", "-e", "-c", code] if language == "sh" else [sys.executable, "-W", "error", "-c", code]
-        )
-        done = run(command, tmp_path)
-        assert done.returncode == 0, done.stderr
+        else:
+            program.write_text(code)
+            capfd.readouterr()
+            run_program(program)
     assert (tmp_path / "draft.toml").is_file() and (tmp_path / "runs/mine/report.html").is_file()
-    assert "'spent', 'spent missing'" in done.stdout
+    assert "'spent', 'spent missing'" in capfd.readouterr().out
 
 
 def test_every_page_is_in_the_index() -> None:
