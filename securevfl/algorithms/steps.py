@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,13 @@ class PlainSGD(torch.optim.SGD):
     """Torch's SGD without momentum: the same updates bit for bit, without hooks.
 
     The blocks of vertical models are small: what torch wraps around each call (a profiler's record, hooks,
-    the choice of an implementation) takes several times as long as the update itself.
+    the choice of an implementation) takes several times as long as the update itself. The first wrapped call
+    would also load torch's compiler, which takes a second of every process, so these are taken unwrapped.
     """
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients; they are never kept as zeros."""

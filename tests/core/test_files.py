@@ -21,7 +21,7 @@ from securevfl.network.folders import save_alignment
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head
 from securevfl.privacy.views import Receipts, ViewWriter
-from securevfl.sweeps.journal import Journal
+from securevfl.sweeps.records import Journal
 
 
 def mode(path: Path) -> int:
