@@ -194,6 +194,18 @@ class View:
                 return False
         return True
 
+    def __getitem__(self, index: int) -> Seen:
+        return self._read(self._lines[index])
+
+    def index(self, *names: str, sent: bool | None = None) -> dict[tuple[Any, ...], list[int]]:
+        """Places of the messages by some of their properties or plain fields, in order; nothing is loaded."""
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for place, line in enumerate(self._lines):
+            if sent in (None, line["sent"]):
+                key = tuple(line[name] if name in line else line["fields"].get(name) for name in names)
+                found.setdefault(key, []).append(place)
+        return found
+
     def __iter__(self) -> Iterator[Seen]:
         return self.messages()
 
