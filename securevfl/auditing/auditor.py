@@ -23,6 +23,7 @@ from securevfl.attacks.runner import Outcome, evaluate_all
 from securevfl.attacks.source import Source
 from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overall
 from securevfl.auditing.reconciliation import reconcile
+from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
 from securevfl.auditing.verdicts import CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.auditing.words import headline, sentences
@@ -145,10 +146,6 @@ def _budget(source: Source) -> ErrorBudget:
 
 def _replay(source: Source, budget: ErrorBudget) -> list[Finding]:
     """The noise that was really added; where a promise is worth nothing, at the level for data holders."""
-    try:
-        from securevfl.auditing.replay import replay
-    except ImportError:
-        return []
     return replay(source, budget, audience=VISIBLE if budget.alpha(VISIBLE) > 0 else HOLDERS)
 
 

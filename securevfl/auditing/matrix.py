@@ -22,7 +22,7 @@ EVERYBODY = "everybody"
 """Promise of a finding that concerns every owner and observer."""
 REPLAY_PATHS = {
     "gradient": ("gradients",),
-    "totals": ("totals",),
+    "totals": ("noisy totals",),
     "means": ("statistics",),
     "scale": ("statistics",),
     "update": ("updates",),
@@ -164,7 +164,7 @@ def _missing(
 def replay_paths(kind: str) -> tuple[str, ...]:
     """How the paths begin whose replay tests entries of a kind."""
     found = [paths for start, paths in REPLAY_PATHS.items() if kind.startswith(start)]
-    return (found[0] if found else ("embeddings", "totals")) + ("all releases", "the run as a whole")
+    return (found[0] if found else ("embeddings", "noisy totals")) + ("all releases", "the run as a whole")
 
 
 def _covers(spend: Spend) -> str:

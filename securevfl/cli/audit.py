@@ -25,8 +25,8 @@ def audit(
     data: Annotated[
         str | None,
         typer.Option(
-            help="The run's data: a folder with the files that the plan names, the name of a data set, or "
-            "CSV files with commas between them."
+            help="The run's data: a folder with the files that the plan names, a data.toml, the name of a "
+            "data set, or CSV files with commas between them."
         ),
     ] = None,
     config: Annotated[
@@ -150,7 +150,7 @@ def _data(run: Path, text: str | None) -> VerticalData | None:
     from securevfl.federation.folder import RunFolder
 
     plan = RunFolder(run).read_plan()
-    if Path(text).is_dir():
+    if Path(text).is_dir() or Path(text).suffix == ".toml":
         return load_planned(plan, text)
     ledgers = {path.stem for path in (run / "ledger").glob("*.jsonl")} - {"server", "dealer"}
     parties = 0 if "," in text else plan.source.parties or len(ledgers)
