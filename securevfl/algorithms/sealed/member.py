@@ -23,6 +23,7 @@ from securevfl.algorithms.steps import (
 )
 from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.journal import TOTAL
 from securevfl.protocols.sealed.party import SealedParty
 
 
@@ -167,7 +168,8 @@ class SealedMember:
             observers=self.observers,
         )
         await self.exchange.follow(opening)
-        self._learn(machine.result(), len(chosen))
+        std = party.protocol.total_std(self.index)
+        self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
         return len(chosen)
 
     def _learn(self, total: npt.NDArray[np.float64], count: int) -> None:
