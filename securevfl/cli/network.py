@@ -98,7 +98,7 @@ def gather(
     json: Json = False,
 ) -> None:
     """Bring the folders of a networked run together, for an audit of the whole."""
-    from securevfl.network.gather import gather as bring_together
+    from securevfl.network.folders import gather as bring_together
 
     found = bring_together(folders, out)
     if json:
@@ -151,7 +151,7 @@ def _run(node: Participant, again: str, json: bool) -> None:
     """Runs a node to its end; an interrupt leaves what is needed to go on."""
     import asyncio
 
-    from securevfl.network.logs import log_to
+    from securevfl.network.monitoring import log_to
 
     log = log_to(
         node.folder.path.with_name(node.folder.path.name + ".log"),
@@ -174,7 +174,7 @@ def _run(node: Participant, again: str, json: bool) -> None:
 async def _until_done(node: Participant) -> dict[str, Any]:
     import asyncio
 
-    from securevfl.network.status import StatusServer
+    from securevfl.network.monitoring import StatusServer
 
     task = asyncio.current_task()
     if task is not None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from securevfl.errors import InputError
-from securevfl.federation.cluster import connect
 from securevfl.files import appending
 from securevfl.sweeps.records import failed_record
 from securevfl.sweeps.spec import AuditSettings, Point
@@ -187,9 +186,10 @@ class RayExecutor:
     """
 
     def __init__(self, address: str) -> None:
-        self._ray = connect(address)
+        from securevfl.federation.actors import connect
         from securevfl.sweeps.work import run_alone
 
+        self._ray = connect(address)
         self._task = self._ray.remote(max_retries=2, num_cpus=1)(run_alone)
         self._running: dict[Any, str] = {}
 

@@ -45,7 +45,7 @@ def test_references_name_everything() -> None:
 
 def test_help_names_every_choice() -> None:
     """Texts of options stand by themselves, so that `--help` need not load what they speak of."""
-    from securevfl.network.identity.authority import KEYS
+    from securevfl.network.authority import KEYS
     from securevfl.protocols.alignment.protocol import NORMALISATIONS
 
     commands = (DOCS / "cli.md").read_text()
