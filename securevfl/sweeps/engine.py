@@ -14,9 +14,9 @@ from typing import Any
 from securevfl.errors import RunError
 from securevfl.files import write_text
 from securevfl.sweeps.charts import write_plots
-from securevfl.sweeps.executors import MARKER, Executor, LocalExecutor, task_of
+from securevfl.sweeps.executors import Executor, LocalExecutor, task_of
 from securevfl.sweeps.page import write_page
-from securevfl.sweeps.records import FAILED, Journal, failed_record
+from securevfl.sweeps.records import FAILED, MARKER, Journal, failed_record
 from securevfl.sweeps.results import Results, write_tables
 from securevfl.sweeps.spec import Sweep
 

@@ -24,7 +24,6 @@ from securevfl.sweeps.spec import AuditSettings, Point
 
 Task = dict[str, Any]
 Record = dict[str, Any]
-MARKER = "sweep.toml"
 WINDOW = 1000  # tasks handed to Ray at a time: waiting for many more is slow
 
 

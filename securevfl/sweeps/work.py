@@ -18,11 +18,11 @@ from typing import Any
 from securevfl.algorithms.resolve import load_planned
 from securevfl.data import VerticalData
 from securevfl.errors import RunError, SecureVFLError
+from securevfl.federation.folder import RunFolder
 from securevfl.federation.run import Run, load_run, train
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
-from securevfl.sweeps.executors import MARKER
-from securevfl.sweeps.records import failed_record, finished_record
+from securevfl.sweeps.records import MARKER, failed_record, finished_record
 
 
 def run_alone(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     begun = time.monotonic()
     report = _audited(run, data, folder, task)
     if not task["keep_views"]:
-        shutil.rmtree(folder / "views", ignore_errors=True)
+        RunFolder(folder).forget_evidence()
     return finished_record(task["id"], run, report, time.monotonic() - begun)
 
 
