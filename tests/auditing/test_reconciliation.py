@@ -168,7 +168,7 @@ def test_a_view_that_was_cut_is_one_clear_line(runs: Path, tmp_path: Path) -> No
     shutil.copytree(runs / "strict", tmp_path / "run")
     arrays = tmp_path / "run" / "views" / "p0" / "arrays.bin"
     arrays.write_bytes(arrays.read_bytes()[:100])
-    with pytest.raises(RunError, match="is cut: message .* copy the run again"):
+    with pytest.raises(RunError, match=r"is cut: message .* copy the run again"):
         reconcile(Source(tmp_path / "run"))
 
 

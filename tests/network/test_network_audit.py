@@ -65,7 +65,7 @@ def test_a_cut_ledger_is_found_only_where_the_heads_are(federation, joint):
 
 def test_a_ledger_that_should_be_here_is_missed(joint):
     (joint / "ledger" / "shop.jsonl").unlink()
-    assert "missing" in audit(joint, attacks="none").content["checks"][0]["detail"]
+    assert "missing" in audit(joint, attacks="none").content["findings"][0]["reasons"][0]
 
 
 def test_gathering_refuses_what_does_not_belong_together(federation, tmp_path):
