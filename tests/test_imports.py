@@ -79,10 +79,17 @@ def test_what_is_below_everything_needs_python_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["securevfl", "securevfl.errors", "securevfl.protocols", "securevfl.accountants"]
+    "room",
+    ["securevfl", "securevfl.errors", "securevfl.protocols", "securevfl.accountants", "securevfl.sweeps"],
 )
 def test_light_rooms_load_no_torch(room: str) -> None:
     code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["securevfl.settings.plan", "securevfl.cli"])
+def test_a_name_is_checked_before_anything_heavy_is_loaded(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'numpy', 'networkx'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.algorithms.base import SERVER
-from securevfl.algorithms.sealed.settings import SealedSettings
+from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
 from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
 from securevfl.data import VerticalData
@@ -75,7 +75,7 @@ class Replay:
     NAIVE: ClassVar[str] = "own totals"
     """The accounting that counts only the totals that the observer obtains itself."""
 
-    settings: SealedSettings
+    settings: SealedGeometry
     victim: int
 
     @cached_property
@@ -191,7 +191,7 @@ DRAWS = 20_000_000  # samples of noise that one audit may take: a few seconds
 MAX_ITERATIONS = 80  # longer runs are audited by their first iterations: fewer openings only weaken the bound
 
 
-def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedSettings:
+def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedGeometry:
     """The settings of a sealed run, from its resolved plan and the names alone."""
     outputs = plan.embedding
     regression = plan.settings.label_high > plan.settings.label_low
@@ -205,7 +205,7 @@ def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> Se
         label_holder=label_holder if label_holder in parties else None,
         task=task,
     )
-    return SealedSettings(plan=plan, data=data)
+    return SealedGeometry(plan=plan, data=data)
 
 
 class _Worlds:
@@ -301,7 +301,7 @@ def replayed_canaries(
     return conclude(guesses, mode=mode, accounting=mode, claims=claims, delta=plan.delta, owners=owners)
 
 
-def statistic_door(gate: Gate, settings: SealedSettings) -> Door:
+def statistic_door(gate: Gate, settings: SealedGeometry) -> Door:
     """Noisy sums of a party's columns, which centre its rows; every canary is a column of its own."""
     diameter = 2.0
     sigma, _, factor = settings.centring_sigmas(diameter)

@@ -126,6 +126,14 @@ class SumParticipant:
         self._everybody = False
         self.gone: set[str] = set()
 
+    def state(self) -> dict[str, Any]:
+        """The number of the last round, as explicit data; keys live in this process alone."""
+        return {"number": self.number}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes up a saved state."""
+        self.number = int(state["number"])
+
     # -- before the first round -----------------------------------------------------------------------------
 
     async def begin(self, *, everybody: bool = False) -> None:
@@ -384,28 +392,23 @@ class SumParticipant:
         """Gives the receiver, in the same organisation, its own part or the result."""
         if channel.name != self.address:
             await self.link.send(channel.name, part)
-        elif isinstance(part, SumOwn):
-            self._take_own(channel, part.round, part.values.values, part.entered.values)
         else:
-            self._take_result(channel, part.round, part.values.values)
+            entered = part.entered.values if isinstance(part, SumOwn) else None
+            self._take(channel, part.round, part.values.values, entered)
 
     def _take_inside(self, message: Packet) -> None:
         channel = self._channel_of(message)
         if channel.name != self.address or channel.hosts.get(message.sender) != channel.receiver:
             raise ProtocolError(f"{message.sender} is no part of the organisation that obtains this total")
-        if message.kind == SumOwn.kind:
-            self._take_own(channel, message["round"], message["values"], message["entered"])
+        self._take(channel, message["round"], message["values"], message.fields.get("entered"))
+
+    def _take(self, channel: Channel, number: int, values: Floats, entered: Any) -> None:
+        """Takes the receiver's own part and what of it entered the sum; or, if nothing did, the result."""
+        state = self._rounds.setdefault((channel.name, number), _Round())
+        if entered is None:
+            state.result = values.astype(np.float64)
         else:
-            self._take_result(channel, message["round"], message["values"])
-
-    def _take_own(self, channel: Channel, number: int, values: Floats, entered: npt.NDArray[Any]) -> None:
-        state = self._rounds.setdefault((channel.name, number), _Round())
-        state.own, state.entered = values.astype(np.float64), channel.floats(entered)
-        self._complete(channel, number, state)
-
-    def _take_result(self, channel: Channel, number: int, values: Floats) -> None:
-        state = self._rounds.setdefault((channel.name, number), _Round())
-        state.result = values.astype(np.float64)
+            state.own, state.entered = values.astype(np.float64), channel.floats(entered)
         self._complete(channel, number, state)
 
     # -- rounds ---------------------------------------------------------------------------------------------

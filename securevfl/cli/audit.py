@@ -159,7 +159,7 @@ def _data(run: Path, text: str | None) -> VerticalData | None:
 
 def _truth(run: Path, configs: list[Path]) -> VerticalData:
     from securevfl.network.config import read_tables
-    from securevfl.network.gather import load_truth
+    from securevfl.network.folders import load_truth
 
     return load_truth(run, read_tables(configs))
 

@@ -18,17 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
-from securevfl.algorithms.planned import planned_encoder
+from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
-from securevfl.federation.checkpoint import NAME as CHECKPOINT
-from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
-from securevfl.federation.folder import RunFolder
+from securevfl.federation.folder import CHECKPOINT, RunFolder, load_checkpoint, save_checkpoint
 from securevfl.models import (
     Fusion,
     build_head,
@@ -134,6 +131,8 @@ class Site:
                 self.view = ViewWriter(self.folder.view(self.name), self.name)
                 if not self.predicts:
                     self.gate.journal = Journal(self.folder.journal(self.name), self.name)
+        for link in self.links.values():
+            link.heads = self.receipts.heads
 
     # -- building -------------------------------------------------------------------------------------------
 
@@ -174,7 +173,8 @@ class Site:
                 continue
             flat = torch.cat([each.flatten() for each in tensors]).numpy(force=True)
             kept = torch.from_numpy(self.gate.keep(MODEL, flat, std=0.0, where=name))
-            for tensor, piece in zip(tensors, kept.split([each.numel() for each in tensors]), strict=True):
+            pieces = torch.split(kept, [each.numel() for each in tensors])
+            for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
 
     def _build_roles(self) -> None:
@@ -261,15 +261,9 @@ class Site:
         return 0.0 if self.gate is None else self.gate.budget.spent_mu
 
     def observe(self, message: Packet, time: float) -> None:
-        """Notes a message between this organisation and another."""
-        if self.hosts[message.receiver] != self.name:
-            if self.view is not None:
-                self.view.record(message, time=time, sent=True)
-            return
-        if message.head is not None:
-            self.receipts.note(message.head)
+        """Records a message between this organisation and another, where a view is kept."""
         if self.view is not None:
-            self.view.record(message, time=time, sent=False)
+            self.view.record(message, time=time, sent=self.hosts[message.receiver] != self.name)
 
     def records(self) -> list[ReleaseRecord]:
         """This organisation's releases, where it keeps its ledger in memory."""

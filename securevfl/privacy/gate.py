@@ -1,4 +1,4 @@
-"""The gate: the only door out of a party.
+"""The gate: everything that leaves a party passes it.
 
 A release passes five steps, in this order: the vectors are checked and clipped, the budget is asked, the
 ledger entry is written and synced to disk, noise is added, and only then does the caller get something to
@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.accountants.filters import Filter
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.privacy.defences import randomise_labels
 from securevfl.privacy.journal import GRADIENT, LABELS, RELEASE, STATISTIC, UPDATE, Array, Journal
@@ -450,9 +449,7 @@ class Gate:
             vectors=len(labels),
             mode=self.mode,
         )
-        self.budget.check(record)
-        self.ledger.append(record)
-        self.budget.charge(record)
+        self.budget.spend(record, self.ledger.append)
         return self.keep(LABELS, randomise_labels(labels, classes, epsilon, self.noise), std=0.0)
 
     def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
@@ -469,7 +466,7 @@ class Gate:
         if self.journal is None:
             return noisy
         kept = self.keep(UPDATE, torch.cat([each.flatten() for each in noisy]).numpy(force=True), std=sigma)
-        pieces = torch.from_numpy(kept).split([each.numel() for each in noisy])
+        pieces = torch.split(torch.from_numpy(kept), [each.numel() for each in noisy])
         return [piece.reshape(each.shape).to(each) for piece, each in zip(pieces, noisy, strict=True)]
 
     def state(self) -> dict[str, Any]:
@@ -509,10 +506,7 @@ class Gate:
             ids_visible=True,
             mode=self.mode,
         )
-        self.budget.check(record)
-        head = self.ledger.append(record)
-        self.budget.charge(record)
-        return head
+        return self.budget.spend(record, self.ledger.append)
 
 
 def _floats(vectors: Tensor) -> npt.NDArray[np.float64]:

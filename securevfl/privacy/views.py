@@ -27,6 +27,7 @@ import numpy.typing as npt
 from securevfl.errors import RunError
 from securevfl.files import appending, read_json, write_text
 from securevfl.privacy.messages import Head, Packet
+from securevfl.privacy.payloads import keep_newest
 from securevfl.protocols.wire import Value
 
 MESSAGES = "messages.jsonl"
@@ -254,9 +255,7 @@ class Receipts:
 
     def note(self, head: Head) -> None:
         """Keeps the head if it is newer than the one kept."""
-        known = self.heads.get(head.owner)
-        if known is None or head.position > known.position:
-            self.heads[head.owner] = head
+        keep_newest(self.heads, head)
 
     def save(self, run_folder: Path) -> None:
         """Writes the heads, replacing the file in one step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_process import run_command
 
 from securevfl import Plan, Recorder, VerticalData, audit, train
 from securevfl.accountants import gdp_epsilon
@@ -373,34 +375,29 @@ def test_foreign_loops_can_be_audited(tmp_path: Path, sigma: float) -> None:
     assert "no gate enforced it" in render(report.content)
 
 
-def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "securevfl.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = run_command(shlex.join(map(str, ("securevfl", *arguments))))
+        return code, *capfd.readouterr()
 
-
-def test_command(frozen_run: Path, tmp_path: Path) -> None:
     shutil.copytree(frozen_run, tmp_path / "run")
     common = ("audit", tmp_path / "run", "--attacks", "none", "--canaries", -1)
-    done = run_cli(
-        *common, "--json", "--html", tmp_path / "page.html", "--fail-if-violated", "--max", "epsilon=9"
-    )
+    options = ("--json", "--html", tmp_path / "page.html", "--fail-if-violated", "--max", "epsilon=9")
+    command = [sys.executable, "-m", "securevfl.cli", *map(str, (*common, *options))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
     names = {"claimed", "epsilon_upper", "epsilon_lower", "verdict", "tested", "power", "reasons"}
     assert set(content["owners"]["p1"]["observers"]["p0"]) >= names
     assert (tmp_path / "page.html").exists() and Path(content["dossier"], "report.html").exists()
-    assert run_cli(*common, "--fail-unless-holds").returncode == 0
-    done = run_cli(*common, "--max", "epsilon=2")
-    assert done.returncode == 11 and "above 2" in done.stderr and "HOLDS" in done.stdout
+    assert run(*common, "--fail-unless-holds")[0] == 0
+    code, out, err = run(*common, "--max", "epsilon=2")
+    assert code == 11 and "above 2" in err and "HOLDS" in out
     ledger = tmp_path / "run" / "ledger" / "p1.jsonl"
     ledger.write_text(ledger.read_text().replace('"clip":1.0', '"clip":0.1'))
-    done = run_cli(*common, "--fail-if-violated")
-    assert done.returncode == 10 and "VIOLATED" in done.stdout
-    assert run_cli(*common, "--fail-unless-holds").returncode == 12
+    code, out, _ = run(*common, "--fail-if-violated")
+    assert code == 10 and "VIOLATED" in out
+    assert run(*common, "--fail-unless-holds")[0] == 12
     before = sorted((tmp_path / "run" / "audits").iterdir())
     for bad, says in (
         ("--attacks=magic", "unknown attack"),
@@ -409,10 +406,10 @@ def test_command(frozen_run: Path, tmp_path: Path) -> None:
         ("--canaries=0", "too few"),
         ("--sign=nowhere.pem", "cannot be read"),
     ):
-        done = run_cli("audit", tmp_path / "run", bad)
-        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+        code, _, err = run("audit", tmp_path / "run", bad)
+        assert code == 2 and says in err and err.count("\n") == 1
     assert sorted((tmp_path / "run" / "audits").iterdir()) == before
-    done = run_cli("audit", tmp_path)
-    assert done.returncode == 2 and "holds 1 runs; audit one of them" in done.stderr
-    done = run_cli("audit", tmp_path / "nothing")
-    assert done.returncode == 2 and "holds no run" in done.stderr
+    code, _, err = run("audit", tmp_path)
+    assert code == 2 and "holds 1 runs; audit one of them" in err
+    code, _, err = run("audit", tmp_path / "nothing")
+    assert code == 2 and "holds no run" in err

@@ -20,8 +20,8 @@ import pytest
 from federation import free_port
 
 from securevfl import errors
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import read_party_config, read_server_config
-from securevfl.network.identity.certificates import create_authority, issue
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "network"

@@ -11,7 +11,7 @@ from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
-from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.privacy.messages import Packet
@@ -33,7 +33,7 @@ def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
 class PartyRole(Role):
     """A party. The label holder's own party tells the server, inside its organisation, how far it is."""
 
-    def __init__(self, setup: Setup, settings: SealedSettings, party: str) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, party: str) -> None:
         self.address = party
         self.settings = settings
         self.member = SealedMember(setup, settings, party)
@@ -68,7 +68,7 @@ class SealedServer(ServerRole):
     It never learns a training loss: that would be another release.
     """
 
-    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         self.setup, self.settings = setup, settings
         self.link = setup.links[SERVER]
         self.member = None if settings.holds_features else SealedMember(setup, settings, SERVER)
@@ -129,7 +129,7 @@ class DealerRole(Role):
 
     address = DEALER
 
-    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         self.settings = settings
         self.link = setup.links[DEALER]
         self.exchange = SealedExchange(self.link, settings)

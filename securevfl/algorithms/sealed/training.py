@@ -12,7 +12,7 @@ import numpy as np
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
-from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models.heads import SumHead
@@ -34,7 +34,7 @@ class Sealed(Algorithm):
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
             raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
-        settings = SealedSettings(plan=setup.plan, data=setup.data)
+        settings = SealedGeometry(plan=setup.plan, data=setup.data)
         if address == SERVER:
             return SealedServer(setup, settings)
         return DealerRole(setup, settings) if address == DEALER else PartyRole(setup, settings, address)
@@ -84,14 +84,14 @@ class Sealed(Algorithm):
 
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
-        settings = SealedSettings(plan=plan, data=data)
+        settings = SealedGeometry(plan=plan, data=data)
         if plan.epsilon:
             mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
             each = mu * ((1 - plan.settings.centring) / plan.epochs) ** 0.5
             budget = plan.budget_epsilon or plan.epsilon
             sigma = settings.shifts.diameter / each
             plan = plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=budget)
-            settings = SealedSettings(plan=plan, data=data)
+            settings = SealedGeometry(plan=plan, data=data)
         settings.protocol(
             (1,) * len(settings.members), (True,) * len(settings.members)
         )  # does it fit the ring?

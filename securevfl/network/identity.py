@@ -7,26 +7,21 @@ that the other side is ``NAME.securevfl``, whatever host or port it was reached 
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from securevfl.errors import CertificateError
-from securevfl.network.identity.pem import (
-    MALFORMED,
-    Certified,
-    fingerprint,
-    parse_certificate,
-    parse_key,
-    read_file,
-    read_key_file,
-)
 
 SCHEME = "securevfl:"
 DOMAIN = "securevfl"
@@ -214,3 +209,124 @@ def check_validity(certificate: x509.Certificate, label: str) -> None:
 
 def _days(count: int) -> str:
     return "less than a day" if count == 0 else f"{count} day{'s' if count > 1 else ''}"
+
+
+MAX_FILE_BYTES = 1 << 16
+# What the parser raises for bytes that are no certificate, request or key.
+MALFORMED = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
+PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+Certified = x509.Certificate | x509.CertificateSigningRequest
+
+
+def fingerprint(certified: Certified) -> str:
+    """SHA-256 of the public key: the same in a request and in every certificate made from it."""
+    public = certified.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(public).hexdigest()
+
+
+def read_file(path: Path) -> bytes:
+    """A small file from outside."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise CertificateError(f"{path} is larger than {MAX_FILE_BYTES} bytes; it is no certificate or key")
+    return content
+
+
+def read_key_file(path: Path) -> bytes:
+    """A private key's file, which nobody but its owner may read.
+
+    Raises:
+        CertificateError: It cannot be read, or others can read it too.
+    """
+    content = read_file(path)
+    mode = path.stat().st_mode & 0o777
+    if os.name == "posix" and mode & 0o077:
+        raise CertificateError(f"others may read {path} (mode {mode:04o}); run: chmod 600 {path}")
+    return content
+
+
+def parse_key(pem: bytes, label: str) -> PrivateKey:
+    """A P-256 or Ed25519 private key without a passphrase."""
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except MALFORMED as error:
+        raise CertificateError(f"{label} is no private key in PEM form without a passphrase") from error
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key
+    if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
+        return key
+    raise CertificateError(f"{label} is neither a P-256 nor an Ed25519 key")
+
+
+def parse_certificate(content: bytes, label: str = "the certificate") -> x509.Certificate:
+    """One certificate in PEM or DER form."""
+    try:
+        if content.lstrip().startswith(b"-----BEGIN"):
+            found = x509.load_pem_x509_certificates(content)
+        else:
+            found = [x509.load_der_x509_certificate(content)]
+    except MALFORMED as error:
+        raise CertificateError(f"{label} is no certificate in PEM or DER form") from error
+    if len(found) != 1:
+        raise CertificateError(f"{label} holds {len(found)} certificates, expected 1")
+    return found[0]
+
+
+def parse_request(content: bytes, label: str) -> x509.CertificateSigningRequest:
+    """A signing request in PEM form whose sender holds the key in it."""
+    try:
+        request = x509.load_pem_x509_csr(content)
+        signed = request.is_signature_valid
+    except MALFORMED as error:
+        raise CertificateError(f"{label} is no certificate request in PEM form") from error
+    if not signed:
+        raise CertificateError(f"{label} is not signed by the key that it names")
+    return request
+
+
+def describe(certified: Certified) -> dict[str, Any]:
+    """Name, issuer, end, days left, hosts and fingerprint of the key; a request has no issuer and no end."""
+    try:
+        facts: dict[str, Any] = {
+            "name": _readable(common_name(certified.subject)),
+            "issuer": None,
+            "expires": None,
+            "days": None,
+        }
+        if isinstance(certified, x509.Certificate):
+            end = certified.not_valid_after_utc
+            facts["issuer"] = _readable(common_name(certified.issuer))
+            facts |= {"expires": f"{end:%Y-%m-%d}", "days": (end - now()).days}
+        hosts = [_readable(str(each.value)) for each in alternative_names(certified) if _is_host(each)]
+        return {**facts, "hosts": hosts, "fingerprint": fingerprint(certified)}
+    except MALFORMED as error:
+        raise CertificateError(f"the certificate is malformed: {error}") from error
+
+
+def _readable(text: str) -> str:
+    """Text from outside that may go to a terminal."""
+    return text if text.isprintable() else ascii(text)
+
+
+def _is_host(name: x509.GeneralName) -> bool:
+    return isinstance(name, x509.DNSName | x509.IPAddress)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """As `describe`, of a file with a certificate (PEM or DER) or a request (PEM)."""
+    content = read_file(path)
+    if b"-----BEGIN CERTIFICATE REQUEST-----" in content:
+        return describe(parse_request(content, str(path)))
+    return describe(parse_certificate(content, str(path)))

@@ -1,13 +1,19 @@
-"""One worker's block of a linear model, with hand-written gradients; sparse features stay sparse."""
+"""A worker's block of a linear model, and stochastic gradients: SGD, SVRG and SAGA (AFSGD-VP, eq. 3 to 5).
+
+Gradients are hand-written, and sparse features stay sparse. For linear models a record's gradient is its loss
+derivative times its features, so the variance-reduced estimators remember one number per record and output,
+never a vector. The regulariser's gradient is exact and added by the step itself.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse, special
 
+from securevfl.algorithms.steps import Batches, Draws
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.privacy.rows import Rows
 
@@ -84,6 +90,14 @@ class LinearBlock:
         self.weights = weights
         self.bias = bias
 
+    def state(self) -> dict[str, Any]:
+        """The weights, as explicit data."""
+        return {"weights": self.weights}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+        self.weights = np.array(state["weights"])
+
     @property
     def n_train(self) -> int:
         """Number of training records."""
@@ -134,3 +148,76 @@ class LinearBlock:
 
 def _flat(part: Any) -> Any:
     return sparse.csr_array(part) if sparse.issparse(part) else np.asarray(part).reshape(len(part), -1)
+
+
+# -- estimators ---------------------------------------------------------------------------------------------
+
+
+class SGD:
+    """v = derivative times features, averaged over the batch."""
+
+    snapshots: ClassVar[str] = "never"
+    batches: ClassVar[type[Batches]] = Batches
+
+    def __init__(self, block: LinearBlock) -> None:
+        self.block = block
+
+    def direction(self, batch: Batch, rows: Rows, derivative: Floats) -> Floats:
+        """The estimate of the gradient of the mean loss."""
+        return batch.gradient(derivative) / len(rows)
+
+    def remember(self, rows: Rows, derivative: Floats) -> None:
+        """Takes the derivatives of records at a snapshot."""
+
+    def finish_snapshot(self) -> None:
+        """Computes the full gradient once all derivatives are in."""
+
+    def state(self) -> dict[str, Any]:
+        """What is remembered, as explicit data."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+
+
+class SVRG(SGD):
+    """v = (derivative - derivative at the snapshot) times features + full gradient at the snapshot."""
+
+    snapshots = "repeated"
+    batches = Draws
+
+    def __init__(self, block: LinearBlock) -> None:
+        super().__init__(block)
+        self.remembered = np.zeros((block.n_train, block.weights.shape[1]))
+        self.mean = np.zeros_like(block.weights)
+
+    def direction(self, batch: Batch, rows: Rows, derivative: Floats) -> Floats:
+        return batch.gradient(derivative - self.remembered[rows]) / len(rows) + self.mean
+
+    def remember(self, rows: Rows, derivative: Floats) -> None:
+        self.remembered[rows] = derivative
+
+    def finish_snapshot(self) -> None:
+        self.mean = self.block.full_gradient(self.remembered)
+
+    def state(self) -> dict[str, Any]:
+        return {"remembered": self.remembered, "mean": self.mean}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.remembered, self.mean = np.array(state["remembered"]), np.array(state["mean"])
+
+
+class SAGA(SVRG):
+    """v = (derivative - the record's last one) times features + mean of all records' last ones."""
+
+    snapshots = "once"
+
+    def direction(self, batch: Batch, rows: Rows, derivative: Floats) -> Floats:
+        change = batch.gradient(derivative - self.remembered[rows])
+        estimate: Floats = change / len(rows) + self.mean
+        self.mean += change / self.block.n_train
+        self.remembered[rows] = derivative
+        return estimate
+
+
+ESTIMATORS: dict[str, type[SGD]] = {"sgd": SGD, "svrg": SVRG, "saga": SAGA}

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from securevfl.errors import CertificateError, ProtocolError
-from securevfl.network.identity.identity import Identity, check_tls_key
-from securevfl.network.identity.pem import parse_certificate
+from securevfl.network.identity import Identity, check_tls_key, parse_certificate
 from securevfl.protocols.contract import Address
 from securevfl.protocols.keys import SIGNATURE_BYTES, Authenticator
 from securevfl.protocols.wire import pack

@@ -1,7 +1,10 @@
-"""Brings the folders of a run's organisations together, for an audit of the whole."""
+"""What runs over a network leave in folders: the common records, and the folders of all together."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +16,37 @@ from securevfl.errors import LedgerError, RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import label_exposure, spending
-from securevfl.files import write_json
-from securevfl.network.alignment import ALIGNMENT_FILE, load_alignment
+from securevfl.files import read_json, write_json, write_text
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.protocols.wire import pack_strings
+
+ALIGNMENT_FILE = "alignment.json"
+
+
+def commitment(run: str, ids: Sequence[str]) -> str:
+    """Binds a run to its common IDs; only those who know the IDs can compute it."""
+    return hmac.new(run.encode(), pack_strings(list(ids)), hashlib.sha256).hexdigest()
+
+
+def save_alignment(folder: Path, ids: Sequence[str]) -> None:
+    """Keeps the common IDs, so that a restarted process need not align again; only the owner can read it.
+
+    Raises:
+        RunError: They cannot be written.
+    """
+    write_text(folder / ALIGNMENT_FILE, json.dumps(list(ids)))
+
+
+def load_alignment(folder: Path) -> list[str] | None:
+    """The common IDs of an earlier process; None if there are none yet."""
+    path = folder / ALIGNMENT_FILE
+    if not path.exists():
+        return None
+    try:
+        return [str(each) for each in read_json(path)]
+    except TypeError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
 
 PARTS = ("ledger", "views", "journal", "receipts", "models")
 
