@@ -45,12 +45,12 @@ from securevfl.auditing.evidence import (
 )
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.errors import SecureVFLError
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import VirtualClock, run_virtual
 from securevfl.federation.recorder import DECLARED
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import PARTS as PHASES_OF
 from securevfl.federation.site import Site, hosts_of, load_own, open_gate
-from securevfl.federation.virtual import VirtualCarrier, VirtualClock
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.defences import keep_probability
 from securevfl.privacy.gate import HANDED_ON, Gate
 from securevfl.privacy.journal import (
