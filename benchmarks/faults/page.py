@@ -119,11 +119,11 @@ def page(lines: list[dict[str, Any]]) -> str:
 
 Made with `python -m benchmarks.faults` (securevfl {__version__}, commit {_commit()}): {len(FAULTS)} faults,
 {pairs} pairs of a fault and a case, {seconds / 60:.0f} minutes of processes. Each fault is put into the
-code of a process that trains on at most 200 records and audits its own run (attacks `none`); then sound code audits the
-folder that was left behind. *Refused*: the run, or the audit of it, stops with an error. *Violated*: the
-verdict. *Mentioned*: the report has words or a lesser verdict that a sound run's has not. *Not tested*: a
-promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns are those of the sound
-audit but for the last.{broken}
+code of a process that trains on at most 200 records and audits its own run (attacks `none`); then sound
+code audits the folder that was left behind. *Refused*: the run, or the audit of it, stops with an error.
+*Violated*: the verdict. *Mentioned*: the report has words or a lesser verdict that a sound run's has not.
+*Not tested*: a promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns are
+those of the sound audit but for the last.{broken}
 
 {tables(lines)}"""
 

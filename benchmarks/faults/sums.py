@@ -142,7 +142,7 @@ def _masks(change: Any) -> None:
             if len(found) < 2:
                 return found
             masked, mask = found
-            other = np.asarray(change(self, mask), mask.dtype)
+            other = np.array(change(self, mask), mask.dtype)
             return [masked - mask + other, other]
 
         return own
@@ -158,7 +158,7 @@ def mask_zero() -> None:
 @fault("masks", "masks are used again in every round", TREES)
 def mask_reused() -> None:
     kept: dict[Any, Any] = {}
-    _masks(lambda node, mask: kept.setdefault((id(node), mask.shape), mask))
+    _masks(lambda node, mask: kept.setdefault((id(node), mask.shape), mask.copy()))
 
 
 @fault("masks", "masks cover the lower half of the words only", TREES)
