@@ -23,6 +23,7 @@ from securevfl.algorithms.channels import HIDING, Channel
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SumOwn, SumRequest, SumResult
 from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
+from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Accounted, Contribution, Inside
 from securevfl.privacy.rows import Rows
@@ -452,6 +453,8 @@ class SumParticipant:
         if channel.receiver not in self.parties:
             state.own = state.entered = np.zeros(state.result.shape)
         if state.own is not None and state.entered is not None:
+            if channel.noise is not None:
+                state.result = self._keep(channel, number, state.result, len(state.missing))
             if channel.opens and self.view is not None:
                 others = state.result - state.entered
                 fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": others}
@@ -459,6 +462,14 @@ class SumParticipant:
                     fields["missing"] = list(state.missing)
                 self.view.note(OPENED, fields, address=self.address, time=self.clock.now())
             state.total.set_result(Total(state.result, state.own, state.missing))
+
+    def _keep(self, channel: Channel, number: int, total: Floats, missing: int) -> Floats:
+        """Keeps a noisy total in the journal."""
+        if channel.noise is None:
+            return total
+        present = 1 - missing / channel.protocol.workers
+        std = channel.noise.noise.total_sigma * present**0.5
+        return self.gate.keep(TOTAL, total, std=std, where=f"{channel.name}/{number}")
 
     def _close(self, request: SumRequest) -> Total:
         state = self._rounds.pop((request.channel, request.number))

@@ -15,6 +15,9 @@ from securevfl.errors import RunError
 from securevfl.files import append_line, read_json, write_text
 from securevfl.settings.plan import Plan
 
+EVIDENCE = ("views", "journal")
+"""Folders of a run that are as private as the data."""
+
 
 class RunFolder:
     """Paths and small files of one run."""
@@ -32,6 +35,10 @@ class RunFolder:
     def view(self, observer: str) -> Path:
         """The observer's view."""
         return self.path / "views" / observer
+
+    def journal(self, owner: str) -> Path:
+        """The owner's private journal."""
+        return self.path / "journal" / owner
 
     def model(self, name: str) -> Path:
         """A party's model, or the server's."""
@@ -68,6 +75,16 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+    def forget_evidence(self) -> list[str]:
+        """Deletes all views and journals, which hold private material; returns what was deleted.
+
+        Ledgers, receipts, models and results stay; attacks and replay have nothing to read any more.
+        """
+        found = [name for name in EVIDENCE if (self.path / name).is_dir()]
+        for name in found:
+            shutil.rmtree(self.path / name)
+        return found
 
     def remove(self) -> None:
         """Removes a folder in which no run has begun."""

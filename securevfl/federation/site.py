@@ -42,6 +42,7 @@ from securevfl.models import (
 )
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, Mechanism
+from securevfl.privacy.journal import MODEL, Journal
 from securevfl.privacy.ledger import Ledger, read_ledger, to_record
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
@@ -114,6 +115,7 @@ class Site:
             if self.algorithm.federated:
                 self._open(records or data.n_train + data.n_test, test_records=data.n_test)
             self.reset()
+            self._keep_models()
             opened.pop_all()
 
     def _open(self, records: int, *, test_records: int) -> None:
@@ -131,6 +133,8 @@ class Site:
             self.receipts.load(self.folder.path)
             if self.plan.record_views:
                 self.view = ViewWriter(self.folder.view(self.name), self.name)
+                if not self.predicts:
+                    self.gate.journal = Journal(self.folder.journal(self.name), self.name)
 
     # -- building -------------------------------------------------------------------------------------------
 
@@ -159,6 +163,20 @@ class Site:
         if self.predicts:
             self._take_trained_models()
         self._build_roles()
+
+    def _keep_models(self) -> None:
+        """Keeps the models' first parameters in the journal; a replay begins with those."""
+        if self.gate is None or self.gate.journal is None or not self.gate.journal.new:
+            return
+        models = {**self.encoders, **({SERVER: self.setup.head} if self.keeps_head else {})}
+        for name, module in models.items():
+            tensors = [each for each in module.state_dict().values() if each.is_floating_point()]
+            if not tensors:
+                continue
+            flat = torch.cat([each.flatten() for each in tensors]).numpy(force=True)
+            kept = torch.from_numpy(self.gate.keep(MODEL, flat, std=0.0, where=name))
+            for tensor, piece in zip(tensors, kept.split([each.numel() for each in tensors]), strict=True):
+                tensor.copy_(piece.reshape(tensor.shape))
 
     def _build_roles(self) -> None:
         addresses = [SERVER] if not self.algorithm.federated else sorted(self.links, key=SERVER.__ne__)
@@ -335,6 +353,8 @@ class Site:
             self.receipts.save(self.folder.path)
         if self.view is not None:
             self.view.flush()
+        if self.gate is not None and self.gate.journal is not None:
+            self.gate.journal.flush()
 
     def finish(self) -> None:
         """Writes receipts and view, and after training the models that belong here."""
@@ -351,6 +371,8 @@ class Site:
         """Closes ledger and view."""
         if self.gate is not None:
             self.gate.ledger.close()
+            if self.gate.journal is not None:
+                self.gate.journal.close()
         if self.view is not None:
             self.view.close()
 

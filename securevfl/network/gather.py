@@ -17,7 +17,7 @@ from securevfl.files import write_json
 from securevfl.network.alignment import ALIGNMENT_FILE, load_alignment
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 
-PARTS = ("ledger", "views", "receipts", "models")
+PARTS = ("ledger", "views", "journal", "receipts", "models")
 
 
 def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:

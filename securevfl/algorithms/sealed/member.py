@@ -19,6 +19,7 @@ from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed.settings import BIAS, SealedSettings
 from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.journal import TOTAL
 from securevfl.protocols.sealed.party import SealedParty
 
 
@@ -163,7 +164,8 @@ class SealedMember:
             observers=self.observers,
         )
         await self.exchange.follow(opening)
-        self._learn(machine.result(), len(chosen))
+        std = party.protocol.total_std(self.index)
+        self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
         return len(chosen)
 
     def _learn(self, total: npt.NDArray[np.float64], count: int) -> None:
