@@ -11,12 +11,13 @@ PARTIES = 3
 
 _COMMON: dict[str, Any] = {"epochs": 2, "batch": 40, "sigma": 1.5, "record_views": True}
 _WIDE = {**_COMMON, "embedding": 4, "evaluate_every": 1}
+_PRIVATE = {"encoder_training": "dp", "gradient_clip": 0.05, "gradient_sigma": 0.1}
 
 CASES: dict[str, dict[str, Any]] = {
     "strict": _WIDE,
     "frozen": {**_WIDE, "encoder_training": "none"},
-    "dp-encoder": {**_WIDE, "encoder_training": "dp", "gradient_sigma": 2.0},
-    "dp-sums": {**_WIDE, "encoder_training": "dp", "gradient_sigma": 2.0, "protocol": "two-tree"},
+    "dp-encoder": {**_WIDE, **_PRIVATE},
+    "dp-sums": {**_WIDE, **_PRIVATE, "protocol": "two-tree", "model": "mlp", "hidden": (4,)},
     "fdml": {**_COMMON, "algorithm": "fdml"},
     "flex": {**_WIDE, "algorithm": "flex"},
     "afsgd": {**_COMMON, "algorithm": "afsgd"},

@@ -57,7 +57,7 @@ def update_sometimes_exact() -> None:
     _updates(lambda gate, exact, noisy: exact if (count.append(1) or len(count)) % 5 == 0 else noisy)
 
 
-@fault("dp-encoder", "only the first tensor of an update gets noise", DP)
+@fault("dp-encoder", "only the first tensor of an update gets noise", ("dp-sums",))
 def update_noise_on_one_tensor() -> None:
     _updates(lambda gate, exact, noisy: [noisy[0], *exact[1:]])
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # loaded by the first optimiser; once here instead of in every process
 
 from benchmarks.faults import books, messages, noise, sealed, sums, training  # noqa: F401  (they declare faults)
 from benchmarks.faults.cases import data_of, plan_of
