@@ -40,6 +40,8 @@ VARIANCE, REPETITION, LATTICE, VALUES, ROWS, SHAPE = (
     "correlation of rows",
     "shape",
 )
+FLIPS = "flips"
+"""Of randomised labels: as many as claimed."""
 # What shares the error budget; membership in the lattice never errs.
 NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, SHAPE)
 
@@ -87,10 +89,14 @@ class VarianceTest:
 
     One-sided: S is chi-squared under the claim, errors of replay only add to it (those of a release are
     fixed before its noise is drawn), and too little noise is what breaks a promise.
+
+    Args:
+        error: Error of replay at which the power is stated; 0 only where no training comes before a release.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, error: float = ERROR_LIMIT) -> None:
         self.values = 0
+        self._error = error
         self._sum = 0.0
 
     def add(self, standard: Floats) -> None:
@@ -100,7 +106,7 @@ class VarianceTest:
 
     def judge(self, level: float) -> Outcome:
         """Violated where so little noise has a smaller probability than `level`."""
-        noticed = power(self.values, level)
+        noticed = power(self.values, level, error=self._error)
         if noticed == 0:
             return _not_tested(VARIANCE, f"{self.values} values are too few to notice noise that is missing")
         violated = self._sum < stats.chi2.ppf(level, self.values)
@@ -277,10 +283,11 @@ class NoiseEvidence:
     Args:
         fresh: False where the same noise is meant to return (a value that is released again).
         cell: Width within which noise counts as repeated, in standard deviations.
+        limit: Error of replay at which the power is stated, see `VarianceTest`.
     """
 
-    def __init__(self, *, fresh: bool = True, cell: float = CELL) -> None:
-        self.variance = VarianceTest()
+    def __init__(self, *, fresh: bool = True, cell: float = CELL, limit: float = ERROR_LIMIT) -> None:
+        self.variance = VarianceTest(limit)
         self._repetition = RepetitionTest(cell) if fresh else None
         self._values, self._rows = NeighbourTest(VALUES), NeighbourTest(ROWS)
         self._shape = ShapeTest()
@@ -349,13 +356,13 @@ def conclude(promise: str, path: str, outcomes: Sequence[Outcome], unreplayed: i
     notes = [f"{o.test} not tested: {o.reason}" for o in outcomes if o.verdict is Verdict.NOT_TESTED]
     if unreplayed:
         notes.append(f"{unreplayed} messages could not be replayed exactly enough")
-    complete = not unreplayed and any(outcome.test == VARIANCE for outcome in made)
+    complete = not unreplayed and any(outcome.test in (VARIANCE, FLIPS) for outcome in made)
     verdict = Verdict.VIOLATED if violations else Verdict.HOLDS if complete else Verdict.NOT_TESTED
     return Finding(
         promise=promise,
         path=path,
         verdict=verdict,
-        tested=tuple(outcome.test for outcome in made),
+        tested=tuple(dict.fromkeys(outcome.test for outcome in made)),
         power=next((outcome.power for outcome in made if outcome.test == VARIANCE), None),
         reasons=tuple(violations + notes) or (() if complete else ("nothing was replayed",)),
     )
