@@ -21,7 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,12 +45,14 @@ from securevfl.auditing.evidence import (
 )
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.errors import SecureVFLError
+from securevfl.federation.loop import run_virtual
 from securevfl.federation.recorder import DECLARED
 from securevfl.federation.schedule import Schedule, drive
-from securevfl.federation.site import hosts_of, load_own, open_gate
-from securevfl.federation.virtual import VirtualCarrier
+from securevfl.federation.site import PARTS as PHASES_OF
+from securevfl.federation.site import Site, hosts_of, load_own, open_gate
+from securevfl.federation.virtual import VirtualCarrier, VirtualClock
 from securevfl.privacy.defences import keep_probability
-from securevfl.privacy.gate import HANDED_ON
+from securevfl.privacy.gate import HANDED_ON, Gate
 from securevfl.privacy.journal import (
     GRADIENT,
     LABELS,
@@ -65,6 +67,7 @@ from securevfl.privacy.journal import (
 from securevfl.privacy.ledger import read_homes, read_ledger
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Floats, Noise
+from securevfl.privacy.payloads import Link
 from securevfl.privacy.schemas import MESSAGES
 from securevfl.privacy.views import Seen, View, ViewWriter
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
@@ -135,6 +138,8 @@ def _missing(source: Source) -> str:
         return "replay needs the data of the run; give it with --data"
     algorithm = find_algorithm(plan.algorithm)
     names = sorted(set(hosts_of(plan, source.data, algorithm).values()) - set(algorithm.helpers))
+    if (mine := _alone(source)) is not None:
+        names = [mine]
     absent = [name for name in names if not files.journal(name).is_dir() or not files.view(name).is_dir()]
     if absent:
         return (
@@ -151,6 +156,14 @@ def _missing(source: Source) -> str:
         if any(entry.is_session and 0 < entry.index < max(trained, default=0) for entry in entries):
             return "the run was interrupted and resumed; replay needs one that was not"
     return ""
+
+
+def _alone(source: Source) -> str | None:
+    """The one organisation whose files are here, if it can replay what it sent: one role, no secure sum."""
+    homes = read_homes(source.files.path)
+    if homes is None or len(homes) != 1 or source.plan.protocol != "plain" or source.plan.mode == "sealed":
+        return None
+    return homes[0] if homes[0] in source.parties and homes[0] != source.label_holder else None
 
 
 def _untested(owner: str, observer: str, path: str, *reasons: str) -> Finding:
@@ -262,56 +275,47 @@ class _Sent:
         return self._views[observer][waiting.popleft()]
 
 
-class _Carrier(VirtualCarrier):
-    """Runs the roles again; what one organisation sends another is what was sent."""
+class _Evidence:
+    """What a replay takes from the run: gates that take noisy values from journals, and messages compared.
+
+    Attributes:
+        wrong: Owner -> the first noisy message that is not what its gate had made.
+        part: Where the run is.
+    """
 
     def __init__(self, source: Source, spool: ViewWriter, *, shake: float) -> None:
-        plan, data = source.plan, source.known
-        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
-        self.part = "start"
-        self.sent = _Sent(source)
+        self.source, self.spool, self.shake = source, spool, shake
         self.journals: dict[str, _Kept] = {}
-        self._hides = plan.protocol != "plain-tree"
-        gates = {}
-        for name in dict.fromkeys(hosts.values()):
-            gate = gates[name] = open_gate(
-                name,
-                plan,
-                records=data.n_train + data.n_test,
-                test_records=data.n_test,
-                holds_labels=name == hosts[SERVER],
-                folder=None,
-            )
-            gate.noise = Silence()
-            if source.files.journal(name).is_dir():
-                kept = _Kept(source.files.journal(name), spool, lambda: self.part, shake=shake)
-                gate.journal = self.journals[name] = kept
+        self.gates: dict[str, Gate] = {}
         self.wrong: dict[str, str] = {}
-        self._broken: Broken | None = None
-        super().__init__(plan, data, gates=gates)
+        self.part = "start"
 
-    async def phase(self, part: str, epoch: int = 0) -> None:
-        """Notes where the run is; a message without its like in the run ends the replay."""
-        self.part = f"{part} {epoch}"
-        try:
-            await super().phase(part, epoch)
-        finally:
-            if self._broken is not None:
-                raise self._broken
+    def open_gate(self, name: str, label_holder: str) -> Gate:
+        """A gate as the run had it, without noise."""
+        data = self.source.known
+        gate = open_gate(
+            name,
+            self.source.plan,
+            records=data.n_train + data.n_test,
+            test_records=data.n_test,
+            holds_labels=name == label_holder,
+            folder=None,
+        )
+        gate.noise = Silence()
+        folder = self.source.files.journal(name)
+        if folder.is_dir():
+            kept = _Kept(folder, self.spool, lambda: self.part, shake=self.shake)
+            gate.journal = self.journals[name] = kept
+        self.gates[name] = gate
+        return gate
 
-    def _observe(self, message: Packet, time: float) -> None:
-        """Puts what was sent in the place of what the replay sends; noisy values must be the same."""
-        schema = MESSAGES[message.kind]
-        if self._broken is not None or (schema.of_machine and self._hides):
-            return
-        try:
-            seen = self.sent.next(self.hosts[message.receiver], message)
-        except Broken as broken:  # a timer may have brought the message, where nobody would hear of it
-            self._broken = broken
-            return
-        if seen is None:
-            return
-        handed_on = any(form.of and form.of <= set(HANDED_ON) for _, _, form in schema.sent)
+    def hides(self, kind: str) -> bool:
+        """Whether messages of a kind are masked or encrypted, and so never the same twice."""
+        return MESSAGES[kind].of_machine and self.source.plan.protocol != "plain-tree"
+
+    def compare(self, message: Packet, seen: Seen) -> None:
+        """Notes noisy values that are not what was sent, and puts what was sent in their place."""
+        handed_on = any(form.of and form.of <= set(HANDED_ON) for _, _, form in MESSAGES[message.kind].sent)
         if message.head is not None and not handed_on and self._is_noisy(*message.head[:2]):
             for name, value in message.fields.items():
                 if isinstance(value, np.ndarray) and not _same(value, seen.fields.get(name)):
@@ -322,8 +326,113 @@ class _Carrier(VirtualCarrier):
         message.fields = {name: seen.fields.get(name, value) for name, value in message.fields.items()}
 
     def _is_noisy(self, owner: str, position: int) -> bool:
-        gate = self.sites[owner].gate
-        return gate is not None and '"mechanism":"gaussian"' in gate.ledger.lines[position]
+        return '"mechanism":"gaussian"' in self.gates[owner].ledger.lines[position]
+
+
+class _Carrier(VirtualCarrier):
+    """Runs all roles again; what one organisation sends another is what was sent."""
+
+    def __init__(self, evidence: _Evidence) -> None:
+        plan, data = evidence.source.plan, evidence.source.known
+        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
+        self.evidence, self._sent = evidence, _Sent(evidence.source)
+        self._broken: Broken | None = None
+        gates = {name: evidence.open_gate(name, hosts[SERVER]) for name in dict.fromkeys(hosts.values())}
+        super().__init__(plan, data, gates=gates)
+
+    async def phase(self, part: str, epoch: int = 0) -> None:
+        """Notes where the run is; a message without its like in the run ends the replay."""
+        self.evidence.part = f"{part} {epoch}"
+        try:
+            await super().phase(part, epoch)
+        finally:
+            if self._broken is not None:
+                raise self._broken
+
+    def _observe(self, message: Packet, time: float) -> None:
+        if self._broken is not None or self.evidence.hides(message.kind):
+            return
+        try:
+            seen = self._sent.next(self.hosts[message.receiver], message)
+        except Broken as broken:  # a timer may have brought the message, where nobody would hear of it
+            self._broken = broken
+            return
+        if seen is not None:
+            self.evidence.compare(message, seen)
+
+    def play(self) -> None:
+        """Runs the whole schedule."""
+        drive(Schedule(self).train())
+
+
+class _Alone:
+    """Runs one party's role again, against what its own view says that it received and sent.
+
+    The view is a script: a message that arrived is delivered once everything is sent that was sent before.
+    """
+
+    def __init__(self, evidence: _Evidence, name: str) -> None:
+        source = evidence.source
+        plan, data = source.plan, source.known
+        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
+        self.evidence, self.name, self.label_holder = evidence, name, hosts[SERVER]
+        self._view, self._place = View(source.view_folder(name)), 0
+        self._numbers: dict[int, int] = {}
+        self._link = Link(name, self._post, hosts)
+        self.sites = {
+            name: Site(
+                name,
+                plan,
+                data,
+                hosts=hosts,
+                links={name: self._link},
+                clock=VirtualClock(),
+                gate=evidence.open_gate(name, hosts[SERVER]),
+            )
+        }
+
+    def play(self) -> None:
+        """Runs the parts that the run had."""
+        files, every = self.evidence.source.files, self.evidence.source.plan.evaluate_every
+        epochs = int(files.read_result()["epochs"])
+        self._part("prepare", 0)
+        for epoch in range(1, epochs + 1):
+            self._part("epoch", epoch)
+            if every and epoch % every == 0 and epoch < self.evidence.source.plan.epochs:
+                self._part("evaluate", epoch)
+        self._part("final", epochs)
+
+    def _part(self, part: str, epoch: int) -> None:
+        site = self.sites[self.name]
+        self.evidence.part, self._link.phase = f"{part} {epoch}", PHASES_OF[part]
+
+        async def work() -> None:
+            self._deliver()
+            await site.run(part)
+
+        run_virtual(work(), explain=lambda: f"{self.name} waits for {self._link.waiting}")
+
+    def _deliver(self) -> None:
+        while self._place < len(self._view) and not (seen := self._view[self._place]).sent:
+            self._place += 1
+            answered = None if seen.reply_to is None else self._numbers.get(seen.reply_to)
+            packet = Packet(kind=seen.kind, sender=seen.sender, receiver=seen.receiver, fields=seen.fields)
+            packet.number, packet.reply_to, packet.head, packet.checked = (
+                seen.number,
+                answered,
+                seen.head,
+                True,
+            )
+            self._link.deliver(packet)
+
+    def _post(self, message: Packet) -> None:
+        seen = self._view[self._place] if self._place < len(self._view) else None
+        if seen is None or (seen.kind, seen.receiver) != (message.kind, message.receiver):
+            raise Broken(self.name, f"{self.name} sends {message.kind!r}, which its view does not hold there")
+        self._place += 1
+        self._numbers[seen.number] = message.number
+        self.evidence.compare(message, seen)
+        self._deliver()
 
 
 def _same(mine: Array, other: Any) -> bool:
@@ -332,6 +441,9 @@ def _same(mine: Array, other: Any) -> bool:
         and mine.shape == other.shape
         and bool(np.allclose(mine, other, rtol=1e-6, atol=0.0))
     )
+
+
+_Replayed: TypeAlias = _Carrier | _Alone
 
 
 # -- what it says -------------------------------------------------------------------------------------------
@@ -399,6 +511,7 @@ class _Judge:
     ) -> None:
         self.source, self.promises, self.scratch = source, promises, scratch
         self.local = read_homes(source.files.path) is None
+        self.alone = _alone(source)
         journals = sorted(path for path in (source.files.path / "journal").glob("*") if path.is_dir())
         self.views = {path.name: View(path) for path in journals}
         kinds = {(name, kind) for name, view in self.views.items() for (kind,) in view.index("kind")}
@@ -432,9 +545,9 @@ class _Judge:
                 found.append(_untested(owner, observer, "predictions", "replay ends with the training"))
         return found
 
-    def _figures(self, carrier: _Carrier) -> list[Finding]:
+    def _figures(self, carrier: _Replayed) -> list[Finding]:
         """A finding where the figures that the run printed are not those of its models."""
-        if not self.local or not self.source.files.result_file.is_file():
+        if not isinstance(carrier, _Carrier) or not self.local or not self.source.files.result_file.is_file():
             return []
         test, said = carrier.server.test, self.source.files.read_result()["test"]
         wrong = [
@@ -460,16 +573,17 @@ class _Judge:
             for mine, observer in self.promises
         ]
 
-    def _replay(self, name: str, shake: float) -> _Carrier:
+    def _replay(self, name: str, shake: float) -> _Replayed:
         spool = ViewWriter(self.scratch / name, name)
+        evidence = _Evidence(self.source, spool, shake=shake)
         try:
-            carrier = _Carrier(self.source, spool, shake=shake)
-            drive(Schedule(carrier).train())
+            carrier = _Carrier(evidence) if self.alone is None else _Alone(evidence, self.alone)
+            carrier.play()
         finally:
             spool.close()
         return carrier
 
-    def _models(self, carrier: _Carrier) -> Iterator[tuple[str, Floats, Floats]]:
+    def _models(self, carrier: _Replayed) -> Iterator[tuple[str, Floats, Floats]]:
         """(owner, kept, replayed) parameters of each model that the run kept."""
         for name, site in carrier.sites.items():
             modules = {**site.encoders, **({SERVER: site.setup.head} if site.keeps_head else {})}
@@ -479,7 +593,7 @@ class _Judge:
                     load_own(self.source.files, address, module)
                     yield name, _flat(module), mine
 
-    def _compare(self, carrier: _Carrier) -> tuple[bool, dict[str, tuple[Floats, Floats]]]:
+    def _compare(self, carrier: _Replayed) -> tuple[bool, dict[str, tuple[Floats, Floats]]]:
         """Whether the replay ended with the very models that were kept; and by owner, both."""
         pairs: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
         for name, kept, mine in self._models(carrier):
@@ -491,11 +605,14 @@ class _Judge:
         return all(np.array_equal(kept, mine) for kept, mine in both.values()), both
 
     def _faults(
-        self, first: _Carrier, second: _Carrier | None, both: dict[str, tuple[Floats, Floats]]
+        self,
+        first: _Replayed,
+        second: _Replayed | None,
+        both: dict[str, tuple[Floats, Floats]],
     ) -> dict[str, str]:
         """Owner -> what contradicts its evidence as a whole."""
-        found = dict(first.wrong)
-        if self.local:
+        found = dict(first.evidence.wrong)
+        if self.local or self.alone:
             for name in first.sites:
                 reason = self._ledger(name, first)
                 if reason:
@@ -510,7 +627,7 @@ class _Judge:
                     found.setdefault(name, "the model that was kept is not the one that its updates lead to")
         return found
 
-    def _ledger(self, name: str, carrier: _Carrier) -> str:
+    def _ledger(self, name: str, carrier: _Replayed) -> str:
         """How the owner's ledger differs from what the same roles write; empty if it does not."""
         gate = carrier.sites[name].gate
         path = self.source.files.ledger(name)
@@ -519,7 +636,7 @@ class _Judge:
         mine = [_content(record) for record in carrier.sites[name].records()]
         theirs = [_content(r) for r in self.source.records if r.owner == name and r.kind != "prediction"]
         if mine == theirs:
-            left = carrier.journals[name].left() if name in carrier.journals else ""
+            left = carrier.evidence.journals[name].left() if name in carrier.evidence.journals else ""
             return f"the journal holds {left}, which no role makes" if left else ""
         place = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
         if place is None:

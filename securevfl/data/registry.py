@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from securevfl.data import schemas, sets
+from securevfl.data.credit import credit
 from securevfl.data.labels import Task
 from securevfl.data.readers import find_files
 from securevfl.data.split import ColumnSplit
 from securevfl.data.synthetic import make_synthetic, parse_options
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, nearest
 
 
@@ -95,6 +96,14 @@ DATASETS: Mapping[str, DatasetInfo] = MappingProxyType(
         ),
         "diabetes": _sklearn(
             "diabetes", schemas.DIABETES_BOUNDS, "regression", 442, 10, "disease progression after one year"
+        ),
+        "credit": _info(
+            credit,
+            "binary",
+            20000,
+            18,
+            "synthetic people of a lender and a shop: heavy tails, gaps, text, effects that bend",
+            parties=None,
         ),
         "synthetic": _info(
             make_synthetic,
@@ -199,3 +208,6 @@ def load(
         data = info.loader(seed, test_fraction)
     data = replace(data, name=name)
     return data if how is None else data.split(how)
+
+
+LOADERS["name"] = load

@@ -17,7 +17,7 @@ from securevfl.data.labels import parse_labels
 from securevfl.data.readers import Table, numbers, read_libsvm, read_table
 from securevfl.data.readers import one_hot as indicators
 from securevfl.data.split import ColumnSplit, clean_ids, join_on_ids
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, nearest
 
 # Up to this width dense rows are small and faster to train on; above it only thin data stays sparse.
@@ -157,7 +157,6 @@ def encode_table(
     apart = {id_column, label_column, *leave_out}
     columns: list[str] = []
     parts: list[NDArray[Any]] = []
-    listed = ids.tolist()
     for column in (name for name in table.header if name not in apart):
         cells = table.column(column)
         if column in one_hot:
@@ -166,7 +165,7 @@ def encode_table(
             parts.append(indicators(cells, values, where=where, column=column))
         else:
             columns.append(column)
-            parts.append(numbers(cells, where=where, column=column, ids=listed)[:, None])
+            parts.append(numbers(cells, where=where, column=column)[:, None])
     with np.errstate(over="ignore"):
         stacked = np.concatenate(parts, axis=1) if parts else np.zeros((len(ids), 0))
         block = stacked.astype(np.float32)
@@ -255,3 +254,7 @@ def from_libsvm(
 
 def _with_columns(matrix: Any, columns: int) -> Any:
     return sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(matrix.shape[0], columns))
+
+
+LOADERS["csv"] = from_csv
+LOADERS["libsvm"] = from_libsvm

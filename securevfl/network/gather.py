@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.data import VerticalData
-from securevfl.data.share import OUTLINE_FILE, OwnTable, read_outline, whole
+from securevfl.data.share import OUTLINE_FILE, OwnTable, read_outline, rows_of, share, whole
 from securevfl.errors import LedgerError, RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
@@ -80,7 +80,7 @@ def _write_result(out: Path, folders: Sequence[Path]) -> None:
 
 
 def load_truth(folder: Path, tables: Mapping[str, OwnTable]) -> VerticalData:
-    """The data behind a gathered run, from the organisations' own tables.
+    """The data behind a gathered run, from the organisations' own tables; behind one's own folder, its share.
 
     Raises:
         RunError: The folder is not that of a networked run.
@@ -89,4 +89,8 @@ def load_truth(folder: Path, tables: Mapping[str, OwnTable]) -> VerticalData:
     outline, ids = read_outline(folder), load_alignment(folder)
     if outline is None or ids is None:
         raise RunError(f"{folder} does not say which records a networked run had in common")
+    homes = read_agreement(folder)["homes"]
+    if len(homes) == 1 and set(tables) == set(homes):
+        own = tables[homes[0]]
+        return share(outline, homes[0], own, rows_of(own, ids))
     return whole(outline, tables, ids)

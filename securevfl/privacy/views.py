@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -163,27 +165,27 @@ class View:
         """The lines of the view as they were written, one at a time; arrays are named, not loaded.
 
         Raises:
-            RunError: A line is damaged.
+            RunError: A line is damaged, or the file of arrays ends before one of its arrays.
         """
         with self._path.open(encoding="utf-8") as lines:
             for line in lines:
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise RunError(f"{self._path} is damaged: {error}") from error
+                    header = json.loads(line)
+                    ends = [place[0] + _size(place) for place in header["arrays"].values()]
+                except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                    raise RunError(f"{self._path} is damaged, or of another version: {error!r}") from error
+                if max(ends, default=0) > self._buffer.size:
+                    raise RunError(
+                        f"{self.folder / ARRAYS} is cut: message {header['index']} needs {max(ends)} bytes; "
+                        "copy the run again"
+                    )
+                yield header
 
     def array(self, header: Mapping[str, Any], name: str) -> npt.NDArray[Any]:
-        """One array of a line.
-
-        Raises:
-            RunError: The file of arrays ends before it.
-        """
+        """One array of a line."""
         offset, dtype, shape = header["arrays"][name][:3]
-        kind = np.dtype(dtype)
-        end = offset + math.prod(shape) * kind.itemsize
-        if end > self._buffer.size:
-            raise RunError(f"{self.folder / ARRAYS} is cut: message {header['index']} needs {end} bytes")
-        return np.frombuffer(self._buffer[offset:end].tobytes(), kind).reshape(shape)
+        end = offset + _size(header["arrays"][name])
+        return np.frombuffer(self._buffer[offset:end].tobytes(), np.dtype(dtype)).reshape(shape)
 
     def same_bytes(self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64], width: int) -> bool:
         """Whether the stretches of `width` bytes at these places of the arrays are the same, pair by pair."""
@@ -195,12 +197,20 @@ class View:
         return True
 
     def __getitem__(self, index: int) -> Seen:
-        return self._read(self._lines[index])
+        with self._path.open("rb") as lines:
+            lines.seek(self._starts[index])
+            return self._read(json.loads(lines.readline()))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where each line begins."""
+        with self._path.open("rb") as lines:
+            return [0, *accumulate(len(line) for line in lines)]
 
     def index(self, *names: str, sent: bool | None = None) -> dict[tuple[Any, ...], list[int]]:
         """Places of the messages by some of their properties or plain fields, in order; nothing is loaded."""
         found: dict[tuple[Any, ...], list[int]] = {}
-        for place, line in enumerate(self._lines):
+        for place, line in enumerate(self.headers()):
             if sent in (None, line["sent"]):
                 key = tuple(line[name] if name in line else line["fields"].get(name) for name in names)
                 found.setdefault(key, []).append(place)
@@ -228,6 +238,11 @@ class View:
         return Seen(
             **rest, reply_to=line["reply_to"], sent=line["sent"], head=head, fields=fields, size=line["size"]
         )
+
+
+def _size(place: Sequence[Any]) -> int:
+    """Bytes of an array, by its place in the file: offset, type, shape."""
+    return math.prod(place[2]) * np.dtype(place[1]).itemsize
 
 
 class Receipts:

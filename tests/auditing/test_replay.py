@@ -274,7 +274,8 @@ def test_chaos_is_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder = trained(tmp_path, **STRICT)
     monkeypatch.setattr(replays, "_LAST_DIGITS", 1.0)
     path = RunFolder(folder).model("p1")
-    module = replays._Carrier(Source(folder, DATA), _Nothing(), shake=0.0).encoders["p1"]
+    evidence = replays._Evidence(Source(folder, DATA), _Nothing(), shake=0.0)
+    module = replays._Carrier(evidence).encoders["p1"]
     load_module(path, module)
     for parameter in module.parameters():
         parameter.data *= 1.00001
