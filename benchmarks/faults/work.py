@@ -45,17 +45,12 @@ def look(folder: Path, seed: int = 0) -> dict[str, Any]:
         for owner, about in report.owners.items()
         for observer, cell in about["observers"].items()
     }
-    failed = [check["detail"] for check in report.content["checks"] if check["status"] == "failed"]
-    reasons = [
-        reason
-        for about in report.owners.values()
-        for cell in about["observers"].values()
-        for reason in cell["reasons"]
-    ]
+    reasons = {reason for _, _, cell in report.cells() for reason in cell["reasons"]}
+    reasons |= {reason for found in report.content["findings"] for reason in found["reasons"]}
     return {
         "verdict": report.verdict,
         "cells": cells,
-        "words": sorted({*failed, *reasons}),
+        "words": sorted(reasons),
         "seconds": round(time.perf_counter() - start, 2),
     }
 
