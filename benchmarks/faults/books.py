@@ -15,6 +15,7 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.ledger import Ledger, to_record
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.noise import Noise
 from securevfl.privacy.views import Receipts, ViewWriter
 
 EVERYWHERE = (*OWN, *SUMS, *SEALED)
@@ -310,11 +311,11 @@ def view_without_heads() -> None:
     _records(lambda view, message, sent: replace(message, head=None))
 
 
-def _blurred(message: Packet) -> Packet:
+def _blurred(message: Packet, std: float = 1.0) -> Packet:
     values = message.fields.get("values")
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         return message
-    more = np.random.default_rng(message.number).normal(size=values.shape)
+    more = np.random.default_rng(message.number).normal(0, std, size=values.shape)
     return replace(message, fields={**message.fields, "values": (values + more).astype(values.dtype)})
 
 
@@ -330,10 +331,19 @@ def view_blurred_received() -> None:
     needs="what the receiver computed from the values: replay of the label holder's model and its gradients",
 )
 def view_blurred_both() -> None:
-    from securevfl.privacy.noise import Noise
+    asked: list[float] = [1.0]
 
-    swap(Noise, "gaussian", lambda honest: lambda self, shape, std: np.zeros(shape))
-    _records(lambda view, message, sent: _blurred(message))
+    def make(honest: Any) -> Any:
+        def nothing(self: Noise, shape: tuple[int, ...], std: float) -> Any:
+            asked[0] = std
+            return np.zeros(shape)
+
+        return nothing
+
+    swap(Noise, "gaussian", make)
+    _records(
+        lambda view, message, sent: _blurred(message, asked[0]) if message.sender != "server" else message
+    )
 
 
 @fault("views", "observers keep no receipts", SOME)

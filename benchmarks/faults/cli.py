@@ -1,6 +1,6 @@
 """Seeded faults: code that breaks its promise, one fault at a time, and what the audit says of it.
 
-    python -m benchmarks.faults [--only TEXT ...] [--raw FILE] [--out FILE] [--workers N] [--quick]
+    python -m benchmarks.faults [--only TEXT ...] [--raw FILE] [--out FILE] [--workers N] [--quick | --page]
     python -m benchmarks.faults --list
     python -m benchmarks.faults --clean N
 
@@ -38,8 +38,9 @@ def main() -> None:
         return
     wanted = _wanted(chosen.only, quick=chosen.quick)
     cases = sorted({case for _, case, _ in wanted}, key=list(CASES).index)
-    done = _measure([(WITHOUT, case, 0) for case in cases] + wanted, chosen)
-    found = [done[each] for each in [(WITHOUT, case, 0) for case in cases] + wanted]
+    everything = [(WITHOUT, case, 0) for case in cases] + wanted
+    done = _measure([] if chosen.page else everything, chosen)
+    found = [done[each] for each in everything if each in done]
     print(tables(found))
     if not chosen.only:
         chosen.out.write_text(page(found), encoding="utf-8")
@@ -52,6 +53,7 @@ def _arguments() -> argparse.Namespace:
         "--only", nargs="+", default=[], help="faults, rooms or cases, by parts of their names"
     )
     parser.add_argument("--quick", action="store_true", help="each fault in its first case only")
+    parser.add_argument("--page", action="store_true", help="run nothing; the tables of what is finished")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--clean", type=int, default=0, metavar="N", help="audit N sound runs instead")
     parser.add_argument("--raw", type=Path, default=Path("build/faults.jsonl"), help="finished pairs")

@@ -114,16 +114,17 @@ def _hidden(found: list[dict[str, Any]]) -> str:
 def page(lines: list[dict[str, Any]]) -> str:
     """The page in the documentation."""
     pairs, broken = len(lines) - sum(each["fault"] == WITHOUT for each in lines), _broken(lines)
+    every = sum(len(each.applies) for each in FAULTS.values())
     seconds = sum(each["seconds"] for each in lines)
     return f"""# Seeded faults
 
 Made with `python -m benchmarks.faults` (securevfl {__version__}, commit {_commit()}): {len(FAULTS)} faults,
-{pairs} pairs of a fault and a case, {seconds / 60:.0f} minutes of processes. Each fault is put into the
-code of a process that trains on at most 200 records and audits its own run (attacks `none`); then sound
-code audits the folder that was left behind. *Refused*: the run, or the audit of it, stops with an error.
-*Violated*: the verdict. *Mentioned*: the report has words or a lesser verdict that a sound run's has not.
-*Not tested*: a promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns are
-those of the sound audit but for the last.{broken}
+{pairs} of {every} pairs of a fault and a case, {seconds / 60:.0f} minutes of processes. Each fault is put
+into the code of a process that trains on at most 200 records and audits its own run (attacks `none`); then
+sound code audits the folder that was left behind. *Refused*: the run, or the audit of it, stops with an
+error. *Violated*: the verdict. *Mentioned*: the report has words or a lesser verdict that a sound run's has
+not. *Not tested*: a promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns
+are those of the sound audit but for the last.{broken}
 
 {tables(lines)}"""
 
