@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.faults.cases import CASES
 from benchmarks.faults.contract import FAULTS
 from benchmarks.faults.page import page, tables
-from benchmarks.faults.work import WITHOUT, outcome, pair
+from benchmarks.faults.work import WITHOUT, pair
 from benchmarks.papers.common import say
 
 Pair = tuple[str, str, int]
@@ -106,7 +106,7 @@ def _clean(chosen: argparse.Namespace) -> None:
     wanted = [(WITHOUT, names[number % len(names)], number // len(names)) for number in range(chosen.clean)]
     done = _measure(wanted, chosen)
     seen = [look for each in wanted for look in (done[each].get("faulty"), done[each].get("clean")) if look]
-    wrong = [look for look in seen if outcome(look, look) in ("violated", "refused", "broken")]
+    wrong = [look for look in seen if look["verdict"] in ("violated", "refused", "broken")]
     refused = [done[each]["refused"] for each in wanted if "refused" in done[each]]
     print(f"{len(wanted)} runs, {len(seen)} audits: {len(wrong)} false alarms; {len(refused)} runs refused")
     for text in sorted({text for look in wrong for text in look["words"]} | {*refused}):

@@ -61,7 +61,7 @@ def sealed_noise_halved() -> None:
 @fault("sealed", "noise on totals is drawn once and used again", SEALED)
 def sealed_noise_once() -> None:
     kept: dict[Any, Any] = {}
-    _noise(lambda member, target, noise: kept.setdefault((member.index, target), noise))
+    _noise(lambda member, target, noise: kept.setdefault((member.index, target, noise.shape), noise))
 
 
 @fault("sealed", "the first value of each total has no noise", SEALED)

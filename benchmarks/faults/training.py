@@ -42,10 +42,11 @@ def update_noise_halved() -> None:
 
 @fault("dp-encoder", "the noise of updates is drawn once and used again", DP)
 def update_noise_once() -> None:
-    first: dict[str, Any] = {}
+    first: dict[Any, Any] = {}
 
     def change(gate: Gate, exact: Any, noisy: Any) -> Any:
-        drawn = first.setdefault(gate.owner, [n - e for e, n in zip(exact, noisy, strict=True)])
+        key = gate.owner, *(each.shape for each in exact)
+        drawn = first.setdefault(key, [n - e for e, n in zip(exact, noisy, strict=True)])
         return [e + n for e, n in zip(exact, drawn, strict=True)]
 
     _updates(change)

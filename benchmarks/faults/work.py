@@ -183,10 +183,10 @@ def fix_entropy() -> None:
 
 def outcome(seen: dict[str, Any], sound: dict[str, Any]) -> str:
     """`refused`, `violated`, `mentioned`, `not tested` or `silent`, against what a sound run is told."""
+    if sound["verdict"] == "violated" and _bare(seen["words"]) <= _bare(sound["words"]):
+        return "silent"  # a false alarm tells nothing
     if seen["verdict"] in ("violated", "refused", "broken"):
         return str(seen["verdict"])
-    if any(verdict == "violated" for verdict in seen["cells"].values()):
-        return "violated"
     lost = [cell for cell, verdict in sound["cells"].items() if seen["cells"].get(cell, "") != verdict]
     if lost or not _bare(seen["words"]) <= _bare(sound["words"]):
         return "mentioned"

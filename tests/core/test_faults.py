@@ -87,5 +87,7 @@ def test_an_outcome_is_told_from_what_a_sound_run_is_told(work: Any) -> None:
     assert work.outcome(sound | {"words": ["a head is missing"]}, sound) == "mentioned"
     assert work.outcome(sound | {"cells": {"p1 > p0": "no guarantee"}}, sound) == "mentioned"
     assert work.outcome(sound | {"verdict": "violated"}, sound) == "violated"
+    alarm = sound | {"verdict": "violated"}
+    assert work.outcome(alarm, alarm) == "silent", "a sound run is told the same"
     untested = sound | {"cells": {"p1 > p0": "not tested"}}
     assert work.outcome(untested, untested) == "not tested"
