@@ -462,8 +462,8 @@ class _Books:
                 self._violate(line, f"has {count} lines, {records} records were announced")
         content = entry.content
         fits = not entry.is_session and content["kind"] == asked["fields"]["purpose"]
-        if fields["from"] < 0 or (not fits and receiver == self.owner):
-            return  # no values of its own are in it
+        if fields["from"] < 0 or receiver == self.owner:
+            return  # none of its own values are in it, or it obtains the total itself
         if not fits:
             reason = f"went into a sum of {asked['fields']['purpose']}; entry {entry.index} is about"
             self._violate(line, f"{reason} {content['kind']}", asked["fields"]["purpose"])
