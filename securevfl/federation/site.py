@@ -174,7 +174,8 @@ class Site:
                 continue
             flat = torch.cat([each.flatten() for each in tensors]).numpy(force=True)
             kept = torch.from_numpy(self.gate.keep(MODEL, flat, std=0.0, where=name))
-            for tensor, piece in zip(tensors, kept.split([each.numel() for each in tensors]), strict=True):
+            pieces = torch.split(kept, [each.numel() for each in tensors])
+            for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
 
     def _build_roles(self) -> None:

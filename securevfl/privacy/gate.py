@@ -469,7 +469,7 @@ class Gate:
         if self.journal is None:
             return noisy
         kept = self.keep(UPDATE, torch.cat([each.flatten() for each in noisy]).numpy(force=True), std=sigma)
-        pieces = torch.from_numpy(kept).split([each.numel() for each in noisy])
+        pieces = torch.split(torch.from_numpy(kept), [each.numel() for each in noisy])
         return [piece.reshape(each.shape).to(each) for piece, each in zip(pieces, noisy, strict=True)]
 
     def state(self) -> dict[str, Any]:
