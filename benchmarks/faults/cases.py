@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from securevfl import Plan, VerticalData
+from securevfl import Plan
 
 DATA = "synthetic:rows=200,features=24,informative=12"
 PARTIES = 3
@@ -49,8 +49,3 @@ def plan_of(case: str, seed: int = 0) -> Plan:
     changes = dict(CASES[case])
     source = {"data": DATA, "parties": changes.pop("parties", PARTIES)}
     return Plan(**changes, seed=seed, source=source)
-
-
-def data_of(case: str) -> VerticalData:
-    """The data of a case: the same for all, but for the number of parties."""
-    return VerticalData.load(DATA, parties=CASES[case].get("parties", PARTIES))

@@ -20,9 +20,10 @@ import torch
 import torch._dynamo  # loaded by the first optimiser; once here instead of in every process
 
 from benchmarks.faults import books, messages, noise, sealed, sums, training  # noqa: F401  (they declare faults)
-from benchmarks.faults.cases import data_of, plan_of
+from benchmarks.faults.cases import plan_of
 from benchmarks.faults.contract import FAULTS
 from securevfl import audit, train
+from securevfl.algorithms.resolve import load_planned
 from securevfl.errors import SecureVFLError
 
 CANARIES = 200
@@ -150,7 +151,8 @@ def faulty_run(name: str, case: str, folder: Path, seed: int = 0) -> str:
     if name != WITHOUT:
         FAULTS[name].patch()
     try:
-        train(data_of(case), plan_of(case, seed), folder)
+        plan = plan_of(case, seed)
+        train(load_planned(plan), plan, folder)
     except SecureVFLError as error:
         return f"{type(error).__name__}: {error}"
     return ""
