@@ -19,6 +19,8 @@ from securevfl.privacy.noise import Noise
 from securevfl.privacy.views import Receipts, ViewWriter
 
 EVERYWHERE = (*OWN, *SUMS, *SEALED)
+MANY_ENTRIES = tuple(case for case in EVERYWHERE if case != "frozen")
+"""Where nothing is released twice, four entries name all records."""
 SOME = ("strict", "frozen", "dp-encoder", "two-tree", "sealed")
 
 
@@ -60,7 +62,7 @@ def entry_row_missing() -> None:
     _writes(change)
 
 
-@fault("ledger", "entries about other records", EVERYWHERE)
+@fault("ledger", "entries about other records", MANY_ENTRIES)
 def entry_other_rows() -> None:
     def change(record: ReleaseRecord) -> ReleaseRecord:
         if record.rows is None:
@@ -92,7 +94,7 @@ def entry_other_mode() -> None:
     _writes(lambda record: replace(record, mode="frozen"))
 
 
-@fault("ledger", "every tenth release has no entry", EVERYWHERE)
+@fault("ledger", "every tenth release has no entry", MANY_ENTRIES)
 def entry_tenth_missing() -> None:
     count: list[int] = []
 

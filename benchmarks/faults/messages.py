@@ -143,7 +143,11 @@ def message_copied() -> None:
     _observes(lambda message: [message] if message.head is not None else [])
 
 
-@fault("messages", "a second message for each entry travels, with fresh noise", EMBEDDINGS)
+@fault(
+    "messages",
+    "a second message for each entry travels, with fresh noise",
+    ("strict", "dp-encoder", "fdml", "flex"),
+)
 def message_with_fresh_noise() -> None:
     second: dict[int, Any] = {}
 
