@@ -1,0 +1,1 @@
+"""Seeded faults: what the audit finds of code that breaks its promise."""

@@ -1,0 +1,113 @@
+"""Seeded faults: code that breaks its promise, one fault at a time, and what the audit says of it.
+
+    python -m benchmarks.faults [--only TEXT ...] [--raw FILE] [--out FILE] [--workers N] [--quick | --page]
+    python -m benchmarks.faults --list
+    python -m benchmarks.faults --clean N
+
+Each fault is put into a process that trains and audits with it; then sound code audits the folder that it
+left behind. Finished pairs are kept in FILE, one JSON object per line, and not repeated. With `--clean`, N
+sound runs are audited instead, and every `violated` among them is a false alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.cases import CASES
+from benchmarks.faults.contract import FAULTS
+from benchmarks.faults.page import page, tables
+from benchmarks.faults.work import WITHOUT, pair
+from benchmarks.papers.common import say
+
+Pair = tuple[str, str, int]
+
+
+def main() -> None:
+    chosen = _arguments()
+    if chosen.list:
+        for each in FAULTS.values():
+            print(f"{each.room:13}{each.name:32}{', '.join(each.applies)}\n{'':13}{each.what}")
+        return
+    if chosen.clean:
+        _clean(chosen)
+        return
+    wanted = _wanted(chosen.only, quick=chosen.quick)
+    cases = sorted({case for _, case, _ in wanted}, key=list(CASES).index)
+    everything = [(WITHOUT, case, 0) for case in cases] + wanted
+    done = _measure([] if chosen.page else everything, chosen)
+    found = [done[each] for each in everything if each in done]
+    print(tables(found))
+    if not chosen.only:
+        chosen.out.write_text(page(found), encoding="utf-8")
+        say(f"written to {chosen.out}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="faults, rooms or cases, by parts of their names"
+    )
+    parser.add_argument("--quick", action="store_true", help="each fault in its first case only")
+    parser.add_argument("--page", action="store_true", help="run nothing; the tables of what is finished")
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument("--clean", type=int, default=0, metavar="N", help="audit N sound runs instead")
+    parser.add_argument("--raw", type=Path, default=Path("build/faults.jsonl"), help="finished pairs")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/faults.md"), help="the page")
+    parser.add_argument("--workers", type=int, default=2, help="pairs at once")
+    return parser.parse_args()
+
+
+def _wanted(only: list[str], *, quick: bool) -> list[Pair]:
+    """Pairs of faults and cases, every fault's first case before any second one."""
+    pairs = [
+        (place, each.name, case)
+        for each in FAULTS.values()
+        for place, case in enumerate(each.applies[:1] if quick else each.applies)
+        if not only or any(part in name for part in only for name in (each.name, each.room, case))
+    ]
+    return [(name, case, 0) for _, name, case in sorted(pairs, key=lambda found: found[0])]
+
+
+def _measure(wanted: list[Pair], chosen: argparse.Namespace) -> dict[Pair, dict[str, Any]]:
+    """Runs what has not been run; every finished pair is written down at once."""
+    chosen.raw.parent.mkdir(parents=True, exist_ok=True)
+    lines = chosen.raw.read_text(encoding="utf-8").splitlines() if chosen.raw.exists() else []
+    known = [json.loads(line) for line in lines]
+    done = {(each["fault"], each["case"], each["seed"]): each for each in known}
+    missing = [each for each in wanted if each not in done]
+    lock = threading.Lock()
+
+    def run(each: Pair) -> None:
+        found = pair(*each)
+        with lock, chosen.raw.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+            done[each] = found
+            say(f"{len(done):4} {each[0]} in {each[1]}: {_words(found)} ({found['seconds']} s)")
+
+    with ThreadPoolExecutor(chosen.workers) as pool:
+        list(pool.map(run, missing))
+    return done
+
+
+def _words(found: dict[str, Any]) -> str:
+    if "refused" in found:
+        return "refused at run time"
+    return f"{found['faulty']['verdict']}, sound audit: {found['clean']['verdict']}"
+
+
+def _clean(chosen: argparse.Namespace) -> None:
+    """Counts false alarms over sound runs of all cases in turn, each with a seed of its own."""
+    names = list(CASES)
+    wanted = [(WITHOUT, names[number % len(names)], number // len(names)) for number in range(chosen.clean)]
+    done = _measure(wanted, chosen)
+    seen = [look for each in wanted for look in (done[each].get("faulty"), done[each].get("clean")) if look]
+    wrong = [look for look in seen if look["verdict"] in ("violated", "refused", "broken")]
+    refused = [done[each]["refused"] for each in wanted if "refused" in done[each]]
+    print(f"{len(wanted)} runs, {len(seen)} audits: {len(wrong)} false alarms; {len(refused)} runs refused")
+    for text in sorted({text for look in wrong for text in look["words"]} | {*refused}):
+        print(f"  {text}")
