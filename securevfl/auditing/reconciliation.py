@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from securevfl.accountants.records import HIDDEN
 from securevfl.algorithms.messages import MESSAGES
+from securevfl.algorithms.resolve import evaluation_count
 from securevfl.attacks.source import Source
 from securevfl.auditing.verdicts import Finding, Verdict
 from securevfl.errors import LedgerError, WireError
@@ -295,7 +296,8 @@ class _Books:
         self.uses: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.sums: dict[int, tuple[str, int]] = {}
         self.rounds: dict[tuple[Any, ...], int] = {}
-        self.seen: set[int] = set()
+        self.seen: Counter[int] = Counter()
+        self.phases = 1 + whole.source.plan.epochs + evaluation_count(whole.source.plan)  # one prepares
         self.places: dict[str, npt.NDArray[np.int64]] = {}
         self.handed: Counter[tuple[str, str, int]] = Counter()
         self.open: dict[str, str] = {}
@@ -409,10 +411,13 @@ class _Books:
         if entry is None:
             return
         key = hash((self.sessions[entry.index], header["receiver"], header["kind"], _facts(header)))
-        if key in self.seen:
+        before_rounds = header["fields"].get("round", -1) < 0
+        # Where sums go on without parties that are gone, keys are agreed on anew in every phase.
+        allowed = self.phases if before_rounds and self.whole.source.plan.threshold else 1
+        self.seen[key] += 1
+        if self.seen[key] > allowed:
             self._violate(line, "is a second message of its kind in one round", entry.content["kind"])
-        self.seen.add(key)
-        if header["fields"].get("round", -1) < 0:
+        if before_rounds:
             if "channel" not in header["fields"]:
                 self._use(line, entry)  # a masked operand, once for a session
         elif "channel" in header["fields"]:

@@ -24,18 +24,20 @@ PLANS: dict[str, dict[str, Any]] = {
     "frozen": {"sigma": 2.0, "encoder_training": "none", "epochs": 2, "algorithm": "vafl-sync"},
     "sums": {"sigma": 2.0, "protocol": "two-tree"},
     "sealed": {"algorithm": "sealed", "model": "linear", "epsilon": 1.0},
+    "recovering": {"sigma": 2.0, "protocol": "pairwise", "threshold": 3, "epochs": 2, "parties": 4},
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("runs")
-    data = VerticalData.load(DATA, parties=3)
     for name, options in PLANS.items():
-        given = {"epochs": 1, "batch": 16, "embedding": 2, **options}
+        given = {"epochs": 1, "batch": 16, "embedding": 2, "parties": 3, **options}
+        parties = given.pop("parties")
+        data = VerticalData.load(DATA, parties=parties)
         if name == "sealed":
             given.pop("embedding")
-        train(data, Plan(**given, record_views=True, source={"data": DATA, "parties": 3}), base / name)
+        train(data, Plan(**given, record_views=True, source={"data": DATA, "parties": parties}), base / name)
     return base
 
 
