@@ -182,7 +182,8 @@ class Party(Role):
         self.link = setup.links[party]
         self.gate = setup.gates[setup.hosts[party]]
         self.index = setup.data.parties.index(party)
-        self._receive = self.link.receive  # of those who take part in sums: what is left for the role
+        # Those who take part in sums get what is left for the role.
+        self._receive: Callable[[], Awaitable[Packet]] = self.link.receive
         self._ended = Stop()
 
     async def _listen(self) -> None:

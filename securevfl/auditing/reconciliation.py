@@ -315,7 +315,7 @@ class _Books:
         if head is None:
             self._violate(line, "left without a ledger entry")
             return None
-        owner, position, digest = head
+        owner, position, digest = str(head[0]), int(head[1]), head[2]
         if owner != self.owner:
             self._violate(line, f"names the ledger of {owner}, which is not its sender's")
             return None

@@ -103,7 +103,7 @@ def rows_from_text(text: str) -> Rows:
     if (sizes < 1).any():
         raise LedgerError(f"row list {text[:40]!r} cannot be read")
     before = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.repeat(starts, sizes) + np.arange(int(sizes.sum()), dtype=np.int64) - before
+    return np.asarray(np.repeat(starts, sizes) + np.arange(int(sizes.sum()), dtype=np.int64) - before)
 
 
 class Ledger:

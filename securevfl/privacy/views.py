@@ -243,7 +243,7 @@ class View:
 
 def _size(place: Sequence[Any]) -> int:
     """Bytes of an array, by its place in the file: offset, type, shape."""
-    return math.prod(place[2]) * np.dtype(place[1]).itemsize
+    return int(math.prod(place[2]) * np.dtype(place[1]).itemsize)
 
 
 class Receipts:
