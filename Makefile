@@ -25,7 +25,7 @@ test-all: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/typecheck
+	rm -rf build/typecheck build/lib
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target build/typecheck .
 	cd build/typecheck && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy-cache -p securevfl
 	$(BIN)/python -m pytest -q tests/test_imports.py
