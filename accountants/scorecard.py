@@ -121,7 +121,7 @@ class ScorecardNoise:
 
     @property
     def size(self) -> float:
-        """mu N / sqrt(f): how large the data is against the noise of a histogram. Public."""
+        """How large the data is against the noise of a histogram: mu N / sqrt(f). Public."""
         return self.mu * self.records / math.sqrt(sum(self.columns))
 
     @property

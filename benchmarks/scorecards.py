@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import itertools
 import math
 import os
 import time
@@ -127,7 +128,7 @@ def load(name: str) -> Set:
 def halves(columns: int, parties: int) -> list[range]:
     """Columns in file order, the first parties one more where they do not divide."""
     ends = [-(-columns * m // parties) for m in range(parties + 1)]
-    return [range(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 @dataclass
@@ -209,7 +210,9 @@ class Card:
     def scores(self) -> np.ndarray:
         """Scores of the training records."""
         return self.bias + sum(
-            w * t.values[f.index] for fs in self.features for f in fs for t, w in zip(f.tables, f.weights)
+            w * t.values[f.index]
+            for f in itertools.chain(*self.features)
+            for t, w in zip(f.tables, f.weights, strict=True)
         )
 
     def _fit(self, opening: str) -> None:
@@ -219,8 +222,8 @@ class Card:
             used = [(f, i) for f in features for i, t in enumerate(f.tables) if t.used]
             clip = math.sqrt(1 - BIAS**2) if m == 0 else 1.0
             scale = tables.column_scales(np.array([f.tables[i].information for f, i in used]), clip)
-            columns = [f.tables[i].values[f.index] * s for (f, i), s in zip(used, scale)]
-            start = [f.weights[i] / s for (f, i), s in zip(used, scale)]
+            columns = [f.tables[i].values[f.index] * s for (f, i), s in zip(used, scale, strict=True)]
+            start = [f.weights[i] / s for (f, i), s in zip(used, scale, strict=True)]
             if m == 0:
                 columns.append(np.full(self.records, BIAS))
                 start.append(self.bias / BIAS)
@@ -240,15 +243,14 @@ class Card:
                 )
             )
         for _ in range(TOTALS[opening]):
-            score = sum(x @ fit.weights for x, fit in zip(rows, fits) if x is not None)
+            score = sum(x @ fit.weights for x, fit in zip(rows, fits, strict=True) if x is not None)
             residuals = self.series(score) - self.labels
-            for m, (x, fit) in enumerate(zip(rows, fits)):
+            for m, (x, fit) in enumerate(zip(rows, fits, strict=True)):
                 if x is not None:
                     fit.step(x.T @ residuals + self.draw((x.shape[1],), self.noise.std(opening, m)))
-        for used, fit, scale in zip(places, fits, scales):
-            weights = fit.result * scale
-            for (f, i), w in zip(used, weights):
-                f.weights[i] = float(w)
+        for used, fit, scale in zip(places, fits, scales, strict=True):
+            for (f, i), weight in zip(used, fit.result * scale, strict=False):  # the constant comes last
+                f.weights[i] = float(weight)
         self.bias = float(fits[0].result[-1] * BIAS)
 
     def predict(self, blocks: Sequence[Sequence[Column]]) -> np.ndarray:
@@ -274,7 +276,13 @@ def trees(train: Sequence[Column], labels: np.ndarray, test: Sequence[Column]) -
 
 
 def measure(
-    name: str, *, epsilons: Sequence[float], splits: Sequence[int], parties: int, seeds: int, with_trees: bool = True
+    name: str,
+    *,
+    epsilons: Sequence[float],
+    splits: Sequence[int],
+    parties: int,
+    seeds: int,
+    with_trees: bool = True,
 ) -> dict[str, list[float]]:
     """AUC on the test records, per split, by kind of model."""
     data = load(name)
@@ -327,7 +335,9 @@ def main() -> None:
             with_trees=not options.no_trees,
         )
         seconds = found.pop("seconds")
-        print(f"\n{name}, {options.parties} parties, {options.splits} splits, {np.mean(seconds):.1f} s a card")
+        print(
+            f"\n{name}, {options.parties} parties, {options.splits} splits, {np.mean(seconds):.1f} s a card"
+        )
         best = found.get("central trees")
         for kind, aucs in found.items():
             gap = "" if best is None else f"   {np.mean(np.subtract(best, aucs)):.4f} below central trees"

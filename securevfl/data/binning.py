@@ -12,6 +12,7 @@ reconciles them, and neighbouring cells are merged into at most `BINS` bins.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ Counter: TypeAlias = Callable[[int, Sequence[Floats], bool], Sequence[Floats]]
 
 BINS = 32
 PARTS = 16
+SMOOTH = True
+CLOSE = 1.0
 BOUNDED_CELLS = 64
 FREE_VALUES = 64
 """A category list up to this length is used as it is; longer ones are counted first."""
@@ -52,9 +55,9 @@ def equal_cells(low: float, high: float) -> Floats:
 
 
 def histogram(values: Floats, edges: Floats) -> Floats:
-    """How many values lie in [edge, next edge), missing values left out."""
-    inside = values[(values >= edges[0]) & (values < edges[-1])] if len(edges) else values[:0]
-    places = np.searchsorted(edges, inside, side="right") - 1
+    """How many values lie in [edge, next edge), infinity included where it is the last edge."""
+    inside = values[(values >= edges[0]) & ((values < edges[-1]) | (edges[-1] == np.inf))]
+    places = np.minimum(np.searchsorted(edges, inside, side="right") - 1, len(edges) - 2)
     return np.bincount(places, minlength=len(edges) - 1).astype(np.float64)
 
 
@@ -90,11 +93,21 @@ class _Cell:
             return [self]
         gained = self.count - math.fsum(part.count for part in self.parts)
         spread = math.fsum(part.variance for part in self.parts)
-        return [
-            leaf
+        found = [
+            part.leaves(gained * (part.variance / spread if spread else 1 / len(self.parts)))
             for part in self.parts
-            for leaf in part.leaves(gained * (part.variance / spread if spread else 1 / len(self.parts)))
         ]
+        if SMOOTH:
+            self._level()
+        return [leaf for leaves in found for leaf in leaves]
+
+    def _level(self) -> None:
+        """Parts that are insignificant one by one share what they have together."""
+        faint = [part for part in self.parts if not part.parts and part.count < 1.5 * part.variance**0.5]
+        each = max(math.fsum(part.count for part in faint), 0.0) / max(len(faint), 1)
+        for part in faint:
+            part.count = each
+            part.variance = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +140,7 @@ class NumberBins:
     def labels(self) -> list[str]:
         """One text per bin."""
         ends = [-math.inf, *self.edges, math.inf]
-        ranges = [f"[{a:.6g}, {b:.6g})" for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        ranges = [f"[{a:.6g}, {b:.6g})" for a, b in itertools.pairwise(ends)]
         return ranges + ["missing"] * self.own_missing
 
     def assign(self, column: ArrayLike) -> Indices:
@@ -168,13 +181,15 @@ class CategoryBins:
 
     def assign(self, column: Sequence[object]) -> Indices:
         """The bin of every value; a gap is like a value that is not on the list."""
-        place = {v: g for v, g in zip(self.values or (), self.groups, strict=False)}
+        place = dict(zip(self.values or (), self.groups, strict=False))
         cells = [str(cell).strip() for cell in column]
         known = {c: place.get(c, self.groups[-1]) if self.values else self._bucket(c) for c in set(cells)}
         return np.array([known[cell] for cell in cells], np.intp)
 
     def _bucket(self, cell: str) -> int:
-        return self.groups[hashlib.sha256(cell.encode()).digest()[0] % FREE_VALUES] if cell else self.groups[-1]
+        return (
+            self.groups[hashlib.sha256(cell.encode()).digest()[0] % FREE_VALUES] if cell else self.groups[-1]
+        )
 
 
 def number_bins(
@@ -199,9 +214,7 @@ def number_bins(
     first = counter(0, [np.array([-np.inf, *inner, np.inf])], True)
     gaps, counts = float(first[0][-1]), first[0][:-1]
     ends = [-np.inf, *inner, np.inf] if bounds is None else [bounds[0], *inner, bounds[1]]
-    cells = [
-        _Cell(a, b, float(c), stds[0] ** 2) for a, b, c in zip(ends[:-1], ends[1:], counts, strict=True)
-    ]
+    cells = [_Cell(a, b, float(c), stds[0] ** 2) for a, b, c in zip(ends[:-1], ends[1:], counts, strict=True)]
     level = cells
     for number, factor in enumerate(SPLIT, start=1):
         level = _split(level, counter, number, max(factor * want, 2.5 * stds[number - 1]), stds[number])
@@ -214,9 +227,7 @@ def number_bins(
     return NumberBins(edges=edges, missing=int(np.argmax(totals)), counts=totals)
 
 
-def _split(
-    cells: list[_Cell], counter: Counter, level: int, least: float, std: float
-) -> list[_Cell]:
+def _split(cells: list[_Cell], counter: Counter, level: int, least: float, std: float) -> list[_Cell]:
     """Divide the cells above `least` into equal parts and count those."""
     chosen, edges = [], []
     for cell in cells:
@@ -253,7 +264,7 @@ def _merge(
             is_open = not alone
         else:
             groups[-1] = (groups[-1][0], groups[-1][1] + amount, False)
-        if is_open and groups[-1][1] >= target:
+        if is_open and groups[-1][1] >= target * CLOSE:
             is_open = False
     while len(groups) > 1:
         weak = min(range(len(groups)), key=lambda i: groups[i][1])
@@ -267,32 +278,35 @@ def _merge(
     return tuple(float(group[0]) for group in groups[1:]), tuple(float(group[1]) for group in groups)
 
 
+def noisy_counter(
+    column: ArrayLike, noise: Noise, *, stds: Sequence[float], bounds: tuple[float, float] | None = None
+) -> Counter:
+    """Counts of a column's values (and gaps) with noise: the only place that looks at rows."""
+    every = np.asarray(column, np.float64)
+    values = every[~np.isnan(every)]
+    if bounds is not None:
+        values = np.clip(values, bounds[0], np.nextafter(bounds[1], bounds[0]))
+
+    def counter(level: int, edges: Sequence[Floats], missing: bool) -> Sequence[Floats]:
+        exact = [histogram(values, ends) for ends in edges]
+        if missing:
+            exact[0] = np.append(exact[0], every.size - values.size)
+        joined = np.concatenate(exact)
+        return np.split(joined + noise(joined.shape, stds[level]), np.cumsum([len(e) for e in exact])[:-1])
+
+    return counter
+
+
 def bin_numbers(
     column: ArrayLike,
     noise: Noise,
     *,
     stds: Sequence[float],
     bounds: tuple[float, float] | None = None,
-    records: int | None = None,
 ) -> NumberBins:
     """Count a column with noise, level by level, and bin it."""
-    values = np.asarray(column, np.float64)
-    values = values[~np.isnan(values)] if bounds is None else np.clip(values[~np.isnan(values)], *_inside(bounds))
-    gaps = np.size(column) - len(values)
-
-    def counter(level: int, edges: Sequence[Floats], missing: bool) -> list[Floats]:
-        exact = [histogram(values, ends) for ends in edges]
-        if missing:
-            exact[0][-1] += np.count_nonzero(values == np.inf)  # the last cell is closed at infinity
-            exact[0] = np.append(exact[0], gaps)
-        added = noise((sum(map(len, exact)),), stds[level])
-        return np.split(np.concatenate(exact) + added, np.cumsum([len(e) for e in exact])[:-1])
-
-    return number_bins(counter, records=records or int(np.size(column)), stds=stds, bounds=bounds)
-
-
-def _inside(bounds: tuple[float, float]) -> tuple[float, float]:
-    return bounds[0], float(np.nextafter(bounds[1], bounds[0]))
+    counter = noisy_counter(column, noise, stds=stds, bounds=bounds)
+    return number_bins(counter, records=int(np.size(column)), stds=stds, bounds=bounds)
 
 
 def bin_categories(
@@ -301,7 +315,6 @@ def bin_categories(
     noise: Noise,
     *,
     std: float,
-    records: int | None = None,
 ) -> CategoryBins:
     """Bins of a category column: free up to `FREE_VALUES`, by one level of noisy counts beyond.
 
@@ -310,7 +323,6 @@ def bin_categories(
         values: The agreed list; None for hashing.
         noise: Noise of the counts.
         std: Its standard deviation.
-        records: N; None takes the length of the column.
     """
     if values is None:
         return CategoryBins(values=None, groups=tuple(range(FREE_VALUES + 1)))
@@ -321,15 +333,13 @@ def bin_categories(
     if len(named) <= FREE_VALUES:
         return each
     counts = np.bincount(each.assign(column), minlength=each.size) + noise((each.size,), std)
-    return CategoryBins(
-        values=named, groups=grouped_values(counts[:-1], records=records or len(column), std=std)
-    )
+    return CategoryBins(values=named, groups=grouped_values(counts[:-1], records=len(column), std=std))
 
 
 def grouped_values(counts: Floats, *, records: int, std: float) -> tuple[int, ...]:
     """Bins of a long list from noisy counts: the most frequent values alone, the rest with `other`."""
     least = max(0.002 * records, 3 * std)
-    order = np.argsort(-counts, kind="stable")[: FREE_VALUES]
+    order = np.argsort(-counts, kind="stable")[:FREE_VALUES]
     alone = sorted(int(i) for i in order if counts[i] >= least)
     place = {value: group for group, value in enumerate(alone)}
     return (*(place.get(i, len(alone)) for i in range(len(counts))), len(alone))

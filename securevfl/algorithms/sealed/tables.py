@@ -134,26 +134,26 @@ def joined(counts: Counts, place: Indices) -> Counts:
 def shrink(found: Floats, variance: Floats, *, ordered: bool, own_missing: bool) -> tuple[Floats, Floats]:
     """Posterior mean and deviation under the prior t r^|i-j| (t I where bins are not ordered).
 
-    t and r have the largest marginal likelihood; t = 0 means that the feature says nothing.
+    t and r have the largest marginal likelihood; t = 0 means that the feature says nothing. The deviations
+    average over all t and r by likelihood, so that a bar does not pretend that the choice was certain.
     """
-    places = np.arange(len(found), dtype=np.float64)
+    size = len(found)
+    distance = np.abs(np.subtract.outer(np.arange(size), np.arange(size))).astype(np.float64)
     if own_missing:
-        places[-1] = np.inf
-    with np.errstate(invalid="ignore"):
-        distance = np.nan_to_num(np.abs(places[:, None] - places), nan=0.0, posinf=np.inf)
-    shapes = [r**distance for r in SMOOTHNESS] if ordered else [np.eye(len(found))]
-    likelihood = -0.5 * float(np.log(variance).sum() + (found**2 / variance).sum())
-    chosen = np.zeros((len(found), len(found)))
-    for shape in shapes:
-        for size in SIZES[1:]:
-            factor = np.linalg.cholesky(size * shape + np.diag(variance))
-            whitened = np.linalg.solve(factor, found)
-            here = -float(np.log(np.diag(factor)).sum()) - 0.5 * float(whitened @ whitened)
-            if here > likelihood:
-                likelihood, chosen = here, size * shape
-    gain = np.linalg.solve(chosen + np.diag(variance), chosen).T
-    spread = np.diag(chosen - gain @ chosen)
-    return gain @ found, np.sqrt(np.maximum(spread, 0.0))
+        distance[-1, :-1] = distance[:-1, -1] = np.inf
+    shapes = [r**distance for r in SMOOTHNESS] if ordered else [np.eye(size)]
+    likelihoods = [-0.5 * float(np.log(variance).sum() + (found**2 / variance).sum())]
+    means, spreads = [np.zeros(size)], [np.zeros(size)]
+    for prior in (t * shape for shape in shapes for t in SIZES[1:]):
+        factor = np.linalg.cholesky(prior + np.diag(variance))
+        whitened = np.linalg.solve(factor, np.column_stack([found, prior]))
+        likelihoods.append(-float(np.log(np.diag(factor)).sum() + 0.5 * whitened[:, 0] @ whitened[:, 0]))
+        means.append(whitened[:, 1:].T @ whitened[:, 0])
+        spreads.append(np.diag(prior) - (whitened[:, 1:] ** 2).sum(axis=0))
+    mean = means[int(np.argmax(likelihoods))]
+    weights = np.exp(np.array(likelihoods) - max(likelihoods))
+    squares = np.array(spreads) + (np.array(means) - mean) ** 2
+    return mean, np.sqrt(np.maximum(weights @ squares / weights.sum(), 0.0))
 
 
 def evidence(counts: Counts, *, q: float, records: int, std: float) -> Table:
@@ -231,12 +231,12 @@ class PartyFit:
 
     Args:
         start: Weights of the scaled columns.
-        pull: Ridge of each.
+        pull: Ridge of each, at most 1 / rate: a stronger one would make the steps overshoot.
         records: N.
         totals: How many totals there will be.
         rate: Step.
         momentum: Of the steps.
-        bound: Of the weights' norm.
+        bound: How far the weights may go from their start.
         average: Share of the last weights whose mean is the result.
     """
 
@@ -251,6 +251,7 @@ class PartyFit:
     weights: Floats = field(init=False)
 
     def __post_init__(self) -> None:
+        self.pull = np.minimum(self.pull, 1 / self.rate)
         self.weights = self.start.copy()
         self._speed = np.zeros_like(self.start)
         self._sum = np.zeros_like(self.start)
@@ -262,9 +263,9 @@ class PartyFit:
         gradient = total / self.records + self.pull * (self.weights - self.start)
         self._speed = self.momentum * self._speed + gradient
         self.weights = self.weights - self.rate * self._speed
-        norm = float(np.linalg.norm(self.weights))
-        if norm > self.bound:
-            self.weights *= self.bound / norm
+        gone = float(np.linalg.norm(self.weights - self.start))
+        if gone > self.bound:
+            self.weights = self.start + (self.weights - self.start) * (self.bound / gone)
         if self._seen >= self._first:
             self._sum += self.weights
         self._seen += 1
