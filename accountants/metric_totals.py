@@ -67,7 +67,8 @@ class MetricTotals:
     def amplitudes(self) -> Floats:
         """a_k."""
         squares = 1 / self.orders
-        return np.sqrt(squares / squares.sum())
+        found: Floats = np.sqrt(squares / squares.sum())
+        return found
 
     def clamp(self, members: int) -> float:
         """Bound of each member's score, so that two sums of them differ by at most P/2."""

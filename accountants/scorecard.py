@@ -163,7 +163,8 @@ class ScorecardNoise:
         holder, change = self.label_holder, self.residual_change
         counted = tuple(root or 1.0 for root in roots)
         rows = tuple(1.0 if width else BIAS for width in self.columns)
-        series = {"residual_bound": self.residual_bound, "residual_change": change}
+        bound = self.residual_bound
+        fit = SealedShifts(clips=rows, label_holder=holder, residual_bound=bound, residual_change=change)
         found: dict[str, SealedShifts] = {
             # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
             "labels": OneHotShifts(
@@ -173,11 +174,15 @@ class ScorecardNoise:
                 residual_change=0.0,
                 known_label=2.0,
             ),
-            "first": SealedShifts(clips=rows, label_holder=holder, **series),
+            "first": fit,
             "residuals": OneHotShifts(
-                clips=roots, label_holder=holder, known_label=2 * self.residual_bound**2, **series
+                clips=roots,
+                label_holder=holder,
+                residual_bound=bound,
+                residual_change=change,
+                known_label=2 * bound**2,
             ),
-            "last": SealedShifts(clips=rows, label_holder=holder, **series),
+            "last": fit,
         }
         return {name: shifts for name, shifts in found.items() if name in self.shares}
 

@@ -32,13 +32,13 @@ Counter: TypeAlias = Callable[[int, Sequence[Floats], bool], Sequence[Floats]]
 
 BINS = 32
 PARTS = 16
-SMOOTH = True
-CLOSE = 1.0
 BOUNDED_CELLS = 64
 FREE_VALUES = 64
 """A category list up to this length is used as it is; longer ones are counted first."""
 SPLIT = (0.5, 2.0)
-"""Cells of levels 1 and 2 above this multiple of `want` are split (and above 2.5 std of their noise)."""
+"""Cells of levels 1 and 2 above this multiple of `want` are split, if significant."""
+SIGNIFICANT = 2.5
+"""Standard deviations of its noise that a count must exceed to be split."""
 
 
 def half_binades() -> Floats:
@@ -93,21 +93,11 @@ class _Cell:
             return [self]
         gained = self.count - math.fsum(part.count for part in self.parts)
         spread = math.fsum(part.variance for part in self.parts)
-        found = [
-            part.leaves(gained * (part.variance / spread if spread else 1 / len(self.parts)))
+        return [
+            leaf
             for part in self.parts
+            for leaf in part.leaves(gained * (part.variance / spread if spread else 1 / len(self.parts)))
         ]
-        if SMOOTH:
-            self._level()
-        return [leaf for leaves in found for leaf in leaves]
-
-    def _level(self) -> None:
-        """Parts that are insignificant one by one share what they have together."""
-        faint = [part for part in self.parts if not part.parts and part.count < 1.5 * part.variance**0.5]
-        each = max(math.fsum(part.count for part in faint), 0.0) / max(len(faint), 1)
-        for part in faint:
-            part.count = each
-            part.variance = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +207,9 @@ def number_bins(
     cells = [_Cell(a, b, float(c), stds[0] ** 2) for a, b, c in zip(ends[:-1], ends[1:], counts, strict=True)]
     level = cells
     for number, factor in enumerate(SPLIT, start=1):
-        level = _split(level, counter, number, max(factor * want, 2.5 * stds[number - 1]), stds[number])
+        level = _split(
+            level, counter, number, max(factor * want, SIGNIFICANT * stds[number - 1]), stds[number]
+        )
     for cell in cells:
         cell.gather()
     leaves = [leaf for cell in cells for leaf in cell.leaves()]
@@ -264,7 +256,7 @@ def _merge(
             is_open = not alone
         else:
             groups[-1] = (groups[-1][0], groups[-1][1] + amount, False)
-        if is_open and groups[-1][1] >= target * CLOSE:
+        if is_open and groups[-1][1] >= target:
             is_open = False
     while len(groups) > 1:
         weak = min(range(len(groups)), key=lambda i: groups[i][1])

@@ -94,8 +94,7 @@ def join_weak_bins(counts: Counts, std: float) -> Indices:
     mass = counts.total
     size = len(mass)
     if not counts.ordered:
-        weak = mass < least
-        keep = np.flatnonzero(~weak)
+        keep = np.flatnonzero(mass >= least)
         if len(keep) == size or not len(keep):
             return np.zeros(size, np.intp) if not len(keep) else np.arange(size)
         place = np.full(size, len(keep), np.intp)
@@ -124,8 +123,8 @@ def joined(counts: Counts, place: Indices) -> Counts:
     """The histogram of joined bins."""
     size = int(place.max()) + 1
     return Counts(
-        positive=np.bincount(place, counts.positive, size),
-        negative=np.bincount(place, counts.negative, size),
+        positive=np.bincount(place, counts.positive, size).astype(np.float64),
+        negative=np.bincount(place, counts.negative, size).astype(np.float64),
         ordered=counts.ordered,
         own_missing=counts.own_missing,
     )
@@ -205,7 +204,8 @@ def column_scales(information: Floats, clip: float) -> Floats:
     The noise of a weight goes with 1/factor; IV^-1/4 spreads it between equal noise and equal relative noise.
     """
     roots = np.sqrt(np.asarray(information, np.float64))
-    return clip / np.sqrt(roots) / math.sqrt(SLACK * float(roots.sum()))
+    scales: Floats = clip / np.sqrt(roots) / math.sqrt(SLACK * float(roots.sum()))
+    return scales
 
 
 def clipped_rows(columns: Floats, clip: float) -> Floats:
