@@ -211,7 +211,8 @@ def column_scales(information: Floats, clip: float) -> Floats:
 def clipped_rows(columns: Floats, clip: float) -> Floats:
     """Rows scaled down to the clip where they exceed it."""
     norms = np.sqrt(np.einsum("ij,ij->i", columns, columns))
-    return columns * np.minimum(1.0, clip / np.maximum(norms, 1e-300))[:, None]
+    factors: Floats = np.minimum(1.0, clip / np.maximum(norms, 1e-300))
+    return columns * factors[:, None]
 
 
 def ridge(scales: Floats, *, noise: float, records: int) -> Floats:
