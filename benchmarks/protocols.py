@@ -22,9 +22,9 @@ from securevfl.protocols import (
     TwoTreeSum,
     run_round,
     run_setup,
-    shamir,
 )
 from securevfl.protocols.stream import KeyStream
+from securevfl.protocols.sums import shamir
 from securevfl.protocols.sums.pairwise import MaskedInput, RelayedShares
 
 PARTIES = 8

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from benchmarks.papers.common import arguments, command, say, table, write
 from securevfl.sweeps import Results, parse_sweep, preset, run_sweep
-from securevfl.sweeps.findings import kept_table, promise_table
-from securevfl.sweeps.summary import Group, data_sets, groups_of
+from securevfl.sweeps.summary import Group, data_sets, groups_of, kept_table, promise_table
 
 FOLDER = Path("build/sweeps")
 INTRO = (

@@ -29,8 +29,7 @@ from securevfl.auditing.checks import (
     check_sums,
 )
 from securevfl.auditing.matrix import Findings, matrix
-from securevfl.auditing.report import Report
-from securevfl.auditing.words import headline, sentences
+from securevfl.auditing.report import Report, headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, RunError
 from securevfl.federation.run import Run, predictions

@@ -120,7 +120,7 @@ def _gate(report: Report, limits: dict[str, float], fail_if_violated: bool) -> N
 
 def show_report(console: Console, report: Report, page: Path) -> None:
     """Prints the verdict, the matrix, and the attacks that succeeded."""
-    from securevfl.auditing.words import beats_baseline
+    from securevfl.auditing.report import beats_baseline
 
     console.print(f"{report.verdict.upper()}: {report.content['words'][0]}", markup=False)
     console.print(matrix_table(report))

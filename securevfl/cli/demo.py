@@ -118,7 +118,7 @@ def _figures(report: Report | None) -> tuple[str, ...]:
     """Claimed, promised, measured, verdict, best label attack, attacks that beat guessing."""
     if report is None:
         return ("-", "-", "-", "-", "-", "-")
-    from securevfl.auditing.words import beats_baseline
+    from securevfl.auditing.report import beats_baseline
 
     cell = report.owners["p1"]["observers"]["p0"]
     scored = [a for a in report.attacks if a["status"] == "scored"]

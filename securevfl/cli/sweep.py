@@ -128,9 +128,8 @@ def _duration(seconds: float) -> str:
 
 def show_results(console: Console, results: Results) -> None:
     """Prints the findings, the failures, and where everything is."""
-    from securevfl.sweeps.findings import kept_table, promise_table, sentences
     from securevfl.sweeps.results import has_parquet
-    from securevfl.sweeps.summary import data_sets, groups_of
+    from securevfl.sweeps.summary import data_sets, groups_of, kept_table, promise_table, sentences
 
     for name, groups in data_sets(groups_of(results)).items():
         console.print(f"{name}:", markup=False, highlight=False)

@@ -13,10 +13,10 @@ from typing import Any
 
 from securevfl.errors import RunError
 from securevfl.privacy.views import write_text
+from securevfl.sweeps.charts import write_plots
 from securevfl.sweeps.executors import Executor, LocalExecutor
 from securevfl.sweeps.journal import Journal
 from securevfl.sweeps.page import write_page
-from securevfl.sweeps.plots import write_plots
 from securevfl.sweeps.records import FAILED, failed_record
 from securevfl.sweeps.results import Results, write_tables
 from securevfl.sweeps.spec import Sweep

@@ -20,7 +20,6 @@ from typing import Any
 from securevfl.privacy.views import write_text
 from securevfl.sweeps.records import OK
 from securevfl.sweeps.spec import DEFAULTS, Point, Sweep, Target
-from securevfl.sweeps.target import settled, time_to_target
 
 Row = dict[str, Any]
 
@@ -29,6 +28,8 @@ PLAN_COLUMNS = (
     "data", "algorithm", "protocol", "mode", "parties", "model", "clip", "sigma", "gradient_sigma",
     "target_epsilon", "delta", "epochs", "batch", "learning_rate", "seed",
 )  # fmt: skip
+# Beyond these, a field has a column of its own only where it varies.
+USUAL = (*PLAN_COLUMNS, "epsilon", "encoder_training", "data_folder", "record_views")
 METRICS = ("auc", "accuracy", "r2", "loss")
 # Text even where a whole column is empty.
 TEXTS = (
@@ -59,7 +60,7 @@ class Results:
         """One row per finished or failed point."""
         found = [(p, self.records[p.id]) for p in self.sweep.points if p.id in self.records]
         attacks = sorted({a["name"] for _, record in found for a in record.get("attacks", ())})
-        varied = _varied(self.sweep.points)
+        varied = [name for name in varied_fields(self.sweep.points) if name not in USUAL]
         return [
             _row(point, record, varied, attacks, self.targets[point.fields.get("data", "")])
             for point, record in found
@@ -106,10 +107,9 @@ def _json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _varied(points: Sequence[Point]) -> list[str]:
-    """Plan fields beyond the usual columns that differ between points, in the plan's order."""
-    usual = {*PLAN_COLUMNS, "epsilon", "encoder_training", "data_folder", "record_views"}
-    seen: dict[str, set[str]] = {name: set() for name in DEFAULTS if name not in usual}
+def varied_fields(points: Sequence[Point]) -> list[str]:
+    """Fields of the plan that differ between points, in the plan's order."""
+    seen: dict[str, set[str]] = {name: set() for name in DEFAULTS}
     for point in points:
         for name, values in seen.items():
             values.add(json.dumps(point.fields.get(name, DEFAULTS[name]), default=list, sort_keys=True))
@@ -172,6 +172,36 @@ def _scores(found: Sequence[Mapping[str, Any]], names: list[str]) -> Row:
         row[f"attack.{name}"] = by_name.get(name, {}).get("score")
         row[f"attack.{name}.baseline"] = by_name.get(name, {}).get("baseline")
     return row
+
+
+def settled(target: Target, records: Sequence[Mapping[str, Any]]) -> Target:
+    """The target with its value; if the sweep names none, one tenth above the lowest loss of the records.
+
+    Only records with a virtual time count: the baselines are not in the race.
+    """
+    if target.value is not None:
+        return target
+    losses = [
+        line["loss"]
+        for record in records
+        if record.get("virtual_time")
+        for line in record["curve"]
+        if line["loss"] is not None
+    ]
+    return Target(metric="loss", value=1.1 * min(losses)) if losses else target
+
+
+def time_to_target(record: Mapping[str, Any], target: Target) -> float | None:
+    """Virtual time at the end of the first epoch that reached the target; None if none did."""
+    if target.value is None:
+        return None
+    for line in record.get("curve", ()):
+        value = line["loss"] if target.metric == "loss" else line["test"].get(target.metric)
+        if value is not None and (
+            value <= target.value if target.metric == "loss" else value >= target.value
+        ):
+            return float(line["time"])
+    return None
 
 
 def write_tables(results: Results) -> None:

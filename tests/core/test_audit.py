@@ -21,7 +21,7 @@ from securevfl.accountants import gdp_epsilon
 from securevfl.algorithms import ALGORITHMS
 from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
 from securevfl.auditing.page import render
-from securevfl.auditing.words import strength
+from securevfl.auditing.report import strength
 from securevfl.errors import AttackError, InputError, RunError
 from securevfl.privacy.gate import Contribution, Gate
 from securevfl.privacy.noise import Noise

@@ -6,6 +6,9 @@ import csv
 import json
 import math
 import re
+import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,15 +16,14 @@ from typing import Any
 import pytest
 from sweep_helpers import TINY, invented, made_up
 
-from securevfl.sweeps.findings import kept_table, promise_table, sentences
+from securevfl.pages.charts import styles_for
+from securevfl.sweeps.axis import EpsilonAxis, log_ticks
+from securevfl.sweeps.charts import write_plots
 from securevfl.sweeps.page import render
-from securevfl.sweeps.plots import write_plots
 from securevfl.sweeps.records import failed_record, gain
-from securevfl.sweeps.results import Results, write_tables
-from securevfl.sweeps.scales import Scale, epsilon_scale, linear_scale, log_ticks
+from securevfl.sweeps.results import Results, time_to_target, write_tables
 from securevfl.sweeps.spec import parse_sweep
-from securevfl.sweeps.summary import groups_of, interval, pareto
-from securevfl.sweeps.target import time_to_target
+from securevfl.sweeps.summary import groups_of, interval, kept_table, pareto, promise_table, sentences
 
 SEVERAL = (
     TINY
@@ -70,28 +72,42 @@ class Page(HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.open: list[str] = []
+        self.ids: list[str] = []
+        self.marks: dict[str, int] = {}
+        self.headings: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
         if tag == "a":
-            self.links.append(dict(attrs)["href"] or "")
-        if tag not in ("meta", "path", "polyline", "option"):
+            self.links.append(given["href"] or "")
+        if "id" in given:
+            self.ids.append(given["id"] or "")
+        for point in (given.get("data-ids") or "").split():
+            self.marks[point] = self.marks.get(point, 0) + 1
+        if tag not in ("meta", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ("path", "polyline", "option"):
-            assert self.open.pop() == tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "th":
+            self.headings.append(data)
 
 
 def test_the_page_is_whole_and_asks_no_network(results: Results) -> None:
     text = render(results)
     page = Page(text)
     assert page.open == []
-    assert set(re.findall(r"https?://[^\"'<\s]*", text)) <= {"http://www.w3.org/2000/svg"}
+    assert re.findall(r"https?://[^\"'<\s]*", text) == []
+    assert len(page.ids) == len(set(page.ids))  # charts do not take each other's clips and markers
     assert "</script><b>" not in text
+    assert render(results) == text
     for row in results.finished:
         # once in the frontier and once in the table at least
         assert page.links.count(row["report"]) >= 2
+        assert page.marks[row["id"]] >= 2  # what filters hide
     assert "it &lt;broke&gt; here" in text
 
 
@@ -100,8 +116,42 @@ def test_the_inline_data_holds_every_plan(results: Results) -> None:
     assert found is not None
     plans = json.loads(found[1])
     assert set(plans) == {row["id"] for row in results.finished}
-    facts = dict(plans[results.rows[2]["id"]])
+    third = plans[results.rows[2]["id"]]
+    facts = dict(third["facts"])
     assert (facts["algorithm"], facts["epsilon"], facts["sound ε"]) == ("sealed", "8.0", "7.9")
+    own = {"variant": "sealed </script><b>", "algorithm": "sealed", "epsilon": "8.0", "seed": "0"}
+    assert own.items() <= third["fields"].items()
+
+
+def test_every_varied_field_is_a_filter(results: Results) -> None:
+    text = render(results)
+    found = re.findall(r'<select data-filter="(\w+)">(.*?)</select>', text, re.S)
+    values = {name: re.findall("<option>(.*?)</option>", options) for name, options in found}
+    # seven epochs are those of a point that failed, so nothing is left to choose from
+    assert set(values) >= {"variant", "algorithm", "sigma", "epsilon", "seed", "attack"}
+    assert not {"epochs", "protocol", "record_views"} & set(values)
+    assert [value for value in values["epsilon"] if value in ("8.0", "1.0")] == ["1.0", "8.0"]
+    assert values["algorithm"] == ["central", "local", "sealed", "vafl"]
+
+
+def test_what_all_points_share_stands_above_the_table(results: Results) -> None:
+    text = render(results)
+    assert "The same in all rows: data synthetic:rows=60,features=4; protocol plain;" in text
+    headings = Page(text).headings
+    assert "seed" in headings and "sound ε" in headings and "protocol" not in headings
+
+
+def test_fields_that_labels_do_not_stand_for_have_columns(tmp_path: Path) -> None:
+    text = TINY + "[[point]]\nlabel = 'a'\nbatch = 8\ngrid = { embedding = [2, 3] }\n[[point]]\nlabel = 'b'\n"
+    points = parse_sweep(text).points
+    results = made_up(tmp_path, text, {number: invented(point) for number, point in enumerate(points)})
+    headings = Page(render(results)).headings
+    assert "embedding" in headings and "batch" not in headings
+
+
+def test_series_differ_without_colour() -> None:
+    styles = styles_for(f"series {number}" for number in range(8)).values()
+    assert len({(style.marker, str(style.line)) for style in styles}) == 8
 
 
 def test_an_empty_sweep_has_a_page_too(tmp_path: Path) -> None:
@@ -124,7 +174,17 @@ def test_pictures_are_written_as_png_and_svg(results: Results) -> None:
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     text = (results.folder / "plots" / "frontier.svg").read_text()
     assert {url.split("/")[2] for url in re.findall(r"https?://[^\"'<\s]*", text)} == {"www.w3.org"}
+    assert "<a " not in text  # papers have nothing to link to
     assert (results.folder / "plots" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    text = TINY + "[[point]]\nlabel = '_a $b_{$ & 银行'\n[[point]]\nlabel = 'plain'\n"
+    points = parse_sweep(text).points
+    results = made_up(tmp_path, text, {number: invented(point) for number, point in enumerate(points)})
+    write_plots(results)
+    for drawn in (render(results), (tmp_path / "plots" / "frontier.svg").read_text()):
+        assert re.search(r"<text[^>]*> _a \$b_\{\$ &amp; 银行</text>", drawn)
 
 
 def test_groups_are_plans_without_seed(results: Results) -> None:
@@ -219,23 +279,20 @@ def test_intervals() -> None:
     assert interval([0.9, 1.0], (0.0, 1.0))[2] == 1.0
 
 
-def test_scales_have_room_for_zero_and_infinity() -> None:
-    scale = epsilon_scale([0.0, 1.0, 100.0, math.inf], start=0, end=1000)
-    places = [scale(value) for value in (0.0, 1.0, 100.0, math.inf)]
+def test_axes_have_room_for_zero_and_infinity() -> None:
+    axis = EpsilonAxis.around([0.0, 1.0, 100.0, math.inf])
+    places = [axis(value) for value in (0.0, 1.0, 100.0, math.inf)]
     assert places == sorted(places)
-    assert places[0] > 0
-    assert places[-1] < 1000
-    labels = [text for _, text in scale.ticks()]
+    assert places[0] > 0 and places[-1] < 1
+    labels = [text for _, text in axis.ticks()]
     assert (labels[0], labels[-1]) == ("0", "∞")
-    up = linear_scale([0.5, 0.5], start=400, end=0)
-    assert up(0.5) == pytest.approx(200)
-    assert isinstance(linear_scale([], start=0, end=1), Scale)
+    assert EpsilonAxis.around([]).ticks()
 
 
 def test_wide_gaps_are_moved_together() -> None:
     values = [0.5, 1.0, 8.0, 3e6, math.inf]
-    plain = epsilon_scale(values, start=0, end=1000)
-    broken = epsilon_scale(values, start=0, end=1000, broken=True)
+    plain = EpsilonAxis.around(values)
+    broken = EpsilonAxis.around(values, broken=True)
     assert not plain.gaps() and len(broken.gaps()) == 1
     places = [broken(value) for value in (0.5, 1.0, 8.0, 20.0, 1e5, 3e6, math.inf)]
     assert places == sorted(places) and len(set(places)) == len(places)  # still in order, without jumps
@@ -260,3 +317,49 @@ def test_parquet_has_stable_types(results: Results, monkeypatch: pytest.MonkeyPa
     assert table.schema.field("r2").type == arrow.float64()
     assert table.schema.field("stopped").type == arrow.string()
     assert table.column("sound_epsilon").to_pylist()[6] == math.inf
+
+
+def test_templates_and_pictures_are_loaded_only_when_a_page_is_made() -> None:
+    modules = "securevfl, securevfl.cli, securevfl.sweeps, securevfl.auditing, securevfl.auditing.page"
+    code = f"import sys, {modules}; sys.exit(bool({{'jinja2', 'matplotlib'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+USE = """<script>
+const heading = [...document.querySelectorAll(".points th")].find(th => th.textContent === "AUC");
+heading.firstChild.click(); heading.firstChild.click();
+const box = document.querySelector('[data-filter="epsilon"]');
+box.value = "8.0"; box.dispatchEvent(new Event("change", {bubbles: true}));
+const rows = [...document.querySelectorAll(".points tbody tr")];
+document.title = JSON.stringify({
+  order: rows.map(row => row.dataset.ids),
+  rows: rows.filter(row => row.offsetHeight).map(row => row.dataset.ids),
+  marks: [...document.querySelectorAll(".panel a.run:not(.hidden)")].map(mark => mark.dataset.ids),
+  pareto: document.querySelector(".pareto path").getAttribute("d").split("H").length,
+  width: document.documentElement.scrollWidth,
+});
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_table_sorts_and_filters_in_a_browser(results: Results, tmp_path: Path) -> None:
+    (tmp_path / "sweep.html").write_text(render(results).replace("</body>", f"{USE}</body>"))
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,900",
+         (tmp_path / "sweep.html").as_uri()],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    found = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert found is not None, done.stderr
+    seen = json.loads(found[1])
+    best_first = sorted(results.finished, key=lambda row: -row["auc"])
+    assert seen["order"] == [row["id"] for row in best_first]
+    at_eight = {results.rows[2]["id"], results.rows[3]["id"]}
+    assert set(seen["rows"]) == set(seen["marks"]) == at_eight
+    assert seen["pareto"] == 1  # one mean is left
+    assert seen["width"] <= 1280

@@ -16,12 +16,12 @@ import pytest
 from federation import Federation, identities
 
 from securevfl.errors import NetworkError
-from securevfl.network import identity as identity_module
 from securevfl.network import mesh, transport
 from securevfl.network.conductor import Conductor
 from securevfl.network.frames import Frame, Kind
 from securevfl.network.greeting import Greeting, reason_of
 from securevfl.network.identity import authority
+from securevfl.network.identity import identity as identity_module
 from securevfl.network.identity.certificates import create_authority, issue
 from securevfl.network.identity.identity import Identity, load_identity, server_name
 from securevfl.network.session import Session, new_incarnation

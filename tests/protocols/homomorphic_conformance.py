@@ -45,7 +45,7 @@ import sys, random
 import numpy as np
 from securevfl.errors import ProtocolError
 from securevfl.protocols.sums.homomorphic import Encryption, Parameters
-from securevfl.protocols.{module} import {source}
+from securevfl.protocols.sums.{module} import {source}
 
 parameters = {expression}
 draw = random.Random(3)
