@@ -4,8 +4,17 @@ Events say what left a party; accountants turn events into epsilon and delta; mo
 what each owner has promised to each observer; filters refuse what a budget does not allow.
 """
 
+from securevfl.accountants.accountants import (
+    ACCOUNTANTS,
+    CLTApproximation,
+    GDPAccountant,
+    MomentsAccountant,
+    PLDAccountant,
+    PRVAccountant,
+    best_upper_bound,
+    compare,
+)
 from securevfl.accountants.base import Accountant, Figure
-from securevfl.accountants.best import ACCOUNTANTS, best_upper_bound, compare
 from securevfl.accountants.calibration import calibrate_sigma, max_releases, party_sigma, rounded_sensitivity
 from securevfl.accountants.claims import Claim, claim_for, fdml_claim, flex_claim, vafl_claim
 from securevfl.accountants.events import (
@@ -17,15 +26,11 @@ from securevfl.accountants.events import (
     RandomisedResponse,
 )
 from securevfl.accountants.filters import Filter
-from securevfl.accountants.gaussian import CLTApproximation, GDPAccountant
 from securevfl.accountants.gdp import compose_mu, gdp_delta, gdp_epsilon, gdp_mu
 from securevfl.accountants.interop import from_dp_event, from_opacus_history, to_dp_event
 from securevfl.accountants.modes import COALITION, Spend, coalition_spend, mu_of, privacy_matrix
-from securevfl.accountants.moments import MomentsAccountant
-from securevfl.accountants.numerical import PLDAccountant, PRVAccountant
 from securevfl.accountants.records import MODES, ReleaseRecord
-from securevfl.accountants.sealed import sealed_mu, sealed_sensitivity, sealed_sigma
-from securevfl.accountants.sealed_noise import SealedShifts
+from securevfl.accountants.sealed import SealedShifts, sealed_mu, sealed_sensitivity, sealed_sigma
 
 __all__ = [
     "ACCOUNTANTS",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from securevfl.accountants import checks
-from securevfl.accountants.best import best_upper_bound
+from securevfl.accountants.accountants import best_upper_bound
 from securevfl.accountants.events import ADJACENCIES, Adjacency, GaussianRelease
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.records import MODES

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from securevfl.accountants import checks
+from securevfl.accountants.base import reduce_events
 from securevfl.accountants.events import (
     ADJACENCIES,
     Adjacency,
@@ -18,7 +19,6 @@ from securevfl.accountants.events import (
     GaussianRelease,
     RandomisedResponse,
 )
-from securevfl.accountants.workload import reduce_events
 from securevfl.errors import AccountingError
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from securevfl.accountants.accountants import compositions
+from securevfl.accountants.base import Workload, reduce_events
 from securevfl.accountants.events import Event
 from securevfl.accountants.gdp import gdp_delta
-from securevfl.accountants.numerical import compositions
 from securevfl.accountants.pairs import Array
-from securevfl.accountants.workload import Workload, reduce_events
 from securevfl.errors import AccountingError
 
 _ERRORS = np.concatenate([[0.0], np.logspace(-4, -2, 60), np.linspace(0.0101, 1.0, 400)])

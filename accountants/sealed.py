@@ -1,12 +1,26 @@
-"""Mode `sealed`: the sensitivity of one iteration's noisy totals, all parties' totals counted together.
+"""Mode `sealed`: what the noisy totals of one iteration tell, and how much noise each member must add.
 
 A record's features, its label, or both are replaced. Given all past totals every weight is fixed, so one
-iteration is a Gaussian release of L2 sensitivity D and T iterations have mu = (D / sigma) sqrt(T). All
-parties' totals count for every observer: a party's later weights depend on its own earlier totals.
+iteration is a Gaussian release of L2 sensitivity D, iterations compose adaptively, and T of them have
+mu = (D / sigma) sqrt(T). All totals count for every observer: later weights depend on earlier totals.
+
+`SealedShifts` does it coalition by coalition. Member j's noise on member m's total has variance v[m][j], and
+a coalition S subtracts its own: what protects total m is the sum over j not in S. What S knows anyway needs
+no protection, so against S only what lies outside S is replaced:
+
+- the label is outside: the residual may move from -R to R, and every total m by 2 R C_m;
+- the label is inside: residuals r, r' of one label lie on one side of zero. Total m moves by at most
+  (|r| + |r'|) C_m where the features are outside S and by |r - r'| C_m where they are inside. The squared
+  shift is convex in (|r|, |r'|), so it is largest at a corner: both full (2 R C_m outside, 0 inside) or one
+  full and one zero (rho C_m everywhere).
+
+With K outputs each of the K residuals may do so, which multiplies squared shifts by K.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from securevfl.accountants import checks
@@ -63,3 +77,138 @@ def sealed_sigma(*, sensitivity: float, mu: float, iterations: int) -> float:
     """Return the noise of a total's honest part that gives `mu` after `iterations` openings."""
     spread = checks.positive("sensitivity", sensitivity) * math.sqrt(checks.count("iterations", iterations))
     return spread / checks.positive("mu", mu)
+
+
+Variances: TypeAlias = tuple[tuple[float, ...], ...]
+"""[m][j]: variance of member j's noise on member m's total."""
+
+MAX_MEMBERS = 16  # all coalitions are examined
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedShifts:
+    """How far one record can move the totals of one iteration.
+
+    Args:
+        clips: Row norm bound C_m of every member; 0 for a label holder without features.
+        label_holder: Index of the member with the labels.
+        protects: What of one record is replaced: all of the `person` that a coalition does not hold itself,
+            one party's `features`, or the `label`.
+        residual_bound: R, bound of a residual's magnitude.
+        residual_change: rho, bound of a residual's change while the label stays.
+        label_change: Largest difference of two labels.
+        outputs: K, residuals per record.
+    """
+
+    clips: tuple[float, ...]
+    label_holder: int
+    protects: Protects = "person"
+    residual_bound: float
+    residual_change: float
+    label_change: float = 1.0
+    outputs: int = 1
+
+    def __post_init__(self) -> None:
+        for clip in self.clips:
+            checks.non_negative("clip", clip)
+        checks.choice("protects", self.protects, PROTECTS)
+        if not 2 <= len(self.clips) <= MAX_MEMBERS or not 0 <= self.label_holder < len(self.clips):
+            raise AccountingError(
+                f"{len(self.clips)} members with label holder {self.label_holder}; 2 to {MAX_MEMBERS} work"
+            )
+        if not any(self.clips):
+            raise AccountingError("every clip is 0; at least one member needs features")
+
+    @property
+    def diameter(self) -> float:
+        """D, the L2 distance that one record can move all totals together, whoever looks."""
+        full, everything = 2 * self.residual_bound, math.fsum(clip * clip for clip in self.clips)
+        if self.protects == "label":
+            return math.sqrt(min(self.outputs, 2) * everything) * self.label_change
+        if self.protects == "features":
+            change = self.residual_change * math.sqrt(everything)
+            return math.sqrt(self.outputs) * max(full * max(self.clips), change)
+        return math.sqrt(self.outputs * everything) * full
+
+    def squared_mu(self, variances: Variances, coalition: frozenset[int]) -> float:
+        """The squared mu of one iteration against a coalition; infinite where it knows all the noise."""
+        rates = [
+            _ratio(clip * clip, sum(v for j, v in enumerate(variances[m]) if j not in coalition))
+            for m, clip in enumerate(self.clips)
+        ]
+        outside = [m for m in range(len(self.clips)) if m not in coalition]
+        full, change = (2 * self.residual_bound) ** 2, self.residual_change**2
+        total = math.fsum(rates)
+        if self.protects == "label":
+            changed = min(self.outputs, 2)  # a one-hot label differs in two places
+            return changed * self.label_change**2 * total if self.label_holder in outside else 0.0
+        if self.protects == "features":
+            own = max((rates[m] for m in outside), default=0.0)
+            return self.outputs * max(full * own, change * total)
+        if self.label_holder in outside:
+            return self.outputs * full * total
+        return self.outputs * max(full * math.fsum(rates[m] for m in outside), change * total)
+
+    def coalitions(self, colluders: int, *, without: int | None = None) -> Iterator[frozenset[int]]:
+        """All coalitions of at most `colluders` members, optionally without one member."""
+        members = [m for m in range(len(self.clips)) if m != without]
+        sizes = range(min(colluders, len(members)) + 1)
+        return (frozenset(group) for size in sizes for group in itertools.combinations(members, size))
+
+    def mu(self, variances: Variances, *, colluders: int, owner: int | None = None) -> float:
+        """The mu of one iteration against the worst coalition of at most `colluders` members.
+
+        Args:
+            variances: Everybody's noise.
+            colluders: t.
+            owner: Only coalitions without this member, which are those it protects its records against.
+        """
+        squares = (self.squared_mu(variances, s) for s in self.coalitions(colluders, without=owner))
+        return math.sqrt(max(squares))
+
+    def variances(self, *, mu: float, colluders: int) -> Variances:
+        """Noise that keeps one iteration within `mu` against every coalition of at most `colluders`.
+
+        The label holder's shares answer for the coalitions without it, the others' for those with it; noise
+        on the label holder's own total has to hide less from a coalition that holds the labels. The result is
+        checked against every coalition and scaled up if a bound should not be met.
+        """
+        members = len(self.clips)
+        if not 1 <= checks.count("colluders", colluders) < members:
+            raise AccountingError(
+                f"{colluders} colluders among {members} members; 1 to {members - 1} are possible"
+            )
+        found = self._shape(colluders)
+        scale = (self.mu(found, colluders=colluders) / checks.positive("mu", mu)) ** 2 * (1 + 1e-12)
+        return tuple(tuple(v * scale for v in row) for row in found)
+
+    def _shape(self, t: int) -> Variances:
+        """The proportions of the noise, for mu = 1."""
+        members, holder = len(self.clips), self.label_holder
+        squares = [clip * clip for clip in self.clips]
+        full, change, everything = (2 * self.residual_bound) ** 2, self.residual_change**2, sum(squares)
+        if self.protects == "features":
+            each = max(full * max(squares), change * everything) / (members - t)
+            return tuple((each,) * members for _ in squares)
+        if self.protects == "label":
+            return tuple(tuple(everything * (j == holder) for j in range(members)) for _ in squares)
+        features = sorted(squares[:holder] + squares[holder + 1 :], reverse=True)
+        # Against coalitions with the label holder: `others` for each party on its peers' totals, `own` on the
+        # label holder's, so that both corners hold (module docstring). 4/3 leaves a quarter of the second.
+        peers = max(full * sum(features[: members - t]), 4 / 3 * change * sum(features))
+        left = 1 - change * sum(features) / peers
+        own = min(change * squares[holder] / left, peers) if squares[holder] else 0.0
+        by_others = [(own if m == holder else peers) / (members - t) for m in range(members)]
+        # Against coalitions without it: its own share fills up what is missing.
+        wanted = full * everything
+        by_holder = [max(0.0, wanted - (members - 1 - t) * v) for v in by_others]
+        return tuple(
+            tuple(by_holder[m] if j == holder else by_others[m] for j in range(members))
+            for m in range(members)
+        )
+
+
+def _ratio(square: float, variance: float) -> float:
+    if square == 0:
+        return 0.0
+    return square / variance if variance > 0 else math.inf

@@ -3,6 +3,9 @@
 An attack sees the views of its observers and the auxiliary data that it declares (`Evidence`), and nothing
 else. It returns arrays (`Guess`). A scorer, which alone sees the truth, turns them into a `Score`. Where an
 attack cannot work on a run it says why (`Applicability`); it never scores 0 instead.
+
+Intervals of scores treat records as independent draws: they say how sure the figure is for records like
+these, not how it would vary from run to run.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from securevfl.attacks import statistics
+from securevfl.attacks.statistics import Interval
 from securevfl.errors import AttackError
 from securevfl.privacy.views import View
 from securevfl.settings.plan import Plan
@@ -58,7 +63,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Need(NamedTuple):
-    """Auxiliary data that an attacker must have: a name of `securevfl.attacks.truth.AUXILIARY`, how much."""
+    """Auxiliary data that an attacker must have: a name of `securevfl.attacks.source.AUXILIARY`, how much."""
 
     name: str
     records: int = 0
@@ -199,7 +204,7 @@ class Evidence:
     Attributes:
         info: What is public about the run.
         views: The view of each observer.
-        auxiliary: The arrays of the declared auxiliary data; `securevfl.attacks.truth` lists their names.
+        auxiliary: The arrays of the declared auxiliary data; `securevfl.attacks.source` lists their names.
         rng: The only source of randomness that an attack may use.
         progress: To be called with the share done, 0 to 1, in attacks that take long.
     """
@@ -230,7 +235,7 @@ class Attack(ABC):
         kinds: Message kinds of which the observers must have received at least one from the owner; empty
             where the attack looks for itself.
         needs: Auxiliary data that it uses.
-        truth: What its scorer needs, names of `securevfl.attacks.truth.TRUTHS`.
+        truth: What its scorer needs, names of `securevfl.attacks.source.TRUTHS`.
         coalition: How many observers pool their views.
     """
 
@@ -279,3 +284,54 @@ class Attack(ABC):
     @abstractmethod
     def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
         """Compares a guess with the truth. It runs apart from the attack and alone sees the truth."""
+
+
+def score_interval(metric: str, found: Interval, baseline: float, note: str) -> Score:
+    """A score from an estimate and its interval."""
+    return Score(
+        metric=metric, score=found.value, low=found.low, high=found.high, baseline=baseline, note=note
+    )
+
+
+def auc_of(labels: ArrayLike, scores: ArrayLike) -> Interval:
+    """Area under the ROC curve of scores for 0/1 labels."""
+    positive, values = np.asarray(labels) > 0.5, np.asarray(scores, np.float64)
+    return statistics.auc(values[positive], values[~positive])
+
+
+def score_auc(labels: ArrayLike, scores: ArrayLike, *, baseline: float = 0.5, note: str = "") -> Score:
+    """AUC of scores for 0/1 labels."""
+    return score_interval("auc", auc_of(labels, scores), baseline, note)
+
+
+def score_accuracy(
+    truth: ArrayLike, guess: ArrayLike, *, baseline: float | None = None, note: str = ""
+) -> Score:
+    """Share of right guesses. The default baseline always names the most frequent label."""
+    labels = np.asarray(truth)
+    found = statistics.proportion(int((labels == np.asarray(guess)).sum()), len(labels))
+    if baseline is None:
+        baseline = float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+    return score_interval("accuracy", found, baseline, note)
+
+
+def score_recovered(hits: ArrayLike, *, baseline: float = 0.0, note: str = "") -> Score:
+    """Share of values that were recovered."""
+    found = np.asarray(hits, bool).ravel()
+    return score_interval("recovered", statistics.proportion(int(found.sum()), len(found)), baseline, note)
+
+
+def score_mse(truth: ArrayLike, guess: ArrayLike, *, baseline: float, note: str = "") -> Score:
+    """Mean squared error per feature; the interval is that of a mean over records."""
+    squares = (np.asarray(truth, np.float64) - np.asarray(guess, np.float64)) ** 2
+    return score_interval("mse", statistics.mean(squares.mean(axis=1), low=0.0), baseline, note)
+
+
+def score_count(found: int, *, note: str = "") -> Score:
+    """A number of findings, which is exact."""
+    return score_interval("count", Interval(float(found), float(found), float(found)), 0.0, note)
+
+
+def spread_of(truth: ArrayLike) -> float:
+    """Mean squared error of somebody who knows nothing but each column's mean."""
+    return float(np.asarray(truth, np.float64).var(axis=0).mean())

@@ -10,20 +10,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
-from securevfl.attacks.feature import inside, prior_of, score_features
+from securevfl.attacks.contract import Evidence, Guess, Info, Need
+from securevfl.attacks.feature import FeatureAttack, inside, prior_of
 from securevfl.attacks.reading import Floats
-from securevfl.attacks.rebuild import JointModel, cannot_rebuild, generator_from, named
+from securevfl.attacks.rebuild import (
+    JointModel,
+    cannot_rebuild,
+    class_logits,
+    generator_from,
+    minimise,
+    named,
+)
 
 _STEPS, _BATCH, _RATE, _HIDDEN = 1000, 128, 5e-3, 64
 _CALM = 0.01  # weight of the belief that features are not far from the middle of their range
 
 
-class PredictionAttack(Attack):
+class PredictionAttack(FeatureAttack):
     """An attack by a party that knows the model, its own features and the answers."""
 
-    family: ClassVar[Family] = "feature"
-    truth = ("features",)
     needs: ClassVar[tuple[Need, ...]] = (
         Need("predictions"),
         Need("model weights"),
@@ -38,12 +43,11 @@ class PredictionAttack(Attack):
         return cannot_rebuild(info)
 
     @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """Mean squared error per feature."""
-        hidden = sum(
-            width for party, width in zip(info.parties, info.widths, strict=True) if party in _hidden(info)
-        )
-        return score_features(guess, truth, f"{info.classes - 1} equations for {hidden} unknown columns")
+    def note(cls, info: Info) -> str:
+        """How far the equations go."""
+        widths = dict(zip(info.parties, info.widths, strict=True))
+        hidden = sum(widths[party] for party in _hidden(info))
+        return f"{info.classes - 1} equations for {hidden} unknown columns"
 
 
 def _hidden(info: Info) -> list[str]:
@@ -61,7 +65,6 @@ class EqualitySolving(PredictionAttack):
     """Each answer gives classes - 1 linear equations in the unknown features."""
 
     name = "equality-solving"
-    metric = "mse"
     summary = "solves the linear equations that a prediction is, given weights and own features"
     source = (
         "Luo et al., Feature Inference Attack on Model Predictions in Vertical Federated Learning, ICDE 2021"
@@ -80,7 +83,7 @@ class EqualitySolving(PredictionAttack):
     def run(self, evidence: Evidence) -> Guess:
         """Least squares of minimal norm for all hidden columns, moved into their bounds."""
         info = evidence.info
-        model = JointModel(info, named(evidence.auxiliary, "model_weights/")).double()
+        model = JointModel.granted(info, named(evidence.auxiliary, "model_weights/")).double()
         blocks = {
             name: evidence.auxiliary[f"own_features/{name}"]
             for name in info.observers
@@ -108,7 +111,7 @@ def _outputs(model: JointModel, changed: dict[str, Tensor], count: int) -> NDArr
         for party, width in zip(info.parties, info.widths, strict=True)
     ]
     with torch.no_grad():
-        outputs = model(blocks).numpy()
+        outputs = class_logits(model(blocks), info.task).numpy()
     return np.asarray(outputs[:, 1:] - outputs[:, :1])
 
 
@@ -127,7 +130,6 @@ class GenerativeRegression(PredictionAttack):
     """A generator learns features that make the model answer as it did."""
 
     name = "generative-regression"
-    metric = "mse"
     summary = "trains a generator of the unknown features to reproduce many predictions"
     source = (
         "Luo et al., Feature Inference Attack on Model Predictions in Vertical Federated Learning, ICDE 2021"
@@ -142,7 +144,7 @@ class GenerativeRegression(PredictionAttack):
     def run(self, evidence: Evidence) -> Guess:
         """Adam on G(own features, z) -> unknown features, scored by the known model."""
         info = evidence.info
-        model = JointModel(info, named(evidence.auxiliary, "model_weights/"))
+        model = JointModel.granted(info, named(evidence.auxiliary, "model_weights/"))
         own = {
             name: torch.from_numpy(np.array(evidence.auxiliary[f"own_features/{name}"], np.float32))
             for name in info.observers
@@ -205,19 +207,17 @@ class _Game:
             parts[party] if party in parts else self.own[party][rows] for party in self.model.info.parties
         ]
         miss = functional.kl_div(
-            torch.log_softmax(self.model(blocks), dim=1), self.targets[rows], reduction="batchmean"
+            torch.log_softmax(class_logits(self.model(blocks), self.model.info.task), dim=1),
+            self.targets[rows],
+            reduction="batchmean",
         )
         return miss + _CALM * (((made - self.middle) / self.spread) ** 2).mean()
 
     def train(self, evidence: Evidence) -> None:
-        optimiser = torch.optim.Adam(self.network.parameters(), lr=_RATE)
-        for step in range(_STEPS):
-            rows = torch.randint(len(self.targets), (_BATCH,), generator=self.draw)
-            optimiser.zero_grad(set_to_none=True)
-            self._loss(rows).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            if step % 50 == 0:
-                evidence.progress(step / _STEPS)
+        def loss(step: int) -> Tensor:
+            return self._loss(torch.randint(len(self.targets), (_BATCH,), generator=self.draw))
+
+        minimise(loss, self.network.parameters(), rate=_RATE, steps=_STEPS, progress=evidence.progress)
 
     def features(self, party: str) -> Floats:
         with torch.no_grad():

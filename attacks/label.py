@@ -12,7 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Need, Score, Truth
+from securevfl.attacks.contract import (
+    Attack,
+    Evidence,
+    Family,
+    Guess,
+    Info,
+    Need,
+    Score,
+    Truth,
+    auc_of,
+    score_accuracy,
+    score_auc,
+)
 from securevfl.attacks.reading import (
     Answers,
     Floats,
@@ -22,7 +34,6 @@ from securevfl.attacks.reading import (
     mean_by_record,
     releases,
 )
-from securevfl.attacks.scoring import auc_of, score_accuracy, score_auc
 from securevfl.errors import AttackError
 
 _WINDOW = 32  # visits that are compared with each other: a whole batch, or several small ones
@@ -64,6 +75,14 @@ class LabelAttack(Attack):
     def misfit(self, info: Info) -> str:
         """A further reason of the attack's own; empty if there is none."""
         return ""
+
+    @classmethod
+    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
+        """AUC over records, or the share of right labels against always naming the most frequent one."""
+        labels = truth["labels"][guess["rows"]]
+        if cls.metric == "auc":
+            return score_auc(labels, guess["scores"])
+        return score_accuracy(np.rint(labels), guess["guess"])
 
 
 def known_labels(evidence: Evidence) -> tuple[Rows, NDArray[np.int64]]:
@@ -174,11 +193,6 @@ class GradientDirection(LabelAttack):
         keep = unknown(rows, evidence)
         return {"rows": rows[keep], "scores": scores[keep]}
 
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """AUC over records."""
-        return score_auc(truth["labels"][guess["rows"]], guess["scores"])
-
 
 class DirectLabels(LabelAttack):
     """Without a top model the gradient of a logit is p - 1[y]: negative for the label and nothing else."""
@@ -203,11 +217,6 @@ class DirectLabels(LabelAttack):
         votes = np.eye(width)[gradients.argmin(axis=1)]
         rows, shares = mean_by_record(seen.rows, votes)
         return {"rows": rows, "guess": shares.argmax(axis=1)}
-
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """Share of right labels against always naming the most frequent one."""
-        return score_accuracy(np.rint(truth["labels"][guess["rows"]]), guess["guess"])
 
 
 def _as_classes(seen: Answers) -> Floats:
@@ -243,8 +252,3 @@ class Spectral(LabelAttack):
         scores = oriented(rows, centred @ direction, evidence)
         keep = unknown(rows, evidence)
         return {"rows": rows[keep], "scores": scores[keep]}
-
-    @classmethod
-    def score(cls, guess: Guess, truth: Truth, info: Info) -> Score:
-        """AUC over records."""
-        return score_auc(truth["labels"][guess["rows"]], guess["scores"])

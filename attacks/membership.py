@@ -8,29 +8,41 @@ which of the two the real model's answer looks like.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from securevfl.attacks import statistics
-from securevfl.attacks.contract import Arrays, Attack, Evidence, Family, Guess, Info, Need, Score, Truth
+from securevfl.attacks.contract import (
+    Arrays,
+    Attack,
+    Evidence,
+    Family,
+    Guess,
+    Info,
+    Need,
+    Score,
+    Truth,
+    score_interval,
+)
 from securevfl.attacks.feature import no_embeddings
 from securevfl.attacks.reading import Floats
 from securevfl.attacks.rebuild import (
+    JointModel,
     cannot_rebuild,
+    class_logits,
     clips_embeddings,
     fresh_encoder,
     fresh_head,
     generator_from,
 )
-from securevfl.models import Fusion, PreparedLinear, task_loss
+from securevfl.models import PreparedLinear, task_loss
 from securevfl.models.seeds import torch_generator
-from securevfl.privacy.gate import clip_rows
 
 SHADOWS = 16
 _POOL = 4000  # records that shadow models are drawn from, candidates first
@@ -81,14 +93,7 @@ class MembershipAttack(Attack):
         found = statistics.tpr_at(rate, scores[members], scores[~members])
         area = statistics.auc(scores[members], scores[~members]).value
         note = f"at a false positive rate of {rate:.3g}; AUC {area:.3f}; {SHADOWS} shadow models"
-        return Score(
-            metric="tpr",
-            score=found.value,
-            low=found.low,
-            high=found.high,
-            baseline=min(1.0, rate),
-            note=note,
-        )
+        return score_interval("tpr", found, min(1.0, rate), note)
 
 
 def likelihood_ratio(observed: Floats, answers: Floats, inside: NDArray[np.bool_]) -> Floats:
@@ -112,51 +117,28 @@ def likelihood_ratio(observed: Floats, answers: Floats, inside: NDArray[np.bool_
     return ratio
 
 
-class ShadowModel(nn.Module):
-    """A joint model of the plan's architecture, its first weights those that the run's seed gives."""
-
-    def __init__(self, info: Info) -> None:
-        super().__init__()
-        self.info = info
-        self.encoders = nn.ModuleList(
+def shadow_model(info: Info) -> JointModel:
+    """A model of the plan's architecture, its first weights those that the run's seed gives."""
+    model = JointModel(
+        info,
+        (
             fresh_encoder(info, party, torch_generator(info.plan.seed, "encoder", index))
             for index, party in enumerate(info.parties)
-        )
-        for encoder in self.encoders:
-            if isinstance(
-                encoder, PreparedLinear
-            ):  # what a party made of its rows is not public; the clip is
-                encoder.prepare(centre=encoder.centre, scale=1.0, clip=info.plan.clip)
-        self.head = fresh_head(info, torch_generator(info.plan.seed, "head"))
-        self.fusion = Fusion(info.plan.fusion, (info.plan.embedding,) * len(info.parties))
+        ),
+        fresh_head(info, torch_generator(info.plan.seed, "head")),
+    )
+    for encoder in model.encoders:
+        if isinstance(encoder, PreparedLinear):  # what a party made of its rows is not public; the clip is
+            encoder.prepare(centre=encoder.centre, scale=1.0, clip=info.plan.clip)
+    return model
 
-    def embed(self, blocks: Sequence[Tensor]) -> list[Tensor]:
-        """Each party's embeddings, clipped where they leave."""
-        info = self.info
-        vectors = [encoder(block) for encoder, block in zip(self.encoders, blocks, strict=True)]
-        if not clips_embeddings(info.plan):
-            return vectors
-        return [
-            vector if party == info.label_holder else clip_rows(vector, info.plan.clip)
-            for party, vector in zip(info.parties, vectors, strict=True)
-        ]
 
-    def forward(self, blocks: Sequence[Tensor], noise: Sequence[Tensor] | None = None) -> Tensor:
-        """Raw outputs of the head, with noise on the embeddings if given."""
-        vectors = self.embed(blocks)
-        if noise is not None:
-            vectors = [vector + one for vector, one in zip(vectors, noise, strict=True)]
-        outputs: Tensor = self.head(self.fusion(vectors))
-        return outputs.reshape(len(blocks[0]), -1)
-
-    def is_trained(self, name: str) -> bool:
-        """Whether the plan trains this parameter."""
-        mine = f"encoders.{self.info.parties.index(self.info.label_holder)}." if self._hosted else "head."
-        return self.info.plan.encoder_training != "none" or name.startswith(("head.", mine))
-
-    @property
-    def _hosted(self) -> bool:
-        return self.info.label_holder in self.info.parties
+def _trained(info: Info) -> tuple[str, ...]:
+    """How the names of parameters begin that the plan trains."""
+    if info.plan.encoder_training != "none":
+        return ("head.", "encoders.")
+    own = info.label_holder in info.parties
+    return ("head.", *([f"encoders.{info.parties.index(info.label_holder)}."] if own else []))
 
 
 class Shadows:
@@ -174,12 +156,12 @@ class Shadows:
         labels = np.concatenate([given["candidates/labels"], given["shadow_records/labels"]])[:_POOL]
         self._labels = torch.from_numpy(np.array(labels))
         self._blocks = [_joined(given, f"features/{party}")[:_POOL] for party in self.info.parties]
-        self._model = ShadowModel(self.info)
+        self._model = shadow_model(self.info)
         state = dict(self._model.named_parameters())
         self._weights = {
             name: value.detach()
             .repeat(SHADOWS, *([1] * value.ndim))
-            .requires_grad_(self._model.is_trained(name))
+            .requires_grad_(name.startswith(_trained(self.info)))
             for name, value in state.items()
         }
         size = len(labels)
@@ -281,9 +263,7 @@ class PredictionMembership(MembershipAttack):
 
     def answers(self, shadows: Shadows) -> Floats:
         """Confidence of the shadow models."""
-        outputs = shadows.outputs().double()
-        if shadows.info.task == "binary":
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+        outputs = class_logits(shadows.outputs().double(), shadows.info.task)
         return _confidence(torch.softmax(outputs, dim=-1).numpy(), shadows.codes)
 
 

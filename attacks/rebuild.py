@@ -1,8 +1,8 @@
-"""Models that an attacker rebuilds from the public plan and the weights it was granted."""
+"""Models of a run: rebuilt by attackers from the plan and granted weights, by the audit from the folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from securevfl.algorithms import SERVER
+from securevfl.algorithms.local import Records
 from securevfl.attacks.contract import Arrays, Info
+from securevfl.data import VerticalData
 from securevfl.errors import AttackError
-from securevfl.models import Fusion, build_encoder, build_head, output_width
+from securevfl.federation.folder import RunFolder
+from securevfl.models import Fusion, build_encoder, build_head, load_module, output_width
 from securevfl.privacy.gate import clip_rows
 from securevfl.settings.plan import Plan
 
@@ -78,35 +82,70 @@ def load_weights(module: nn.Module, weights: Arrays, name: str) -> nn.Module:
 
 
 class JointModel(nn.Module):
-    """The deployed model as one function of all parties' features, without noise."""
+    """The model of a run as one function of all parties' features.
 
-    def __init__(self, info: Info, weights: Arrays) -> None:
+    Args:
+        info: What is public about the run.
+        encoders: One per party.
+        head: The label holder's model.
+    """
+
+    def __init__(self, info: Info, encoders: Iterable[nn.Module], head: nn.Module) -> None:
         super().__init__()
-        spare = torch.Generator().manual_seed(0)
         self.info = info
-        self.encoders = nn.ModuleList(
-            load_weights(fresh_encoder(info, party, spare), weights, party) for party in info.parties
-        )
-        self.head = load_weights(fresh_head(info, spare), weights, "server")
+        self.encoders, self.head = nn.ModuleList(encoders), head
         self.fusion = Fusion(info.plan.fusion, (info.plan.embedding,) * len(info.parties))
-        self.requires_grad_(False)
-        self.eval()
 
-    def forward(self, blocks: Sequence[Tensor]) -> Tensor:
-        """Logits of each class, or values; one column more than the head for binary tasks."""
-        vectors = [
-            self._embed(party, encoder(block))
-            for party, encoder, block in zip(self.info.parties, self.encoders, blocks, strict=True)
+    @classmethod
+    def granted(cls, info: Info, weights: Arrays) -> JointModel:
+        """The deployed model from granted weights, not to be trained."""
+        spare = torch.Generator().manual_seed(0)
+        encoders = (load_weights(fresh_encoder(info, party, spare), weights, party) for party in info.parties)
+        model = cls(info, encoders, load_weights(fresh_head(info, spare), weights, SERVER))
+        return model.requires_grad_(False).eval()
+
+    def embed(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """Each party's embeddings, clipped where they leave, without noise."""
+        info = self.info
+        vectors = [encoder(block) for encoder, block in zip(self.encoders, blocks, strict=True)]
+        if not clips_embeddings(info.plan):
+            return vectors
+        return [
+            vector if party == info.label_holder else clip_rows(vector, info.plan.clip)
+            for party, vector in zip(info.parties, vectors, strict=True)
         ]
-        outputs: Tensor = self.head(self.fusion(vectors))
-        outputs = outputs.reshape(len(blocks[0]), -1)
-        if self.info.task != "binary":
-            return outputs
-        return torch.cat([torch.zeros_like(outputs), outputs], dim=1)
 
-    def _embed(self, party: str, vectors: Tensor) -> Tensor:
-        clipped = clips_embeddings(self.info.plan) and party != self.info.label_holder
-        return clip_rows(vectors, self.info.plan.clip) if clipped else vectors
+    def forward(self, blocks: Sequence[Tensor], noise: Sequence[Tensor] | None = None) -> Tensor:
+        """Raw outputs of the head, with noise on the embeddings if given."""
+        vectors = self.embed(blocks)
+        if noise is not None:
+            vectors = [vector + one for vector, one in zip(vectors, noise, strict=True)]
+        outputs: Tensor = self.head(self.fusion(vectors))
+        return outputs.reshape(len(blocks[0]), -1)
+
+
+def class_logits(outputs: Tensor, task: str) -> Tensor:
+    """One logit per class: a binary head has a single output, that of class 1 against a logit of 0."""
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1) if task == "binary" else outputs
+
+
+def minimise(
+    loss: Callable[[int], Tensor],
+    parameters: Iterable[Tensor],
+    *,
+    rate: float,
+    steps: int,
+    progress: Callable[[float], None],
+    decay: float = 0.0,
+) -> None:
+    """Adam on the loss of each step, a function of the step's number."""
+    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    for step in range(steps):
+        optimiser.zero_grad(set_to_none=True)
+        loss(step).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        if step % 50 == 0:
+            progress(step / steps)
 
 
 def named(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
@@ -119,3 +158,61 @@ def standardised(values: NDArray[Any], like: NDArray[Any] | None = None) -> NDAr
     reference = np.asarray(values if like is None else like, np.float64)
     spread = reference.std(axis=0)
     return np.asarray((values - reference.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
+
+
+_CHUNK = 4096
+
+
+class Deployed:
+    """Encoders and head after training, without noise.
+
+    Raises:
+        RunError: The model files are missing, or belong to models that the plan does not describe.
+    """
+
+    def __init__(self, files: RunFolder, plan: Plan, data: VerticalData) -> None:
+        from securevfl.federation.engine import Engine  # an attack process, which never gets here, needs none
+
+        engine = Engine(plan.with_changes(record_views=False, device="cpu"), data)
+        engine.close()
+        setup = engine.setup
+        self.plan, self.parties = plan, data.parties
+        self.modules: dict[str, nn.Module] = {**setup.encoders, SERVER: setup.head}
+        for name, module in self.modules.items():
+            load_module(files.model(name), module)
+            module.eval()
+        self._leaves = {party: bool(setup.observers(SERVER, party)) for party in data.parties}
+        cpu = torch.device("cpu")
+        self._records = {
+            party: Records(data.train[i], data.test[i], cpu) for i, party in enumerate(data.parties)
+        }
+        self._task = data.task
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """``<party or server>/<parameter>`` -> values."""
+        return {
+            f"{name}/{parameter}": value.detach().numpy().copy()
+            for name, module in self.modules.items()
+            for parameter, value in module.state_dict().items()
+        }
+
+    def embed(self, party: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """A party's embeddings, clipped where they are clipped on their way out, without noise."""
+        with torch.no_grad():
+            pieces = [self._embed(party, rows[i : i + _CHUNK]) for i in range(0, len(rows), _CHUNK)]
+        return torch.cat(pieces).numpy()
+
+    def _embed(self, party: str, rows: NDArray[np.int64]) -> Tensor:
+        vectors: Tensor = self.modules[party](self._records[party][rows])
+        clipped = self._leaves[party] and clips_embeddings(self.plan)
+        return clip_rows(vectors, self.plan.clip) if clipped else vectors
+
+    def predict(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Probabilities of each class (two columns for binary tasks), or the predicted value."""
+        vectors = torch.stack([torch.from_numpy(self.embed(party, rows)) for party in self.parties])
+        fusion = Fusion(self.plan.fusion, (self.plan.embedding,) * len(self.parties))
+        with torch.no_grad():
+            outputs = self.modules[SERVER](fusion(vectors)).reshape(len(rows), -1)
+        if self._task == "regression":
+            return np.asarray(outputs.numpy())
+        return np.asarray(torch.softmax(class_logits(outputs, self._task), dim=1).numpy())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from securevfl.attacks.approximate import ApproximateInference
-from securevfl.attacks.attribute import AttributeInference
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.equality import EqualitySolving, GenerativeRegression
-from securevfl.attacks.exact import ExactInference, ReverseMultiplication, TotalsInference
-from securevfl.attacks.inversion import BlackBoxInversion, WhiteBoxInversion
+from securevfl.attacks.exact import (
+    ApproximateInference,
+    ExactInference,
+    ReverseMultiplication,
+    TotalsInference,
+)
+from securevfl.attacks.feature import AttributeInference, BlackBoxInversion, WhiteBoxInversion
 from securevfl.attacks.label import DirectLabels, GradientDirection, GradientNorm, Spectral
-from securevfl.attacks.label_completion import ActiveModelCompletion, ModelCompletion
-from securevfl.attacks.label_inversion import BatchLabelInversion
+from securevfl.attacks.label_models import ActiveModelCompletion, BatchLabelInversion, ModelCompletion
 from securevfl.attacks.membership import EmbeddingMembership, PredictionMembership
-from securevfl.attacks.protocol_keys import KeyScan
-from securevfl.attacks.protocol_masks import MaskStatistics
-from securevfl.attacks.protocol_trees import TreeCollusion, TreeLeak
+from securevfl.attacks.protocol import KeyScan, MaskStatistics, TreeCollusion, TreeLeak
 from securevfl.errors import AttackError
 from securevfl.settings.plan import nearest
 

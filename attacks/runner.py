@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from securevfl.attacks.contract import Attack, Score
-from securevfl.attacks.jobs import Job
-from securevfl.attacks.processes import AttackProcess, InProcess, Report
+from securevfl.attacks.jobs import AttackProcess, InProcess, Job, Report
 from securevfl.attacks.source import Source
 from securevfl.errors import SecureVFLError
 
@@ -105,16 +105,17 @@ def evaluate(
         progress: Called with the share done.
     """
     info = source.info(owner, observers)
-    about = {
-        "name": attack.name,
-        "family": attack.family,
-        "metric": attack.metric,
-        "owner": owner,
-        "observers": observers,
-    }
+    outcome = partial(
+        Outcome,
+        name=attack.name,
+        family=attack.family,
+        metric=attack.metric,
+        owner=owner,
+        observers=observers,
+    )
     found = attack().applies(info)
     if not found.applicable:
-        return Outcome(**about, status="n/a", reason=found.reason)  # type: ignore[arg-type]
+        return outcome(status="n/a", reason=found.reason)
     begun = time.monotonic()
     own = runner or AttackProcess()
     try:
@@ -128,15 +129,13 @@ def evaluate(
         guess = own.run(job, timeout=timeout, progress=progress)
         score = attack.score(guess, source.truth(attack.truth, info), info)
     except SecureVFLError as error:
-        return Outcome(**about, status="failed", reason=str(error))  # type: ignore[arg-type]
+        return outcome(status="failed", reason=str(error))
     except Exception as error:  # one broken attack must not cost the audit of all others
-        reason = f"{type(error).__name__}: {error}"
-        return Outcome(**about, status="failed", reason=reason)  # type: ignore[arg-type]
+        return outcome(status="failed", reason=f"{type(error).__name__}: {error}")
     finally:
         if runner is None:
             own.close()
-    seconds = time.monotonic() - begun
-    return Outcome(**about, status="scored", score=score, seconds=seconds)  # type: ignore[arg-type]
+    return outcome(status="scored", score=score, seconds=time.monotonic() - begun)
 
 
 def evaluate_all(

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from securevfl.attacks.canary.audit import canary_audits
-from securevfl.attacks.canary.doors import release_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
-from securevfl.attacks.canary.results import CanaryResult, gate_of
+from securevfl.attacks.canary import CanaryResult, canary_audits
+from securevfl.attacks.canary.gate import ROWS, gate_canaries, release_door
+from securevfl.attacks.canary.results import gate_of
 from securevfl.settings.plan import Plan
 
 MILLION = 1_000_000

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from securevfl.protocols import CKKSSum
 from securevfl.protocols.sums.bfv import PARAMETERS as BFV
-from securevfl.protocols.sums.ckks import CKKSSum
-from securevfl.protocols.sums.homomorphic import Encryption, Parameters
+from securevfl.protocols.sums.encryption import Encryption, Parameters
 
 PARTIES = 8
 CHUNKS = 8  # short rounds, the best of many: other load on the machine then hardly shows

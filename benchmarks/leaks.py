@@ -28,7 +28,7 @@ from securevfl.algorithms import ALGORITHMS
 from securevfl.algorithms.channels import SUMS
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.contract import METRICS
-from securevfl.attacks.processes import InProcess
+from securevfl.attacks.jobs import InProcess
 from securevfl.attacks.runner import evaluate, pairs
 from securevfl.attacks.source import Source
 

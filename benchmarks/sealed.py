@@ -19,12 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.protocols.contract import Envelope
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.products import ring_product
-from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.series import logistic_series
+from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
+from securevfl.protocols.sealed import logistic_series
+from securevfl.protocols.sealed.protocol import ring_product
 
 RECORDS, WIDTH, PARTIES = 32_561, 41, 3  # a9a over three parties
 STD = 116 * 2**42
@@ -148,15 +145,11 @@ class Federation:
         self.number = 0
 
     def deliver(self, machines: list[Any], pending: list[Envelope]) -> None:
-        for machine in machines:
-            pending = pending + machine.start()
-        while pending:
-            envelope = pending.pop(0)
+        for envelope in drive(machines, pending):
             who = "dealer" if envelope.sender < 0 else "pair"
             self.bytes[who] += sum(
                 v.nbytes for v in vars(envelope.message).values() if isinstance(v, np.ndarray)
             )
-            pending += machines[envelope.receiver].receive(envelope)
 
     def iterate(self) -> None:
         start = time.process_time()

@@ -1,7 +1,6 @@
 """Secure sums, trees, masks and private ID alignment. Loads no torch."""
 
-from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.authentication import Authenticator
+from securevfl.protocols.alignment import PrivateAlignment
 from securevfl.protocols.contract import (
     AGGREGATOR,
     COORDINATOR,
@@ -13,17 +12,21 @@ from securevfl.protocols.contract import (
     Node,
     SecureSum,
 )
-from securevfl.protocols.driver import Driver, run_round, run_setup
+from securevfl.protocols.driver import Driver, drive, run_round, run_setup
+from securevfl.protocols.keys import Authenticator
 from securevfl.protocols.ring import FixedPoint
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sums.bfv import BFVSum
-from securevfl.protocols.sums.ckks import CKKSSum
-from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
-from securevfl.protocols.sums.pairwise import PairwiseMaskSum
-from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
-from securevfl.protocols.sums.trees import TreePair, build_trees
+from securevfl.protocols.sealed import SealedDealer, SealedParty, SealedProtocol
+from securevfl.protocols.sums import (
+    BFVSum,
+    CKKSSum,
+    DistributedNoise,
+    NoisySum,
+    PairwiseMaskSum,
+    PlainTreeSum,
+    TreePair,
+    TwoTreeSum,
+    build_trees,
+)
 
 __all__ = [
     "AGGREGATOR",
@@ -51,6 +54,7 @@ __all__ = [
     "TreePair",
     "TwoTreeSum",
     "build_trees",
+    "drive",
     "run_round",
     "run_setup",
 ]

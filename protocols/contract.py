@@ -13,7 +13,7 @@ import functools
 import operator
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,6 +34,9 @@ KEY_HOLDER: Address = -3
 """Holds the decryption key of a homomorphic sum."""
 DEALER: Address = -4
 """Deals correlated randomness and has no input; the one participant that must see no others' traffic."""
+
+Shape = tuple[int, ...] | None
+"""Of a round's values; None where a participant without an input does not know it yet."""
 
 SETUP_ROUND = -1
 """The round number that messages of the key agreement carry."""
@@ -86,6 +89,16 @@ class Message:
                 raise WireError(f"message {kind!r}: field {name!r} is not of type {expected}")
         values: dict[str, Any] = fields
         return cls(**values)
+
+
+def read_message(
+    messages: Iterable[type[Message]], kind: str, fields: dict[str, Value], owner: str
+) -> Message:
+    """The message of that kind, its fields checked; `owner` names the protocol that the kinds belong to."""
+    for candidate in messages:
+        if candidate.kind == kind:
+            return candidate._from_fields(kind, fields)
+    raise WireError(f"message kind {kind!r} does not belong to {owner}")
 
 
 @functools.cache
@@ -239,7 +252,9 @@ class Node(ABC):
             raise InputError(f"{name_of(self.address)} {needs}")
         self._check_unclaimed(round, attempt)
         encoded = None if value is None else self.protocol.encode(value)
-        machine = self._round(encoded, shape if encoded is None else encoded.shape, round, attempt)
+        machine = self._round(
+            encoded, shape if encoded is None else encoded.shape, round=round, attempt=attempt
+        )
         self._claimed.add((round, attempt))
         return machine
 
@@ -256,13 +271,7 @@ class Node(ABC):
             )
 
     @abstractmethod
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> Machine: ...
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine: ...
 
 
 class SecureSum(ABC):
@@ -314,10 +323,7 @@ class SecureSum(ABC):
 
     def read(self, kind: str, fields: dict[str, Value]) -> Message:
         """Checks the fields of a message whose binary form a transport has decoded."""
-        for candidate in self.messages:
-            if candidate.kind == kind:
-                return candidate._from_fields(kind, fields)
-        raise WireError(f"message kind {kind!r} does not belong to {type(self).__name__}")
+        return read_message(self.messages, kind, fields, type(self).__name__)
 
     def sum(self, values: Sequence[npt.ArrayLike]) -> npt.NDArray[np.float64]:
         """Runs all participants in this process and returns the sum.

@@ -1,17 +1,25 @@
-"""Runs role machines in one process, delivering envelopes in any order."""
+"""The one way to drive machines inside one process: envelopes in any order, as objects or as bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import ProtocolError
-from securevfl.protocols.contract import Address, Envelope, Machine, Node, SecureSum
+from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
 
 Choose = Callable[[Sequence[Envelope]], int]
 """Picks the index of the pending envelope that is delivered next."""
+
+
+class Codec(Protocol):
+    """Whatever reads a protocol's messages from their binary form."""
+
+    def decode(self, data: bytes) -> Message:
+        """The message."""
 
 
 class Driver:
@@ -28,7 +36,7 @@ class Driver:
         machines: Mapping[Address, Machine],
         *,
         choose: Choose | None = None,
-        codec: SecureSum | None = None,
+        codec: Codec | None = None,
     ) -> None:
         self.machines = dict(machines)
         self.pending: list[Envelope] = []
@@ -64,16 +72,40 @@ class Driver:
             self.pending += machine.drop(address)
 
 
-def run_setup(
-    nodes: Mapping[Address, Node], *, choose: Choose | None = None, codec: SecureSum | None = None
+def drive(
+    machines: Iterable[Machine],
+    sent: Iterable[Envelope] = (),
+    *,
+    choose: Choose | None = None,
+    codec: Codec | None = None,
 ) -> list[Envelope]:
-    """Runs the key agreement of all nodes, where there is one, and returns what was sent."""
-    machines = {address: machine for address, node in nodes.items() if (machine := node.setup()) is not None}
-    driver = Driver(machines, choose=choose, codec=codec)
+    """Runs machines to their end and returns what was delivered.
+
+    Args:
+        machines: One machine per participant.
+        sent: What somebody without a machine has sent already, such as a dealer.
+        choose: Order of delivery; first in, first out by default.
+        codec: Pass every message through its binary form, as the network would.
+
+    Raises:
+        ProtocolError: Nothing is left to deliver, but somebody is not done.
+    """
+    driver = Driver({machine.address: machine for machine in machines}, choose=choose, codec=codec)
+    driver.pending += sent
     driver.start()
     driver.run()
-    _check_done(machines)
+    waiting = sorted(address for address, machine in driver.machines.items() if not machine.done)
+    if waiting:
+        raise ProtocolError(f"nothing is left to deliver, but {waiting} are not done")
     return driver.transcript
+
+
+def run_setup(
+    nodes: Mapping[Address, Node], *, choose: Choose | None = None, codec: Codec | None = None
+) -> list[Envelope]:
+    """Runs the key agreement of all nodes, where there is one, and returns what was sent."""
+    machines = (node.setup() for node in nodes.values())
+    return drive(filter(None, machines), choose=choose, codec=codec)
 
 
 def run_round(
@@ -83,7 +115,7 @@ def run_round(
     round: int,  # noqa: A002
     attempt: int = 0,
     choose: Choose | None = None,
-    codec: SecureSum | None = None,
+    codec: Codec | None = None,
 ) -> npt.NDArray[np.float64]:
     """Runs one round of all nodes and returns the sum that its receivers obtain."""
     shape = np.shape(values[0])
@@ -93,15 +125,6 @@ def run_round(
         )
         for address, node in nodes.items()
     }
-    driver = Driver(machines, choose=choose, codec=codec)
-    driver.start()
-    driver.run()
-    _check_done(machines)
+    drive(machines.values(), choose=choose, codec=codec)
     protocol = next(iter(nodes.values())).protocol
     return machines[protocol.receivers[0]].result()
-
-
-def _check_done(machines: Mapping[Address, Machine]) -> None:
-    waiting = sorted(address for address, machine in machines.items() if not machine.done)
-    if waiting:
-        raise ProtocolError(f"nothing is left to deliver, but {waiting} are not done")

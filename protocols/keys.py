@@ -1,9 +1,10 @@
-"""Key agreement between two workers: X25519, optionally together with ML-KEM-768, then HKDF."""
+"""Keys that two workers agree on: X25519, optionally with ML-KEM-768, then HKDF; and signatures on them."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,38 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securevfl.errors import MissingExtra, ProtocolError
+from securevfl.protocols.contract import Address
 from securevfl.protocols.stream import MaskStream, derive_key, round_nonce
+from securevfl.protocols.wire import pack
+
+SIGNATURE_BYTES = 64
+"""Length of a signature: of Ed25519, and of ECDSA on P-256 with both numbers as 32 bytes."""
+
+
+class Authenticator(ABC):
+    """Signs for one worker with a long-term key that the others know, and checks what they signed.
+
+    Whoever implements it binds every signature to the run and to whatever tells this key agreement from
+    others, so that no signature is good for another one.
+    """
+
+    @abstractmethod
+    def sign(self, statement: bytes) -> bytes:
+        """This worker's signature, `SIGNATURE_BYTES` long."""
+
+    @abstractmethod
+    def verify(self, address: Address, statement: bytes, signature: bytes) -> None:
+        """Checks that the worker at an address signed a statement.
+
+        Raises:
+            ProtocolError: It did not; says whose signature is wrong.
+        """
+
+
+def key_statement(address: Address, public: bytes) -> bytes:
+    """What a worker signs when it offers public keys for masks."""
+    return pack("securevfl mask keys 1", {"worker": address, "public": public})
+
 
 X25519_BYTES = 32
 KEM_PUBLIC_BYTES = 1184
@@ -97,6 +129,7 @@ class PairKeys:
         """The seeds of each round's masks, where dropouts are recovered."""
         return MaskStream(derive_key(self._key, purpose="pairwise/round-seed"))
 
+    # A key for each direction: both workers may seal in the same round and attempt, that is with one nonce.
     @cached_property
     def _send(self) -> AESGCM:
         return self._channel("up" if self.adds else "down")

@@ -1,4 +1,4 @@
-"""The canary audit: measures, through the run's real gate, how well two worlds can be told apart.
+"""The canary audit: how well two worlds are distinguished, through the run's real gate.
 
 In each trial a coin decides which of two records a party holds; the attacker sees what the gate lets out and
 guesses the coin. The errors certify, with 95 % confidence, a lower bound of mu and of epsilon. A bound above
@@ -16,16 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from securevfl.algorithms.channels import HIDING, build_sum, unknown_shares
-from securevfl.attacks.canary.doors import Door, release_door, sum_door, update_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
+from securevfl.attacks.canary.gate import ROWS, Door, gate_canaries, release_door, sum_door, update_door
+from securevfl.attacks.canary.replay import sealed_canaries
 from securevfl.attacks.canary.results import CanaryResult, gate_of
-from securevfl.attacks.canary.sealed import sealed_canaries
 from securevfl.attacks.canary.trained import Scenario, trained_canaries
 from securevfl.errors import AttackError, InputError
 from securevfl.protocols.sums.noise import NoisySum
 from securevfl.settings.plan import Plan
 
-__all__ = ["CanaryResult", "canary_audit", "canary_audits"]
+__all__ = ["CanaryResult", "canary_audits"]
 
 CANARIES = 100_000
 WORLDS = 2_000
@@ -113,31 +112,6 @@ def canary_audits(
             progress=lambda share: progress("training", share),
         )
     return found
-
-
-def canary_audit(
-    plan: Plan,
-    *,
-    parties: int | Sequence[str] = 0,
-    records: int = 256,
-    trials: int = 0,
-    seed: int = 0,
-    progress: Callable[[float], None] = lambda share: None,
-) -> CanaryResult:
-    """The result that decides: the first audit that refutes the plan's promise, else the most far-reaching.
-
-    See `canary_audits` for the arguments.
-    """
-    found = canary_audits(
-        plan,
-        parties=parties,
-        records=records,
-        trials=trials,
-        seed=seed,
-        progress=lambda name, share: progress(share),
-    )
-    refuting = [result for result in found.values() if result.violated]
-    return refuting[0] if refuting else list(found.values())[-1]
 
 
 def _noisy_sum(plan: Plan, parties: int) -> NoisySum | None:

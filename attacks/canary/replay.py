@@ -1,4 +1,16 @@
-"""The scenario of the sealed canary audit: who attacks whom, with which canary, and what the totals then are.
+"""Canaries for sealed training: whole runs side by side, with an observer that replays the victim's weights.
+
+No value of a single record is ever opened, so the canary is one record of a victim and the observer is a
+coalition that follows the protocol. What it has: its own noisy totals, and the noise that it put on the
+victim's totals. A column of the observer that is the same for all ordinary records turns its totals into a
+measurement of the victim's weights; their movement, less the noise that the observer knows, is the victim's
+total. Data, initial weights and rates are chosen for the attack: the promise holds for all of them.
+
+All worlds run in lockstep, as columns of one protocol. Noise is what `SealedParty` adds, with the shares that
+the plan's settings ask for; what the trials are promised is read from the ledger of a gate that wrote every
+opening down. The exact totals are computed in floating point (a test compares them with the ring).
+
+The scenario of the sealed canary audit: who attacks whom, with which canary, and what the totals then are.
 
 Scores of ordinary records are the victim's weight times a row that is the same for all of them, with labels
 that balance at weight zero. The observer's first column belongs to the canary alone, its second to all
@@ -10,6 +22,7 @@ to zero within one iteration, so that each iteration shows the last one's total.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -17,10 +30,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed.settings import SealedSettings
+from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
+from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
+from securevfl.data import VerticalData
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.rows import Rows
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import TOTAL_BITS
+from securevfl.settings.plan import Plan
 
 Floats = NDArray[np.float64]
-Coins = NDArray[np.bool_]
 
 SPREAD = 1.0 / 48  # std of the victim's weight, in periods of the series
 VISIBLE = 5.0  # how far the victim's secret noise stands out in the observer's totals
@@ -161,3 +182,180 @@ class Replay:
         change = shifts.residual_change if known else 2 * shifts.residual_bound
         change = shifts.label_change if shifts.protects == "label" else change
         return change * math.sqrt(self.settings.data.outputs * iterations) / self._unknown(self.observer)
+
+
+WORLDS = 20_000
+DRAWS = 20_000_000  # samples of noise that one audit may take: a few seconds
+MAX_ITERATIONS = 80  # longer runs are audited by their first iterations: fewer openings only weaken the bound
+
+
+def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedSettings:
+    """The settings of a sealed run, from its resolved plan and the names alone."""
+    outputs = plan.embedding
+    regression = plan.label_high > plan.label_low
+    labels = np.arange(2 * max(outputs, 2)) % max(outputs, 2)
+    task = "regression" if regression else ("binary" if outputs == 1 else "multiclass")
+    nothing = np.zeros((len(labels), 1), np.float32)
+    data = VerticalData.from_arrays(
+        dict.fromkeys(parties, nothing),
+        labels,
+        test=(dict.fromkeys(parties, nothing[:2]), labels[:2]),
+        label_holder=label_holder if label_holder in parties else None,
+        task=task,
+    )
+    return SealedSettings(plan=plan, data=data)
+
+
+class _Worlds:
+    """The noise of many worlds: each is `outputs` columns of one protocol without operands."""
+
+    def __init__(self, replay: Replay, gate: Gate, count: int) -> None:
+        settings = replay.settings
+        self.replay, self.gate, self.count = replay, gate, count
+        width = count * settings.data.outputs
+        widths = [0] * len(settings.members)
+        widths[replay.observer], widths[replay.victim] = 2 * width, width
+        protocol = settings.protocol(tuple(widths), (False,) * len(widths))
+        self.parties = [SealedParty(protocol, m, noise=gate.noise.stream) for m in range(len(widths))]
+
+    def noise(self, target: int, members: Sequence[int]) -> Floats:
+        """The noise of some members on a total, (columns, worlds, outputs)."""
+        width = self.parties[0].protocol.widths[target]
+        total = np.zeros((width, 1), np.uint64)
+        for member in members:
+            total += self.parties[member].noise_for(target)
+        values = total.view(np.int64).astype(np.float64) * 2.0**-TOTAL_BITS
+        return values.reshape(-1, self.count, self.replay.settings.data.outputs)
+
+    def watch(self, coins: Coins, iterations: int) -> Floats:
+        """What the coalition has after a run: (worlds, features)."""
+        replay = self.replay
+        everybody = range(len(self.parties))
+        inside = [m for m in everybody if m in replay.coalition]
+        outside = [m for m in everybody if m not in replay.coalition]
+        weight = np.zeros((self.count, replay.settings.data.outputs))
+        seen = []
+        for _ in range(iterations):
+            self._write_down()
+            mine, theirs = replay.totals(weight, coins[:, None])
+            mine = mine + self.noise(replay.observer, outside)
+            known = self.noise(replay.victim, inside)[0]
+            weight = replay.step(weight, theirs + known + self.noise(replay.victim, outside)[0])
+            seen.append(np.stack([mine[0].sum(1), mine[1].sum(1), known.sum(1)]))
+        return summarise(np.stack(seen))
+
+    def _write_down(self) -> None:
+        settings = self.replay.settings
+        sensitivity, sigma = settings.cost(self.replay.victim)
+        self.gate.open_totals(
+            rows=np.zeros(1, np.int64),
+            sensitivity=sensitivity,
+            sigma=sigma,
+            kind=f"totals ({settings.plan.protect})",
+            observers=(OBSERVER,),
+        )
+
+
+def summarise(seen: Floats) -> Floats:
+    """From (iterations, 3, worlds) to (worlds, 3): iterations are alike, so one weight for each kind is best.
+
+    The first total of ordinary records comes before the canary has moved anything, and the last known noise
+    moves a weight that nobody measures.
+    """
+    return np.stack([seen[:, 0].sum(0), seen[1:, 1].sum(0), seen[:-1, 2].sum(0)], axis=1)
+
+
+def replayed_canaries(
+    replay: Replay,
+    *,
+    trials: int = 0,
+    seed: int = 0,
+    owners: tuple[str, ...] = (),
+    progress: Callable[[float], None] = lambda share: None,
+) -> CanaryResult:
+    """Trains every world with a coin, fits the rule on the first half, and guesses the second.
+
+    Args:
+        replay: The scenario.
+        trials: Training runs in all; 0 takes 20,000, fewer where much noise has to be drawn.
+        seed: Seed of the coins, never of noise.
+        owners: Whose promise the result concerns.
+        progress: Called with the share done.
+    """
+    plan = replay.settings.plan
+    iterations = min(plan.epochs, MAX_ITERATIONS)
+    each = iterations * 3 * len(replay.settings.members) * replay.settings.data.outputs
+    most = max(400, min(WORLDS, DRAWS // each))
+    worlds = min(trials or most, most)
+
+    def watch(coins: Coins) -> tuple[Floats, Gate]:
+        gate = gate_of(plan)(1)
+        return _Worlds(replay, gate, len(coins)).watch(coins, iterations), gate
+
+    guesses, gate = guess_worlds(watch, worlds, seed=seed, progress=progress)
+    claims = {replay.NAIVE: replay.naive_mu(iterations), plan.mode: claims_of(gate)[plan.mode]}
+    mode = plan.mode
+    return conclude(guesses, mode=mode, accounting=mode, claims=claims, delta=plan.delta, owners=owners)
+
+
+def statistic_door(gate: Gate, settings: SealedSettings) -> Door:
+    """Noisy sums of a party's columns, which centre its rows; every canary is a column of its own."""
+    diameter = 2.0
+    sigma, _, factor = settings.centring_sigmas(diameter)
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        return gate.noisy_statistic(
+            vectors,
+            rows=rows,
+            change=diameter,
+            counted=diameter * factor,
+            sigma=sigma,
+            kind="means",
+            observers=(OBSERVER,),
+        )
+
+    return Door(gate=gate, reach=diameter / 2, let_out=let_out)
+
+
+def sealed_canaries(
+    plan: Plan,
+    *,
+    parties: Sequence[str],
+    label_holder: str,
+    trials: int = 0,
+    canaries: int = 0,
+    seed: int = 0,
+    progress: Callable[[str, float], None] = lambda name, share: None,
+) -> dict[str, CanaryResult]:
+    """Audits a sealed plan: against a party without labels, against the label holder, and its statistics.
+
+    Args:
+        plan: The resolved plan.
+        parties: Names of the parties.
+        label_holder: Who has the labels; a name that is no party's holds no features.
+        trials: Training runs of each audit; 0 for the default.
+        canaries: Canaries of the statistics' noise.
+        seed: Seed of coins, never of noise.
+        progress: Called with the audit's name and the share done.
+    """
+    settings = sealed_settings(plan, parties, label_holder)
+    names = tuple(label_holder if name == SERVER else name for name in settings.members)
+    holder = settings.label_holder
+    others = tuple(name for m, name in enumerate(names) if m != holder)
+    found: dict[str, CanaryResult] = {}
+    for name, victim, owners in (
+        ("party", 1 if holder == 0 else 0, others),
+        ("label-holder", holder, (names[holder],)),
+    ):
+        if settings.cost(victim)[1]:  # else nothing is promised
+            found[name] = replayed_canaries(
+                Replay(settings=settings, victim=victim),
+                trials=trials,
+                seed=seed,
+                owners=owners,
+                progress=lambda share, name=name: progress(name, share),  # type: ignore[misc]
+            )
+    if plan.centring and plan.sigma:
+        door = statistic_door(gate_of(plan)(ROWS * canaries), settings)
+        found["statistics"] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
+    return found

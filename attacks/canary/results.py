@@ -1,19 +1,18 @@
-"""What a canary audit measures: certified bounds next to the claim of the gate's own ledger."""
+"""What a canary audit measures: the rule that guesses coins, certified bounds and the ledger's claim."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.accountants.modes import mu_of
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.attacks.canary.doors import MakeGate
 from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower, one_run_epsilon
 from securevfl.errors import AttackError
 from securevfl.federation.organisations import build_organisation
@@ -22,6 +21,57 @@ from securevfl.privacy.ledger import to_record
 from securevfl.settings.plan import Plan
 
 Floats = NDArray[np.float64]
+Coins = NDArray[np.bool_]
+MakeGate: TypeAlias = Callable[[int], Gate]
+
+# Added to the covariance, relative to the features' size: without any noise it would not be invertible.
+_RIDGE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRule:
+    """Guesses world 1 where the weighted sum of the features exceeds the threshold.
+
+    Attributes:
+        weights: One weight per feature.
+        threshold: Where the guess changes.
+        origin: How it was found, for the report.
+    """
+
+    weights: Floats
+    threshold: float
+    origin: str
+
+    @classmethod
+    def fixed(cls, weights: Floats, threshold: float) -> LinearRule:
+        """A score that was fixed before any trial."""
+        return cls(weights=np.asarray(weights, np.float64), threshold=threshold, origin="fixed beforehand")
+
+    @classmethod
+    def fitted(cls, features: Floats, worlds: NDArray[np.bool_]) -> LinearRule:
+        """Fisher's linear discriminant of held-out trials, with the threshold half way between the worlds.
+
+        For Gaussian releases this is the likelihood ratio, and half way is the best threshold (mu/2).
+
+        Raises:
+            AttackError: One of the worlds has fewer than two trials.
+        """
+        one, zero = features[worlds], features[~worlds]
+        if min(len(one), len(zero)) < 2:
+            raise AttackError(f"{len(zero)} and {len(one)} held-out trials are too few to fit a score")
+        centres = [zero.mean(0), one.mean(0)]
+        spread = np.concatenate([zero - centres[0], one - centres[1]])
+        covariance = spread.T @ spread / max(1, len(spread) - 2)
+        difference = centres[1] - centres[0]
+        ridge = _RIDGE * (np.trace(covariance) + difference @ difference + np.finfo(np.float64).tiny)
+        weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), difference)
+        threshold = float(weights @ (centres[0] + centres[1]) / 2)
+        return cls(weights=weights, threshold=threshold, origin=f"fitted on {len(worlds)} held-out trials")
+
+    def __call__(self, features: Floats) -> Floats:
+        """The scores, with the threshold at 0."""
+        return np.asarray(features @ self.weights - self.threshold, np.float64)
+
 
 OWNER = "canary"
 
@@ -78,34 +128,55 @@ class CanaryResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """The result ready for JSON; infinite is None."""
-        return {
-            "mode": self.mode,
-            "accounting": self.accounting,
-            "claims": {name: mu if math.isfinite(mu) else None for name, mu in self.claims.items()},
-            **self.errors._asdict(),
-            "mu_lower": self.mu_lower,
-            "delta": self.delta,
-            "epsilon_gdp": self.epsilon_gdp,
-            "epsilon_free": self.epsilon_free,
-            "epsilon_one_run": self.epsilon_one_run,
-            "rule": self.rule,
-            "owners": list(self.owners),
-            "violated": self.violated,
-        }
+        claims = {name: mu if math.isfinite(mu) else None for name, mu in self.claims.items()}
+        content = {**vars(self), "claims": claims, **self.errors._asdict(), "owners": list(self.owners)}
+        del content["errors"]
+        return {**content, "violated": self.violated}
+
+
+class Guesses(NamedTuple):
+    """Scores of independent trials (world 1 is guessed above 0), their worlds, and where the rule is from."""
+
+    scores: Floats
+    worlds: Coins
+    rule: str
+
+
+def guess_worlds(
+    watch: Callable[[Coins], tuple[Floats, Gate]],
+    worlds: int,
+    *,
+    seed: int,
+    progress: Callable[[float], None],
+) -> tuple[Guesses, Gate]:
+    """Throws a coin per world, fits the rule on the first half, and guesses the second.
+
+    Args:
+        watch: Runs worlds side by side: from coins to features, one line per world, and the gate they used.
+        worlds: How many there are.
+        seed: Seed of the coins, never of noise.
+        progress: Called with the share done.
+    """
+    rng = np.random.default_rng(seed)
+    first, second = (rng.integers(0, 2, n).astype(np.bool_) for n in (worlds // 2, worlds - worlds // 2))
+    rule = LinearRule.fitted(watch(first)[0], first)
+    progress(0.5)
+    features, gate = watch(second)
+    progress(1.0)
+    return Guesses(rule(features), second, rule.origin), gate
 
 
 def conclude(
+    guesses: Guesses,
     *,
     mode: str,
     accounting: str,
     claims: Mapping[str, float],
-    scores: Floats,
-    worlds: NDArray[np.bool_],
     delta: float,
-    rule: str,
     owners: tuple[str, ...] = (),
 ) -> CanaryResult:
-    """Turns the scores of independent trials (world 1 is guessed above 0) into certified bounds."""
+    """Turns guesses into certified bounds."""
+    scores, worlds, rule = guesses
     errors = Errors.of(scores > 0, worlds)
     mu = mu_lower(errors)
     return CanaryResult(

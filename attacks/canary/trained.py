@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from securevfl.algorithms.batches import Batches
-from securevfl.attacks.canary.doors import OBSERVER, MakeGate
-from securevfl.attacks.canary.results import CanaryResult, claims_of, conclude
-from securevfl.attacks.scores import LinearScore
+from securevfl.attacks.canary.gate import OBSERVER
+from securevfl.attacks.canary.results import CanaryResult, Coins, MakeGate, claims_of, conclude, guess_worlds
 from securevfl.errors import AttackError
 from securevfl.models.per_record import CLIP_MARGIN
 from securevfl.models.seeds import numpy_generator
@@ -31,7 +30,6 @@ from securevfl.privacy.gate import Gate
 from securevfl.settings.plan import Plan
 
 Floats = NDArray[np.float64]
-Coins = NDArray[np.bool_]
 
 MAX_RELEASES = 6  # longer runs are audited by their first epochs: fewer releases only weaken the bound
 
@@ -192,21 +190,11 @@ def trained_canaries(
         seed: Seed of the coins.
         progress: Called with the share done.
     """
-    rng = np.random.default_rng(seed)
-    parts = [worlds // 2, worlds - worlds // 2]
-    found = []
-    for index, count in enumerate(parts):
-        coins = rng.integers(0, 2, count).astype(np.bool_)
-        gate = make_gate(count * scenario.records)
-        found.append((transcript(gate, scenario, coins, training), coins))
-        progress((index + 1) / len(parts))
-    score = LinearScore.fitted(*found[0])
-    return conclude(
-        mode=gate.mode,
-        accounting=gate.mode,
-        claims=claims_of(gate, parts[1]),
-        scores=score(found[1][0]),
-        worlds=found[1][1],
-        delta=delta,
-        rule=score.origin,
-    )
+
+    def watch(coins: Coins) -> tuple[Floats, Gate]:
+        gate = make_gate(len(coins) * scenario.records)
+        return transcript(gate, scenario, coins, training), gate
+
+    guesses, gate = guess_worlds(watch, worlds, seed=seed, progress=progress)
+    claims = claims_of(gate, len(guesses.worlds))
+    return conclude(guesses, mode=gate.mode, accounting=gate.mode, claims=claims, delta=delta)

@@ -1,1 +1,5 @@
-"""Private ID alignment: which IDs several parties have in common."""
+"""Private ID alignment: parties find the IDs that they all have."""
+
+from securevfl.protocols.alignment.protocol import Alignment, PrivateAlignment
+
+__all__ = ["Alignment", "PrivateAlignment"]

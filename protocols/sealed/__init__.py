@@ -1,1 +1,15 @@
-"""Sealed gradients: the machines of members and dealer, on a ring."""
+"""Sealed gradients: secret-shared residuals, of which only noisy totals are opened."""
+
+from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.series import SineSeries, identity_series, logistic_series
+
+__all__ = [
+    "SealedDealer",
+    "SealedParty",
+    "SealedProtocol",
+    "SineSeries",
+    "identity_series",
+    "logistic_series",
+]

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.products import ring_product
-from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand
+from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.series import WAVE_BITS
 from securevfl.protocols.stream import KEY_BYTES
 
@@ -91,6 +90,7 @@ class SealedDealer:
         for seed in seeds:
             mask += expand(seed, "phase", shape, np.uint32)
         waves = _waves_of(mask, protocol)
+        # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         for seed in seeds[1:]:
             waves -= expand(seed, "waves", waves.shape)
         return waves

@@ -24,8 +24,8 @@ from securevfl.protocols.sealed.protocol import (
     RESIDUAL_BITS,
     SCORES,
     WORDS,
+    MaskedScores,
     Operand,
-    Score,
     ScoreDeal,
     SealedProtocol,
     Seed,
@@ -33,7 +33,7 @@ from securevfl.protocols.sealed.protocol import (
     encode_phase,
     expand,
 )
-from securevfl.protocols.sealed.round import RoundMachine
+from securevfl.protocols.sealed.round import RoundMachine, SealedMachine
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]
@@ -192,7 +192,7 @@ def _check_shape(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> None
         raise InputError(f"an array has shape {array.shape}; {shape} is expected")
 
 
-class SetupMachine(Machine):
+class SetupMachine(SealedMachine):
     """Receives the seed of this member's mask, opens the masked operand, collects the others'."""
 
     def __init__(self, party: SealedParty) -> None:
@@ -206,9 +206,6 @@ class SetupMachine(Machine):
     def done(self) -> bool:
         """Whether the own operand is out and all others' are in."""
         return not self._needs_seed and not self._waiting
-
-    def _start(self) -> list[Envelope]:
-        return []
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         if isinstance(message, Seed) and sender == DEALER and self._needs_seed:
@@ -234,11 +231,8 @@ class SetupMachine(Machine):
         message = Operand(round=self.round, words=words)
         return [Envelope(self.address, other, message) for other in self._party.others]
 
-    def _drop(self, address: Address) -> list[Envelope]:
-        raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
 
-
-class ScoreMachine(Machine):
+class ScoreMachine(SealedMachine):
     """Opens the sum of all members' scores to the label holder: a release per record, counted apart."""
 
     def __init__(self, index: int, protocol: SealedProtocol, words: Ring, *, round: int) -> None:  # noqa: A002
@@ -262,13 +256,10 @@ class ScoreMachine(Machine):
             raise ProtocolError(f"round {self.round} is not done; {sorted(self._waiting)} are missing")
         return SCORES.decode(self._words)
 
-    def _start(self) -> list[Envelope]:
-        return []
-
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         if isinstance(message, ScoreDeal) and sender == DEALER and not self._dealt:
             return self._take_deal(message)
-        if isinstance(message, Score) and sender in self._waiting:
+        if isinstance(message, MaskedScores) and sender in self._waiting:
             self._words = self._words + SCORES.check(message.words, self._words.shape)
             self._waiting.discard(sender)
             return []
@@ -281,7 +272,7 @@ class ScoreMachine(Machine):
             return []
         masked = self._words + expand(message.seed, "score", self._words.shape)
         self._dealt = True
-        return [Envelope(self.address, self._holder, Score(round=self.round, words=masked))]
+        return [Envelope(self.address, self._holder, MaskedScores(round=self.round, words=masked))]
 
     def _drop(self, address: Address) -> list[Envelope]:
         raise DropoutError(f"a prediction needs {name_of(address)}; ask again when it is back")

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import EncodingError, InputError, WireError
-from securevfl.protocols.contract import Message
+from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
@@ -98,27 +98,19 @@ class ScoreDeal(Message):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Score(Message):
+class MaskedScores(Message):
     """Member to label holder: masked scores to predict from."""
 
     kind: ClassVar[str] = "sealed-score"
     words: npt.NDArray[Any]
 
 
-MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, Score)
+MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, MaskedScores)
 
 
 def read(kind: str, fields: dict[str, Value]) -> Message:
     """Checks the fields of a message whose binary form a transport has decoded."""
-    for candidate in MESSAGES:
-        if candidate.kind == kind:
-            return candidate._from_fields(kind, fields)
-    raise WireError(f"message kind {kind!r} does not belong to sealed training")
-
-
-def decode(data: bytes | memoryview) -> Message:
-    """Decodes any message of sealed training."""
-    return read(*unpack(data))
+    return read_message(MESSAGES, kind, fields, "sealed training")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,6 +190,10 @@ class SealedProtocol:
         low, high = self.series.range
         return high - low + 2 * self.series.rounding
 
+    def decode(self, data: bytes | memoryview) -> Message:
+        """Decodes any message of sealed training from its binary form."""
+        return read(*unpack(data))
+
     def total_shape(self, member: int) -> tuple[int, int]:
         """Shape of a member's total: one column per output, or one in all where outputs share parameters."""
         return self.widths[member], self.outputs if self.static[member] else 1
@@ -252,3 +248,40 @@ def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLi
     if len(seed) != KEY_BYTES:
         raise WireError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
     return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")).words(shape, dtype)
+
+
+PIECE = 1 << 15
+"""Integers that are widened at a time: they stay in the cache."""
+
+
+def ring_product(left: npt.NDArray[Any], right: Ring) -> Ring:
+    """The product left @ right modulo 2^64.
+
+    Args:
+        left: (width, records); uint64, or int32 integers that stand for their residues.
+        right: (records, columns) of uint64.
+
+    Raises:
+        InputError: Shapes or types do not fit.
+    """
+    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
+        raise InputError(f"a product of shapes {left.shape} and {right.shape} does not exist")
+    if right.dtype != np.uint64 or left.dtype not in (np.uint64, np.int32):
+        raise InputError(f"a ring product of {left.dtype} by {right.dtype} is not offered")
+    out = np.empty((left.shape[0], right.shape[1]), np.uint64)
+    for column, values in enumerate(right.T):
+        out[:, column] = _by_vector(left, np.ascontiguousarray(values))
+    return out
+
+
+def _by_vector(left: npt.NDArray[Any], values: Ring) -> Ring:
+    if left.dtype == np.uint64:
+        product: Ring = np.einsum("dn,n->d", left, values)
+        return product
+    total = np.zeros(left.shape[0], np.uint64)
+    step = max(64, PIECE // max(1, left.shape[0]))
+    for start in range(0, left.shape[1], step):
+        # Sign extension, then the same bits read as unsigned: the residue modulo 2^64.
+        piece = left[:, start : start + step].astype(np.int64).view(np.uint64)
+        total += np.einsum("dn,n->d", piece, values[start : start + step])
+    return total

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.products import ring_product
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
@@ -18,6 +17,7 @@ from securevfl.protocols.sealed.protocol import (
     SealedProtocol,
     Share,
     expand,
+    ring_product,
 )
 from securevfl.protocols.sealed.series import TABLE_BITS, sine_table
 
@@ -26,7 +26,17 @@ _SHIFT = np.uint32(32 - TABLE_BITS)
 _QUARTER = np.uint16(1 << (TABLE_BITS - 2))
 
 
-class RoundMachine(Machine):
+class SealedMachine(Machine):
+    """A machine that waits for the dealer and cannot do without anybody."""
+
+    def _start(self) -> list[Envelope]:
+        return []
+
+    def _drop(self, address: Address) -> list[Envelope]:
+        raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
+
+
+class RoundMachine(SealedMachine):
     """Masks the scores, shares the residuals, opens its own noisy total and helps to open the others'.
 
     Built by `SealedParty.round`. Messages of other members may arrive in any order, also before the deal.
@@ -68,12 +78,6 @@ class RoundMachine(Machine):
         if self._total is None:
             raise ProtocolError(f"round {self.round} of {name_of(self.address)} is not done")
         return WORDS.decode(self._total)
-
-    def _start(self) -> list[Envelope]:
-        return []
-
-    def _drop(self, address: Address) -> list[Envelope]:
-        raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         protocol, rows = self._protocol, self._phase.shape
@@ -148,7 +152,7 @@ class RoundMachine(Machine):
             raise ProtocolError(f"round {self.round} of {name_of(self.address)} has no shares yet")
         product = ring_product(self._masked[member], self._protocol.right(member, self._blind))
         product += expand(self._deal.seed, f"product/{member}", product.shape)
-        product += self._noise[member]
+        product += self._noise[member]  # before it leaves: nobody ever holds the product without it
         return Share(round=self.round, blinded=self._blinded, product=product)
 
     def _open(self, deal: Deal, residual: Ring) -> Ring:

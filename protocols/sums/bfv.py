@@ -10,8 +10,8 @@ import numpy.typing as npt
 from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.contract import AGGREGATOR, KEY_HOLDER, Address
 from securevfl.protocols.ring import FixedPoint, Ring
-from securevfl.protocols.sums.homomorphic import Parameters
-from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
+from securevfl.protocols.sums.encryption import Parameters
+from securevfl.protocols.sums.homomorphic import HomomorphicNode, HomomorphicSum
 
 PLAIN_MODULUS = 1099511480321  # the largest prime below 2^40 that is 1 modulo 8192
 PARAMETERS = Parameters(degree=4096, coefficient_bits=(60, 49), plain_modulus=PLAIN_MODULUS)

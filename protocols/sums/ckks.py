@@ -14,8 +14,8 @@ from securevfl.protocols.contract import AGGREGATOR, KEY_HOLDER, Address
 from securevfl.protocols.discrete_gaussian import MAX_STD, DiscreteGaussian
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import KeyStream
-from securevfl.protocols.sums.homomorphic import Parameters
-from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
+from securevfl.protocols.sums.encryption import Parameters
+from securevfl.protocols.sums.homomorphic import HomomorphicNode, HomomorphicSum
 
 DEGREE = 8192
 RANGE_BITS = 58  # the total times the scale stays a factor two below half the 60-bit data prime

@@ -1,241 +1,372 @@
-"""Additively homomorphic encryption of number vectors, by TenSEAL (Microsoft SEAL).
-
-This module knows nothing of roles: it makes keys, and turns vectors into ciphertexts that can be added. Bytes
-from outside are treated as hostile: lengths are bounded, TenSEAL's frames never cross the wire, SEAL
-validates what does, and the level, form, scale and size of a ciphertext are checked.
-"""
+"""Homomorphic sums: workers encrypt, an aggregator adds, a key holder decrypts the total."""
 
 from __future__ import annotations
 
 import dataclasses
-import struct
-from collections.abc import Callable
-from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import ProtocolError
-from securevfl.protocols.sums.homomorphic_frames import ContextFrame, VectorFrame
-
-_OVERHEAD = 1024  # SEAL's headers and the compressor's framing around the coefficients
-
-_T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parameters:
-    """Parameters of a scheme; SEAL enforces 128 bits of security (log2 q <= 109 / 218 at 4096 / 8192).
-
-    Args:
-        degree: Degree of the polynomial ring.
-        coefficient_bits: Sizes of the coefficient primes; the last is SEAL's special prime, without data.
-        plain_modulus: BFV's plaintext prime, 1 modulo 2 * degree so that all slots can be used; 0 for CKKS.
-        scale_bits: CKKS' binary scale; 0 for BFV.
-    """
-
-    degree: int
-    coefficient_bits: tuple[int, ...]
-    plain_modulus: int = 0
-    scale_bits: int = 0
-
-    @property
-    def exact(self) -> bool:
-        """BFV computes exactly modulo the plain modulus; CKKS approximates."""
-        return self.plain_modulus > 0
-
-    @property
-    def slots(self) -> int:
-        """Numbers per ciphertext."""
-        return self.degree if self.exact else self.degree // 2
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The numbers before encryption and after decryption."""
-        return np.dtype(np.int64 if self.exact else np.float64)
-
-    @property
-    def scale(self) -> float:
-        """The number by which CKKS multiplies before rounding; SEAL writes 1 for BFV."""
-        return 2.0**self.scale_bits
-
-    @property
-    def max_key_bytes(self) -> int:
-        """Upper limit of a public key: two polynomials, 8 bytes per coefficient and prime."""
-        return 16 * self.degree * len(self.coefficient_bits) + _OVERHEAD
-
-    @property
-    def max_ciphertext_bytes(self) -> int:
-        """Upper limit of one ciphertext: two polynomials, 8 bytes per coefficient and data prime."""
-        return 16 * self.degree * (len(self.coefficient_bits) - 1) + _OVERHEAD
-
-    def chunks(self, size: int) -> int:
-        """How many ciphertexts hold `size` numbers."""
-        return -(-size // self.slots)
+from securevfl.errors import DropoutError, InputError, ProtocolError
+from securevfl.protocols.contract import (
+    AGGREGATOR,
+    KEY_HOLDER,
+    SETUP_ROUND,
+    Address,
+    Envelope,
+    Machine,
+    Message,
+    Node,
+    SecureSum,
+    Shape,
+    name_of,
+)
+from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.sums.encryption import Encryption, Parameters
+from securevfl.protocols.wire import MAX_BYTES, MAX_DIMENSIONS
 
 
-class Encryption:
-    """A TenSEAL context with one of three amounts of key: secret and public, public only, none of use.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PublicKey(Message):
+    """The key holder's public key, sent to every worker before the first round."""
 
-    Build it by `generate`, `from_public_key` or `without_key`.
-    """
+    kind: ClassVar[str] = "he-key"
+    key: bytes
 
-    def __init__(self, parameters: Parameters, context: Any) -> None:
-        self.parameters = parameters
-        self._context = context
 
-    @classmethod
-    def generate(cls, parameters: Parameters) -> Encryption:
-        """A fresh key pair. The secret key never leaves this object: no method writes it."""
-        return cls(parameters, _new_context(parameters))
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EncryptedValue(Message):
+    """One worker's ciphertexts, to the aggregator."""
 
-    @classmethod
-    def without_key(cls, parameters: Parameters) -> Encryption:
-        """What an aggregator needs to add ciphertexts: the parameters, and nobody's key."""
-        encryption = cls.generate(parameters)
-        encryption._context.make_context_public()
-        return encryption
+    kind: ClassVar[str] = "he-value"
+    shape: list[int]
+    sizes: list[int]
+    ciphertexts: bytes
 
-    @classmethod
-    def from_public_key(cls, parameters: Parameters, key: bytes) -> Encryption:
-        """Loads another party's public key.
 
-        Raises:
-            ProtocolError: The bytes are no public key of these parameters.
-        """
-        import tenseal
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EncryptedTotal(EncryptedValue):
+    """The added ciphertexts, from the aggregator to the key holder."""
 
-        if not 0 < len(key) <= parameters.max_key_bytes:
-            raise ProtocolError(
-                f"public key has {len(key)} bytes; 1 to {parameters.max_key_bytes} are expected"
+    kind: ClassVar[str] = "he-total"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedTotal(Message):
+    """The decrypted sum as 64-bit integers, from the key holder to the workers."""
+
+    kind: ClassVar[str] = "he-opened"
+    total: npt.NDArray[np.int64]
+
+
+class HomomorphicSum(SecureSum):
+    """What `BFVSum` and `CKKSSum` share; see there for the threat model."""
+
+    messages = (PublicKey, EncryptedValue, EncryptedTotal, OpenedTotal)
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        parameters: Parameters,
+        key_holder: Address,
+        aggregator: Address,
+        announce: bool,
+        fixed_point: FixedPoint | None = None,
+    ) -> None:
+        super().__init__(workers=workers, fixed_point=fixed_point)
+        for role, address, outside in (
+            ("key holder", key_holder, KEY_HOLDER),
+            ("aggregator", aggregator, AGGREGATOR),
+        ):
+            if address != outside and not 0 <= address < workers:
+                raise InputError(f"{role} {address} is neither a worker (0 to {workers - 1}) nor {outside}")
+        if key_holder == aggregator:
+            raise InputError(
+                f"{name_of(key_holder)} cannot be key holder and aggregator:"
+                " it could decrypt every single value"
             )
-        framed = _context_frame(parameters).wrap(key)
-        context = _guard("public key", lambda: tenseal.context_from(framed, n_threads=1))
-        check_public(context)
-        return cls(parameters, context)
+        self.parameters = parameters
+        self.key_holder = key_holder
+        self.aggregator = aggregator
+        self.announce = announce
 
     @property
-    def is_private(self) -> bool:
-        """Whether the secret key is here."""
-        return bool(self._context.is_private())
+    def addresses(self) -> tuple[Address, ...]:
+        """The workers, and the aggregator and key holder where they are no workers."""
+        outside = tuple(address for address in (self.aggregator, self.key_holder) if address < 0)
+        return (*range(self.workers), *outside)
 
-    def public_key(self) -> bytes:
-        """The public key in SEAL's form: no secret, relinearisation or Galois key goes with it."""
-        framed = self._context.serialize(
-            save_public_key=True, save_secret_key=False, save_galois_keys=False, save_relin_keys=False
-        )
-        return ContextFrame.split(framed)[1]
+    @property
+    def receivers(self) -> tuple[Address, ...]:
+        """The key holder, and with `announce` the workers."""
+        others = range(self.workers) if self.announce else range(0)
+        return (self.key_holder, *(address for address in others if address != self.key_holder))
 
-    def encrypt(self, numbers: npt.NDArray[Any]) -> list[bytes]:
-        """Encrypts a flat array, the last ciphertext filled up with zeros."""
-        slots = self.parameters.slots
-        chunks = self.parameters.chunks(numbers.size)
-        padded = np.zeros(chunks * slots, dtype=numbers.dtype)
-        padded[: numbers.size] = numbers
-        return [self.dump(self._vector(chunk.tolist())) for chunk in padded.reshape(chunks, slots)]
+    def node(self, address: Address) -> HomomorphicNode:
+        """Fresh state; the key holder's makes its key pair."""
+        return HomomorphicNode(self, address)
 
-    def load(self, data: bytes) -> Any:
-        """Loads one ciphertext from outside and checks that it is a fresh or summed one of these parameters.
+    @abstractmethod
+    def open_total(self, numbers: npt.NDArray[Any], node: HomomorphicNode) -> npt.NDArray[np.int64]:
+        """What the key holder announces, from the decrypted numbers."""
+
+    @abstractmethod
+    def decode_total(self, total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The floats that an announced total stands for."""
+
+    def keep_total(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """What a key holder that announces nothing keeps."""
+        return self.decode_total(numbers)
+
+    def check_size(self, size: int) -> None:
+        """Refuses a total that may not be opened; called before decryption."""
+
+    def claim_opening(self, node: HomomorphicNode) -> None:
+        """Refuses a further opened total at the key holder; called once per round."""
+
+
+class HomomorphicNode(Node):
+    """A participant's keys: a pair at the key holder, the public one at workers, none at the aggregator."""
+
+    protocol: HomomorphicSum
+
+    def __init__(self, protocol: HomomorphicSum, address: Address) -> None:
+        super().__init__(protocol, address)
+        self.openings = 0
+        self._ready = address == AGGREGATOR
+        self._encryption: Encryption | None = None
+        if address == protocol.key_holder:
+            self._encryption = Encryption.generate(protocol.parameters)
+        elif address < 0:
+            self._encryption = Encryption.without_key(protocol.parameters)
+
+    @property
+    def encryption(self) -> Encryption:
+        """The keys.
 
         Raises:
-            ProtocolError: It is not.
+            ProtocolError: The setup has not run.
         """
-        import tenseal
+        if self._encryption is None:
+            raise ProtocolError(f"{name_of(self.address)} has no public key yet; run the setup first")
+        return self._encryption
 
-        limit = self.parameters.max_ciphertext_bytes
-        if not 0 < len(data) <= limit:
-            raise ProtocolError(f"ciphertext has {len(data)} bytes; 1 to {limit} are expected")
-        framed = self._frame.wrap(data)
-        build = tenseal.bfv_vector_from if self.parameters.exact else tenseal.ckks_vector_from
-        vector = _guard("ciphertext", lambda: build(self._context, framed))
-        parts = vector.ciphertext()
-        if len(parts) != 1 or not self._is_plain_ciphertext(parts[0]):
-            raise ProtocolError("ciphertext is not one that this sum's workers or aggregator produce")
-        return vector
+    @property
+    def holds_key(self) -> bool:
+        """Whether this is the key holder."""
+        return self.address == self.protocol.key_holder
 
-    def dump(self, vector: Any) -> bytes:
-        """One ciphertext in SEAL's form."""
-        return self._frame.unwrap(vector.serialize())
+    def setup(self) -> Machine | None:
+        """The key holder sends its public key to the workers; an outside aggregator takes no part."""
+        if self.address == AGGREGATOR:
+            return None
+        return _Setup(self)
 
-    def decrypt(self, vector: Any) -> npt.NDArray[Any]:
-        """The numbers of one ciphertext.
+    def accept_key(self, data: bytes) -> None:
+        """Takes the key holder's public key, once."""
+        if self._encryption is not None:
+            raise ProtocolError(f"{name_of(self.address)} already has a key; a second one is refused")
+        self._encryption = Encryption.from_public_key(self.protocol.parameters, data)
+        self._ready = True
 
-        Raises:
-            ProtocolError: The secret key is not here, or BFV's noise has grown past exact decryption.
-        """
-        if not self.is_private:
-            raise ProtocolError("only the key holder can decrypt")
-        if self.parameters.exact:
-            budget = self._context.data.decryptor().invariant_noise_budget(vector.ciphertext()[0])
-            if budget < 1:
-                raise ProtocolError("ciphertext is too noisy to decrypt; it is no sum of fresh ciphertexts")
-        return np.array(vector.decrypt(), dtype=self.parameters.dtype)
+    def share_key(self) -> bytes:
+        """The key holder's public key for the workers."""
+        self._ready = True
+        return self.encryption.public_key()
 
-    def _vector(self, numbers: list[Any]) -> Any:
-        import tenseal
+    @property
+    def ready(self) -> bool:
+        """Whether the setup has run."""
+        return self._ready
 
-        # The classes below tenseal's Python wrappers: those copy the list once more and cost a quarter.
-        native = tenseal._ts_cpp
-        if self.parameters.exact:
-            return native.BFVVector(self._context.data, numbers)
-        return native.CKKSVector(self._context.data, numbers, self.parameters.scale)
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine:
+        if not self.ready:
+            raise ProtocolError(f"{name_of(self.address)} cannot start a round before the setup has run")
+        if self.holds_key:
+            # Counted when the round begins: one that breaks off later may have opened its total all the same.
+            self.protocol.claim_opening(self)
+            self.openings += 1
+        return HomomorphicMachine(self, encoded, shape, **where)
 
-    @cached_property
-    def _frame(self) -> VectorFrame:
-        tail = b"" if self.parameters.exact else b"\x19" + struct.pack("<d", self.parameters.scale)
-        return VectorFrame(slots=self.parameters.slots, tail=tail)
 
-    @cached_property
-    def _data_level(self) -> list[int]:
-        # SEAL's hash over scheme, degree and all moduli but the special prime.
-        level: list[int] = self._context.data.seal_context().first_parms_id()
-        return level
+class _Setup(Machine):
+    def __init__(self, node: HomomorphicNode) -> None:
+        super().__init__(node.address, round=SETUP_ROUND)
+        self._node = node
 
-    def _is_plain_ciphertext(self, ciphertext: Any) -> bool:
-        return (
-            ciphertext.size() == 2
-            and ciphertext.parms_id() == self._data_level
-            and ciphertext.is_ntt_form() != self.parameters.exact
-            and ciphertext.scale == self.parameters.scale
-            and not ciphertext.is_transparent()
+    @property
+    def done(self) -> bool:
+        return self._node.ready
+
+    def _start(self) -> list[Envelope]:
+        if not self._node.holds_key:
+            return []
+        message = PublicKey(round=self.round, key=self._node.share_key())
+        others = (worker for worker in range(self._node.protocol.workers) if worker != self.address)
+        return [Envelope(self.address, worker, message) for worker in others]
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        if not isinstance(message, PublicKey) or sender != self._node.protocol.key_holder:
+            raise ProtocolError(f"{name_of(self.address)} expects the public key of the key holder only")
+        self._node.accept_key(message.key)
+        return []
+
+    def _drop(self, address: Address) -> list[Envelope]:
+        check_other(self._node.protocol, self.address, address)
+        if address == self._node.protocol.key_holder and not self.done:
+            raise DropoutError("the key holder is gone before it sent its public key; set up anew")
+        return []
+
+
+class HomomorphicMachine(Machine):
+    """One participant's round; a worker may also be the aggregator or the key holder."""
+
+    def __init__(self, node: HomomorphicNode, encoded: Ring | None, shape: Shape, **where: int) -> None:
+        super().__init__(node.address, **where)
+        self._node = node
+        self._protocol = node.protocol
+        self._encoded = encoded
+        self._shape = shape
+        self._added: list[Any] = []
+        self._missing = set(range(self._protocol.workers)) if self._aggregates else set()
+        self._opened: npt.NDArray[np.float64] | None = None
+
+    @property
+    def _aggregates(self) -> bool:
+        return self.address == self._protocol.aggregator
+
+    @property
+    def _receives(self) -> bool:
+        return self.address in self._protocol.receivers
+
+    @property
+    def done(self) -> bool:
+        """Whether everything was sent, and the sum has arrived where it should."""
+        return self._started and not self._missing and (self._opened is not None or not self._receives)
+
+    def result(self) -> npt.NDArray[np.float64]:
+        """The sum, at its receivers."""
+        if not self._receives:
+            return super().result()
+        if self._opened is None:
+            raise ProtocolError(f"{name_of(self.address)} does not have the sum yet")
+        return self._opened.copy()
+
+    def _start(self) -> list[Envelope]:
+        if self._encoded is None:
+            return []
+        numbers = self._encoded.reshape(-1).view(self._protocol.parameters.dtype)
+        ciphertexts = self._node.encryption.encrypt(numbers)
+        message = EncryptedValue(**self._packed(self._encoded.shape, ciphertexts))
+        self._encoded = None
+        if self._aggregates:
+            return self._add(self.address, message)
+        return [Envelope(self.address, self._protocol.aggregator, message)]
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        match message:
+            case EncryptedTotal() if self._node.holds_key and sender == self._protocol.aggregator:
+                return self._open(message)
+            case EncryptedValue() if self._aggregates and not isinstance(message, EncryptedTotal):
+                return self._add(sender, message)
+            case OpenedTotal() if self._receives and sender == self._protocol.key_holder != self.address:
+                return self._take(message)
+        raise ProtocolError(
+            f"{name_of(self.address)} has no use for a {message.kind!r} message from {name_of(sender)}"
         )
 
+    def _add(self, sender: Address, message: EncryptedValue) -> list[Envelope]:
+        if sender not in self._missing:
+            raise ProtocolError(f"{name_of(sender)} has sent its value already, or is no worker")
+        vectors = self._unpacked(message)
+        self._shape = tuple(message.shape)
+        self._missing.discard(sender)
+        if self._added:
+            for total, vector in zip(self._added, vectors, strict=True):
+                total.add_(vector)
+        else:
+            self._added = vectors
+        return [] if self._missing else self._send_total()
 
-def check_public(context: Any) -> None:
-    """Raises `ProtocolError` unless a received context holds a public key and no other."""
-    if context.is_private() or context.has_secret_key():
-        raise ProtocolError("the received context holds a secret key; only its owner may have it")
-    if not context.has_public_key() or context.has_relin_keys() or context.has_galois_keys():
-        raise ProtocolError("the received context must hold a public key and no evaluation keys")
+    def _send_total(self) -> list[Envelope]:
+        ciphertexts = [self._node.encryption.dump(vector) for vector in self._added]
+        self._added = []
+        message = EncryptedTotal(**self._packed(self._shape or (), ciphertexts))
+        return [Envelope(self.address, self._protocol.key_holder, message)]
+
+    def _open(self, message: EncryptedTotal) -> list[Envelope]:
+        if self._opened is not None:
+            raise ProtocolError("the total of this round was opened already")
+        size = math.prod(message.shape)
+        self._protocol.check_size(size)
+        pieces = [self._node.encryption.decrypt(vector) for vector in self._unpacked(message)]
+        empty = np.empty(0, dtype=self._protocol.parameters.dtype)
+        numbers = np.concatenate([empty, *pieces])[:size].reshape(message.shape)
+        if not self._protocol.announce:
+            self._opened = self._protocol.keep_total(numbers)
+            return []
+        total = self._protocol.open_total(numbers, self._node)
+        self._opened = self._protocol.decode_total(total)
+        reply = OpenedTotal(round=self.round, attempt=self.attempt, total=total)
+        others = (address for address in self._protocol.receivers if address != self.address)
+        return [Envelope(self.address, address, reply) for address in others]
+
+    def _take(self, message: OpenedTotal) -> list[Envelope]:
+        if self._opened is not None:
+            raise ProtocolError("the sum of this round has arrived already")
+        if message.total.dtype != np.int64 or message.total.shape != self._shape:
+            raise ProtocolError(
+                f"the opened total is {message.total.dtype} of shape {message.total.shape};"
+                f" int64 of shape {self._shape} is expected"
+            )
+        self._opened = self._protocol.decode_total(message.total)
+        return []
+
+    def _packed(self, shape: Sequence[int], ciphertexts: list[bytes]) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "attempt": self.attempt,
+            "shape": list(shape),
+            "sizes": [len(ciphertext) for ciphertext in ciphertexts],
+            "ciphertexts": b"".join(ciphertexts),
+        }
+
+    def _unpacked(self, message: EncryptedValue) -> list[Any]:
+        shape, sizes, data = tuple(message.shape), message.sizes, message.ciphertexts
+        if not _is_shape(shape) or (self._shape is not None and shape != self._shape):
+            raise ProtocolError(f"ciphertexts stand for shape {shape}; {self._shape} is expected")
+        if len(sizes) != self._protocol.parameters.chunks(math.prod(shape)):
+            raise ProtocolError(f"{len(sizes)} ciphertexts cannot stand for an array of shape {shape}")
+        if any(size <= 0 for size in sizes) or sum(sizes) != len(data):
+            raise ProtocolError(f"ciphertexts have {len(data)} bytes, not the {sum(sizes)} announced")
+        ends = np.cumsum([0, *sizes]).tolist()
+        pieces = [data[start:end] for start, end in pairwise(ends)]
+        return [self._node.encryption.load(piece) for piece in pieces]
+
+    def _drop(self, address: Address) -> list[Envelope]:
+        check_other(self._protocol, self.address, address)
+        if self.done:
+            return []
+        if address in (self._protocol.aggregator, self._protocol.key_holder) or address in self._missing:
+            raise DropoutError(
+                f"{name_of(address)} is gone and the sum cannot be finished without it; start anew without it"
+            )
+        return []
 
 
-def _new_context(parameters: Parameters) -> Any:
-    import tenseal
-
-    scheme = tenseal.SCHEME_TYPE.BFV if parameters.exact else tenseal.SCHEME_TYPE.CKKS
-    context = tenseal.context(
-        scheme,
-        parameters.degree,
-        plain_modulus=parameters.plain_modulus,
-        coeff_mod_bit_sizes=list(parameters.coefficient_bits),
-        n_threads=1,
-    )
-    if not parameters.exact:
-        context.global_scale = parameters.scale
-    return context
+def _is_shape(shape: tuple[int, ...]) -> bool:
+    # Lengths of zero must not hide a product that numpy cannot hold.
+    fits = len(shape) <= MAX_DIMENSIONS and all(length >= 0 for length in shape)
+    return fits and math.prod(max(length, 1) for length in shape) <= MAX_BYTES
 
 
-@lru_cache(maxsize=8)
-def _context_frame(parameters: Parameters) -> ContextFrame:
-    # A throw-away key pair: only its parameters and settings are kept.
-    framed = _new_context(parameters).serialize(True, False, False, False)
-    return ContextFrame.split(framed)[0]
-
-
-def _guard(what: str, build: Callable[[], _T]) -> _T:
-    """SEAL reports bad input by several exception types; all mean the same to us."""
-    try:
-        return build()
-    except (ValueError, RuntimeError, MemoryError, TypeError, IndexError) as error:
-        raise ProtocolError(f"{what} cannot be read: {error}") from error
+def check_other(protocol: SecureSum, own: Address, address: Address) -> None:
+    """Raises `ProtocolError` unless `address` is another participant than `own`."""
+    if address == own or address not in protocol.addresses:
+        raise ProtocolError(f"{name_of(address)} is no other participant of this round")

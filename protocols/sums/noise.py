@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
-from securevfl.protocols.contract import Address, Machine, Message, Node, SecureSum, name_of
+from securevfl.protocols.contract import Address, Machine, Message, Node, SecureSum, Shape, name_of
 from securevfl.protocols.discrete_gaussian import MAX_STD, DiscreteGaussian
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.stream import KeyStream
@@ -251,23 +251,18 @@ class NoisyNode(Node):
         self._inner.retire(before)
         self._shares = {number: kept for number, kept in self._shares.items() if number >= before}
 
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> Machine:
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine:
         if encoded is None:
-            return self._inner.round(None, round=round, attempt=attempt, shape=shape)
-        digest, share = self._share(encoded, round)
+            return self._inner.round(None, shape=shape, **where)
+        digest, share = self._share(encoded, where["round"])
         encoded += share
-        machine = self._inner.round(encoded, round=round, attempt=attempt)
-        self._shares[round] = digest, share
+        machine = self._inner.round(encoded, shape=encoded.shape, **where)
+        self._shares[where["round"]] = digest, share
         return machine
 
     def _share(self, encoded: Ring, number: int) -> tuple[bytes, Ring]:
         digest = hashlib.sha256(repr(encoded.shape).encode() + encoded.tobytes()).digest()
+        # Fresh noise on a retry would let the receiver average it out.
         if number not in self._shares:
             return digest, self.protocol.noise.share(encoded.size, self._stream).reshape(encoded.shape)
         if self._shares[number][0] != digest:

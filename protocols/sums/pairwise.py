@@ -1,17 +1,84 @@
-"""Sums under pairwise masks: the configuration, its messages and the participants' secret state."""
+"""Sums under pairwise masks: who shares masks with whom, the configuration, its messages and secret state."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from securevfl.errors import DropoutError, ProtocolError, TopologyError
-from securevfl.protocols.authentication import Authenticator
-from securevfl.protocols.contract import AGGREGATOR, Address, Machine, Message, Node, SecureSum, name_of
-from securevfl.protocols.keys import PairKeys
+from securevfl.protocols.contract import (
+    AGGREGATOR,
+    Address,
+    Machine,
+    Message,
+    Node,
+    SecureSum,
+    Shape,
+    name_of,
+)
+from securevfl.protocols.keys import Authenticator, PairKeys
 from securevfl.protocols.ring import FixedPoint, Ring
-from securevfl.protocols.sums.neighbours import NeighbourGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class NeighbourGraph:
+    """Every worker shares masks with its `degree` nearest workers on a ring; with all of them for None.
+
+    By the same theorem as for trees, a coalition together with the aggregator learns the sums over the
+    connected components that are left when the coalition and the dropped workers are taken out. So t
+    colluders learn nothing but the total if and only if the graph of the survivors is (t+1)-connected.
+
+    Args:
+        workers: Number of workers.
+        degree: Even number of neighbours of each worker; None for the complete graph.
+    """
+
+    workers: int
+    degree: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.degree is not None and (self.degree % 2 or not 2 <= self.degree < self.workers):
+            raise TopologyError(
+                f"{self.degree} neighbours among {self.workers} workers: use an even number below the number"
+                " of workers, or None for all"
+            )
+
+    def neighbours(self, worker: int) -> tuple[int, ...]:
+        """The workers that share masks with this one, in ascending order."""
+        return _neighbours(self.workers, self.degree, worker)
+
+    def connectivity(self, alive: frozenset[int]) -> int:
+        """How many of the living workers have to be removed to cut the rest apart, or to leave only one."""
+        if self.degree is None:
+            return len(alive) - 1
+        return _ring_connectivity(self.workers, self.degree // 2, alive)
+
+
+@functools.lru_cache(maxsize=4096)
+def _neighbours(workers: int, degree: int | None, worker: int) -> tuple[int, ...]:
+    if degree is None:
+        return tuple(other for other in range(workers) if other != worker)
+    reach = range(1, degree // 2 + 1)
+    return tuple(sorted({(worker + sign * step) % workers for step in reach for sign in (1, -1)}))
+
+
+@functools.lru_cache(maxsize=1024)
+def _ring_connectivity(workers: int, reach: int, alive: frozenset[int]) -> int:
+    # Consecutive living workers are neighbours unless `reach` or more in a row between them are gone. So a
+    # cut consists of two windows of `reach` places with somebody alive on both sides; take the cheapest two.
+    living = np.zeros(workers, dtype=np.int64)
+    living[list(alive)] = 1
+    before = np.concatenate([[0], np.cumsum(np.concatenate([living, living, living]))])
+    start = np.arange(workers)
+    cost = before[start + reach] - before[start]
+    first, second = start[:, None], start[None, :]
+    apart = (second >= first + reach) & (second + reach <= first + workers)
+    left = before[second] - before[np.minimum(first + reach, second)]
+    right = before[first + workers] - before[np.minimum(second + reach, first + workers)]
+    cuts = np.where(apart & (left > 0) & (right > 0), cost[:, None] + cost[None, :], len(alive))
+    return int(min(cuts.min(), len(alive) - 1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,6 +254,8 @@ class PairwiseMaskSum(SecureSum):
                 f" {connectivity - 1} colluders, not {collusion}"
             )
         holders = (workers - 1 if neighbours is None else neighbours) + 1
+        # Each pair of lists needs `threshold` confirmations. Honest workers confirm once, colluders as often
+        # as they like: two pairs would need 2 * threshold <= holders + collusion, so more than that is safe.
         smallest = (holders + collusion) // 2 + 1
         self.threshold = min(smallest, holders) if threshold is None else threshold
         if not min(smallest, holders) <= self.threshold <= holders:
@@ -302,29 +371,21 @@ class PairwiseNode(Node):
 
     def fingerprints(self) -> dict[Address, str]:
         """What to compare with each neighbour over another channel: equal unless somebody swapped keys."""
-        return {peer: pair.fingerprint for peer, pair in self._agreed().items()}
+        return {peer: pair.fingerprint for peer, pair in self.agreed().items()}
 
-    def _agreed(self) -> dict[Address, PairKeys]:
+    def agreed(self) -> dict[Address, PairKeys]:
+        """The keys with each neighbour; raises `ProtocolError` before the setup has run."""
         if self.pairs is None:
             raise ProtocolError(f"{name_of(self.address)} has no keys yet; run its setup first")
         return self.pairs
 
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> Machine:
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine:
         from securevfl.protocols.sums.pairwise_aggregator import CollectingAggregator, RecoveringAggregator
         from securevfl.protocols.sums.pairwise_worker import MaskingWorker, SharingWorker
 
-        pairs = self._agreed()
+        pairs = self.agreed()
         if encoded is None:
             aggregator = RecoveringAggregator if self.protocol.recovers else CollectingAggregator
-            return aggregator(self.protocol, self.participants, shape, round=round, attempt=attempt)
-        if not self.protocol.recovers:
-            return MaskingWorker(self.protocol, self.address, pairs, encoded, round=round, attempt=attempt)
-        return SharingWorker(
-            self.protocol, self.address, pairs, encoded, self.participants, round=round, attempt=attempt
-        )
+            return aggregator(self, shape, **where)
+        worker = SharingWorker if self.protocol.recovers else MaskingWorker
+        return worker(self, pairs, encoded, **where)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import DropoutError, ProtocolError
-from securevfl.protocols.contract import AGGREGATOR, Address, Envelope, Machine, Message, name_of
+from securevfl.protocols.contract import AGGREGATOR, Address, Envelope, Machine, Message, Shape, name_of
 from securevfl.protocols.keys import MARK_BYTES
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
@@ -18,7 +18,7 @@ from securevfl.protocols.sums.pairwise import (
     Confirmations,
     MaskedInput,
     OpenedShares,
-    PairwiseMaskSum,
+    PairwiseNode,
     RelayedShares,
     SealedShares,
     Survivors,
@@ -32,18 +32,11 @@ _weights = functools.lru_cache(maxsize=256)(shamir.weights)
 class _Aggregator(Machine):
     """Collects masked inputs of those who agreed on keys, and adds them up as they come."""
 
-    def __init__(
-        self,
-        protocol: PairwiseMaskSum,
-        agreed: frozenset[Address],
-        shape: tuple[int, ...] | None,
-        **where: int,
-    ) -> None:
+    def __init__(self, node: PairwiseNode, shape: Shape, **where: int) -> None:
         super().__init__(AGGREGATOR, **where)
-        self._protocol = protocol
-        self._agreed = agreed
+        self._protocol = node.protocol
+        self._agreed = self._alive = node.participants
         self._shape = shape
-        self._alive = agreed
         self._inputs: frozenset[Address] = frozenset()
         self._total: Ring | None = None
         self._sum: Ring | None = None
@@ -108,14 +101,8 @@ class CollectingAggregator(_Aggregator):
 class RecoveringAggregator(_Aggregator):
     """Relays shares and confirmations, adds masked inputs, and takes off the masks that survivors open."""
 
-    def __init__(
-        self,
-        protocol: PairwiseMaskSum,
-        agreed: frozenset[Address],
-        shape: tuple[int, ...] | None,
-        **where: int,
-    ) -> None:
-        super().__init__(protocol, agreed, shape, **where)
+    def __init__(self, node: PairwiseNode, shape: Shape, **where: int) -> None:
+        super().__init__(node, shape, **where)
         self._shares: dict[Address, SealedShares] = {}
         self._participants: frozenset[Address] | None = None
         self._listed = False  # the survivors' list is out
@@ -214,6 +201,8 @@ class RecoveringAggregator(_Aggregator):
         """Takes off the masks once everybody alive has opened its shares."""
         if not alive <= opened.keys() or self.done or self._total is None:
             return
+        # Pair masks of two survivors have cancelled. What is left in the total: their self masks, and the
+        # masks that they share with those whose input never came.
         plus: list[KeyStream] = []
         minus: list[KeyStream] = []
         for owner in sorted(self._participants or ()):

@@ -15,7 +15,6 @@ import struct
 import numpy as np
 
 from securevfl.errors import DropoutError, ProtocolError
-from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import (
     AGGREGATOR,
     SETUP_ROUND,
@@ -25,7 +24,15 @@ from securevfl.protocols.contract import (
     Message,
     name_of,
 )
-from securevfl.protocols.keys import KEM_CIPHERTEXT_BYTES, KEM_PUBLIC_BYTES, X25519_BYTES, PairKeys, PartyKeys
+from securevfl.protocols.keys import (
+    KEM_CIPHERTEXT_BYTES,
+    KEM_PUBLIC_BYTES,
+    SIGNATURE_BYTES,
+    X25519_BYTES,
+    PairKeys,
+    PartyKeys,
+    key_statement,
+)
 from securevfl.protocols.sums.pairwise import Encapsulations, KeyDirectory, PairwiseNode, PublicKeys
 
 

@@ -17,7 +17,7 @@ from securevfl.protocols.sums.pairwise import (
     Confirmations,
     MaskedInput,
     OpenedShares,
-    PairwiseMaskSum,
+    PairwiseNode,
     RelayedShares,
     SealedShares,
     Survivors,
@@ -35,15 +35,10 @@ def seed_check(seed: bytes) -> bytes:
 
 class _Worker(Machine):
     def __init__(
-        self,
-        protocol: PairwiseMaskSum,
-        address: Address,
-        pairs: dict[Address, PairKeys],
-        encoded: Ring,
-        **where: int,
+        self, node: PairwiseNode, pairs: dict[Address, PairKeys], encoded: Ring, **where: int
     ) -> None:
-        super().__init__(address, **where)
-        self._protocol = protocol
+        super().__init__(node.address, **where)
+        self._protocol = node.protocol
         self._pairs = pairs
         self._encoded = encoded
         self._done = False
@@ -87,22 +82,16 @@ class MaskingWorker(_Worker):
 class SharingWorker(_Worker):
     """Shares fresh seeds, sends its masked input, then opens one share of each participant's seeds.
 
-    Only those who took part in the key agreement (`agreed`) can be in the round. It opens nothing before
+    Only those who took part in the key agreement can be in the round. It opens nothing before
     `threshold` workers, itself among them, have confirmed the lists that it was told: of colluders and honest
     workers, each of which confirms once, no two pairs of lists find so many.
     """
 
     def __init__(
-        self,
-        protocol: PairwiseMaskSum,
-        address: Address,
-        pairs: dict[Address, PairKeys],
-        encoded: Ring,
-        agreed: frozenset[Address],
-        **where: int,
+        self, node: PairwiseNode, pairs: dict[Address, PairKeys], encoded: Ring, **where: int
     ) -> None:
-        super().__init__(protocol, address, pairs, encoded, **where)
-        self._agreed = agreed
+        super().__init__(node, pairs, encoded, **where)
+        self._agreed = node.participants
         self._self_seed = secrets.token_bytes(KEY_BYTES)
         self._mask_seeds: dict[Address, bytes] = {}
         self._shares: dict[Address, tuple[bytes, bytes]] = {}  # owner -> shares of its self and its pair seed

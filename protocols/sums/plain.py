@@ -16,6 +16,7 @@ from securevfl.protocols.contract import (
     Message,
     Node,
     SecureSum,
+    Shape,
     name_of,
 )
 from securevfl.protocols.ring import Ring
@@ -80,31 +81,18 @@ class PlainNode(Node):
 
     protocol: PlainSum
 
-    def _round(
-        self,
-        encoded: Ring | None,
-        shape: tuple[int, ...] | None,
-        round: int,  # noqa: A002
-        attempt: int,
-    ) -> PlainMachine:
-        return PlainMachine(self.protocol, self.address, encoded, shape, round=round, attempt=attempt)
+    def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> PlainMachine:
+        return PlainMachine(self, encoded, shape, **where)
 
 
 class PlainMachine(Machine):
     """Sends its values to the receiver; the receiver adds them up in the workers' order."""
 
-    def __init__(
-        self,
-        protocol: PlainSum,
-        address: Address,
-        values: Ring | None,
-        shape: tuple[int, ...] | None,
-        **where: int,
-    ) -> None:
-        super().__init__(address, **where)
-        self._protocol = protocol
+    def __init__(self, node: PlainNode, values: Ring | None, shape: Shape, **where: int) -> None:
+        super().__init__(node.address, **where)
+        self._protocol = node.protocol
         self._shape = shape
-        self._values: dict[Address, Ring] = {} if values is None else {address: values}
+        self._values: dict[Address, Ring] = {} if values is None else {node.address: values}
 
     @property
     def done(self) -> bool:

@@ -18,8 +18,8 @@ from securevfl.data import VerticalData
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.messages import Clock, Link
 from securevfl.privacy.views import ViewWriter
-from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
+from securevfl.protocols.keys import Authenticator
 from securevfl.settings.plan import Plan
 
 SERVER = "server"

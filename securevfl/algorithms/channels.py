@@ -24,7 +24,7 @@ from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, Node, SecureSum
 from securevfl.protocols.sums.bfv import BFVSum
 from securevfl.protocols.sums.ckks import CKKSSum
-from securevfl.protocols.sums.homomorphic_sum import HomomorphicSum
+from securevfl.protocols.sums.homomorphic import HomomorphicSum
 from securevfl.protocols.sums.noise import NoisySum
 from securevfl.protocols.sums.pairwise import PairwiseMaskSum
 from securevfl.protocols.sums.plain import PlainSum

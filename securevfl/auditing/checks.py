@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
-from securevfl.attacks.protocol_keys import scan_files
+from securevfl.attacks.protocol import scan_files
 from securevfl.attacks.source import Source
 from securevfl.errors import LedgerError
 from securevfl.privacy.ledger import Entry, read_homes, read_ledger

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from securevfl.errors import DataError, InputError
-from securevfl.protocols.alignment.protocol import NORMALISATIONS, PrivateAlignment
-from securevfl.protocols.alignment.roles import Alignment
+from securevfl.protocols.alignment.protocol import NORMALISATIONS, Alignment, PrivateAlignment
 
 REVEALED = (
     "every party learns the common IDs; the first also the sizes of the other sets and, with three or more"

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from securevfl.protocols.sums.drawing import describe, draw
-from securevfl.protocols.sums.trees import build_trees
+from securevfl.protocols.sums.trees import build_trees, describe, draw
 
 
 def trees(

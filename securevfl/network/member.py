@@ -22,8 +22,7 @@ from securevfl.network.config import PartyConfig
 from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.seat import PARTS, complete_checkpoints
-from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.alignment.roles import AlignmentMachine
+from securevfl.protocols.alignment.protocol import AlignmentMachine, PrivateAlignment
 from securevfl.protocols.contract import Envelope
 
 log = logging.getLogger("securevfl.network")

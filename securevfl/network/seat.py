@@ -29,8 +29,8 @@ from securevfl.network.clock import RealClock
 from securevfl.network.mesh import Mesh
 from securevfl.network.own_encoder import Builder, build_own
 from securevfl.privacy.messages import Message
-from securevfl.protocols.authentication import Authenticator
 from securevfl.protocols.contract import Address
+from securevfl.protocols.keys import Authenticator
 from securevfl.settings.plan import Plan
 
 PARTS = ("prepare", "epoch", "evaluate", "final")

@@ -21,8 +21,8 @@ from securevfl.accountants import (
     best_upper_bound,
     compare,
 )
-from securevfl.accountants.numerical import compositions
-from securevfl.accountants.workload import reduce_events
+from securevfl.accountants.accountants import compositions
+from securevfl.accountants.base import reduce_events
 
 CASES = json.loads(Path(__file__).with_name("vectors.json").read_text(encoding="utf-8"))["cases"]
 

@@ -10,7 +10,7 @@ from attack_conformance import AttackConformance, Case, same
 
 from securevfl import Plan, VerticalData, train
 from securevfl.attacks.contract import Attack, Guess
-from securevfl.attacks.processes import InProcess
+from securevfl.attacks.jobs import InProcess
 from securevfl.attacks.runner import Outcome, evaluate
 from securevfl.attacks.source import Source
 
@@ -19,19 +19,19 @@ REPEATED = {"insecure_reproducible_noise": True}
 
 
 class Runs:
-    """Trains each plan once and keeps the folder."""
+    """Trains each plan on the same data once and keeps the folder, which tests only read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[str, Source] = {}
+        self._known: dict[str, tuple[Source, VerticalData]] = {}  # with the data, whose id must not be reused
 
     def __call__(self, data: VerticalData, **plan: Any) -> Source:
         key = f"{id(data)} {sorted(plan.items())}"
         if key not in self._known:
             place = self.folder / f"run{len(self._known)}"
             train(data, Plan(**{"record_views": True, "epochs": 2, **plan}), place)
-            self._known[key] = Source(place, data)
-        return self._known[key]
+            self._known[key] = Source(place, data), data
+        return self._known[key][0]
 
 
 def case_of(source: Source, attack: type[Attack], owner: str, *observers: str) -> Case:

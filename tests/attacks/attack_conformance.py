@@ -11,7 +11,7 @@ import numpy as np
 
 from securevfl.attacks.contract import FAMILIES, METRICS, Arrays, Attack, Evidence, Guess, Info, Truth
 from securevfl.attacks.registry import ATTACKS
-from securevfl.attacks.truth import AUXILIARY, TRUTHS
+from securevfl.attacks.source import AUXILIARY, TRUTHS
 from securevfl.privacy.views import View
 
 

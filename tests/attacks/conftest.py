@@ -9,7 +9,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from securevfl import VerticalData
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
 

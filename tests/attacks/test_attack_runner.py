@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,9 @@ from probe_attack import Careless, Crasher, Failer, Probe, Sleeper, Spy
 
 from securevfl import Plan, VerticalData, train
 from securevfl.attacks.contract import Applicability, Attack, Info, Need, Score
-from securevfl.attacks.jobs import Job, load_arrays, save_arrays
-from securevfl.attacks.processes import AttackProcess, InProcess
+from securevfl.attacks.jobs import AttackProcess, InProcess, Job, load_arrays, save_arrays
 from securevfl.attacks.runner import evaluate, evaluate_all, pairs
-from securevfl.attacks.source import Source
-from securevfl.attacks.truth import AUXILIARY
+from securevfl.attacks.source import AUXILIARY, Source
 from securevfl.errors import AttackError, LedgerError
 
 
@@ -62,20 +61,25 @@ def quiet(share: float) -> None:
     pass
 
 
-def test_process_and_in_process_agree(source: Source) -> None:
-    shares: list[float] = []
+@pytest.fixture(scope="module")
+def process() -> Iterator[AttackProcess]:
+    """One for all tests, as an audit has; it starts anew after an attack that ends it."""
     with AttackProcess() as process:
-        apart = process.run(job(source, Probe), timeout=60, progress=shares.append)
+        yield process
+
+
+def test_process_and_in_process_agree(source: Source, process: AttackProcess) -> None:
+    shares: list[float] = []
+    apart = process.run(job(source, Probe), timeout=60, progress=shares.append)
     assert shares and set(shares) == {0.5}
     assert same(apart, InProcess().run(job(source, Probe), timeout=60, progress=quiet))
 
 
-def test_attacks_that_break_off_are_failed_not_scored(source: Source) -> None:
-    with AttackProcess() as process:
-        reasons = {}
-        for attack, timeout in ((Failer, 60), (Careless, 60), (Crasher, 60), (Sleeper, 0.5), (Probe, 60)):
-            outcome = evaluate(source, attack, "p0", ("p1",), runner=process, timeout=timeout)
-            reasons[attack.name] = (outcome.status, outcome.reason, outcome.score is None)
+def test_attacks_that_break_off_are_failed_not_scored(source: Source, process: AttackProcess) -> None:
+    reasons = {}
+    for attack, timeout in ((Failer, 60), (Careless, 60), (Crasher, 60), (Sleeper, 0.5), (Probe, 60)):
+        outcome = evaluate(source, attack, "p0", ("p1",), runner=process, timeout=timeout)
+        reasons[attack.name] = (outcome.status, outcome.reason, outcome.score is None)
     assert reasons["failer"] == ("failed", "the view ends too early", True)
     assert reasons["careless"] == (
         "failed",
@@ -87,9 +91,10 @@ def test_attacks_that_break_off_are_failed_not_scored(source: Source) -> None:
     assert reasons["probe"] == ("scored", "", False)
 
 
-def test_the_attack_process_finds_its_view_and_declared_knowledge_only(source: Source) -> None:
-    with AttackProcess() as process:
-        found = process.run(job(source, Spy), timeout=60, progress=quiet)
+def test_the_attack_process_finds_its_view_and_declared_knowledge_only(
+    source: Source, process: AttackProcess
+) -> None:
+    found = process.run(job(source, Spy), timeout=60, progress=quiet)
     assert set(found["files"]) == {
         "auxiliary.npz",
         "job.json",

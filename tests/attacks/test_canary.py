@@ -11,21 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from canary_runs import retrained_canaries, run_once, scenario_plan
 
-from securevfl.accountants.gdp import gdp_epsilon
-from securevfl.attacks.canary.audit import canary_audit, canary_audits
-from securevfl.attacks.canary.doors import MakeGate, release_door, sum_door, update_door
-from securevfl.attacks.canary.release import ROWS, gate_canaries
-from securevfl.attacks.canary.results import CanaryResult, gate_of
-from securevfl.attacks.canary.runs import retrained_canaries, run_once, scenario_plan
+from securevfl.accountants import gdp_epsilon
+from securevfl.attacks.canary import CanaryResult, canary_audits
+from securevfl.attacks.canary.gate import ROWS, gate_canaries, release_door, sum_door, update_door
+from securevfl.attacks.canary.results import LinearRule, MakeGate, gate_of
 from securevfl.attacks.canary.trained import Scenario, trained_canaries, transcript
-from securevfl.attacks.scores import LinearScore
 from securevfl.errors import AttackError
 from securevfl.privacy import gate as gate_module
 from securevfl.privacy.gate import Gate, Released
 from securevfl.privacy.noise import Noise
-from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
-from securevfl.protocols.sums.pairwise import PairwiseMaskSum
+from securevfl.protocols import DistributedNoise, NoisySum, PairwiseMaskSum
 from securevfl.settings.plan import Plan
 
 FROZEN = Plan(encoder_training="none", sigma=2.0)
@@ -153,14 +150,14 @@ class TestHeldOutRule:
 
     def test_two_worlds_are_needed(self) -> None:
         with pytest.raises(AttackError, match="too few"):
-            LinearScore.fitted(np.zeros((4, 1)), np.ones(4, np.bool_))
+            LinearRule.fitted(np.zeros((4, 1)), np.ones(4, np.bool_))
 
     def test_uses_correlated_noise(self) -> None:
         rng = np.random.default_rng(1)
         worlds = rng.integers(0, 2, 2000).astype(np.bool_)
         noise = rng.normal(size=2000)
         features = np.stack([np.where(worlds, 1.0, -1.0) + noise, noise], axis=1)
-        score = LinearScore.fitted(features[:1000], worlds[:1000])
+        score = LinearRule.fitted(features[:1000], worlds[:1000])
         assert ((score(features[1000:]) > 0) == worlds[1000:]).all()
 
     @pytest.mark.parametrize("bad", [{"rule": "best"}, {"trials": 4}, {"width": 0}, {"repeats": 0}])
@@ -253,8 +250,8 @@ class TestInjectedBugs:
 
     def test_the_audit_of_the_plan_reports_it(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("securevfl.federation.organisations.Noise", _Halved)
-        result = canary_audit(plan.with_changes(epochs=2), trials=4000)
-        assert result.violated
+        found = canary_audits(plan.with_changes(epochs=2), trials=4000)
+        assert any(result.violated for result in found.values())
 
 
 class TestOtherDoors:
@@ -330,10 +327,11 @@ class TestPlans:
 
     def test_reproducible_noise_promises_nothing(self) -> None:
         plan = FROZEN.with_changes(insecure_reproducible_noise=True)
-        assert canary_audit(plan, trials=400).claim == math.inf
+        assert canary_audits(plan, trials=400)["releases"].claim == math.inf
 
     def test_a_budget_does_not_stop_the_audit(self) -> None:
-        assert canary_audit(RAW.with_changes(budget_epsilon=0.1, epochs=1), trials=400).claim < math.inf
+        plan = RAW.with_changes(budget_epsilon=0.1, epochs=1)
+        assert all(result.claim < math.inf for result in canary_audits(plan, trials=400).values())
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,21 @@ from attack_conformance import Case
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.resolve import resolve
-from securevfl.attacks.approximate import ApproximateInference
 from securevfl.attacks.contract import Evidence
-from securevfl.attacks.exact import ExactInference, ReverseMultiplication, TotalsInference
-from securevfl.attacks.moments import moments
+from securevfl.attacks.exact import (
+    ApproximateInference,
+    ExactInference,
+    ReverseMultiplication,
+    TotalsInference,
+)
+from securevfl.attacks.reading import moments
 from securevfl.attacks.source import Source
 from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
 from securevfl.privacy.views import View
 
 
+@functools.cache
 def small(widths: tuple[int, ...], records: int = 200, seed: int = 0) -> VerticalData:
     rng = np.random.default_rng(seed)
     blocks = [rng.normal(size=(records, width)).astype(np.float32) for width in widths]
@@ -247,6 +253,7 @@ def test_reverse_multiplication_names_what_it_lacks(runs: Runs) -> None:
 # -- approximate inference ---------------------------------------------------------------------------------
 
 
+@functools.cache
 def one_column(seed: int = 0) -> VerticalData:
     rng = np.random.default_rng(seed)
     blocks = [rng.normal(size=(120, 3)).astype(np.float32), rng.random((120, 1)).astype(np.float32)]

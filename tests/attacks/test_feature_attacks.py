@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from attack_cases import REPEATED, Runs, SlowConformance, case_of, outcome, score
@@ -9,10 +11,9 @@ from attack_conformance import Case
 from sklearn.datasets import load_digits
 
 from securevfl import VerticalData
-from securevfl.attacks.attribute import AttributeInference
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.equality import EqualitySolving, GenerativeRegression
-from securevfl.attacks.inversion import BlackBoxInversion, WhiteBoxInversion, decode
+from securevfl.attacks.feature import AttributeInference, BlackBoxInversion, WhiteBoxInversion, decode
 from securevfl.attacks.source import Source
 
 EMBEDDING = [BlackBoxInversion, WhiteBoxInversion, AttributeInference]
@@ -30,6 +31,7 @@ def noisy_run(runs: Runs, cancer: VerticalData) -> Source:
     return runs(cancer, sigma=30.0, **REPEATED, **WIDE)
 
 
+@functools.cache
 def digits_with(unknown: int) -> VerticalData:
     """The owner p1 has `unknown` pixels, the observer p0 all others; pixels in [0, 1]."""
     features, labels = load_digits(return_X_y=True)

@@ -10,8 +10,7 @@ from attack_conformance import Case
 from securevfl import VerticalData
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.label import DirectLabels, GradientDirection, GradientNorm, LabelAttack, Spectral
-from securevfl.attacks.label_completion import ActiveModelCompletion, ModelCompletion
-from securevfl.attacks.label_inversion import BatchLabelInversion
+from securevfl.attacks.label_models import ActiveModelCompletion, BatchLabelInversion, ModelCompletion
 from securevfl.attacks.registry import ATTACKS
 from securevfl.attacks.source import Source
 

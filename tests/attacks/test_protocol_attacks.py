@@ -17,10 +17,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.channels import build_sum
 from securevfl.attacks.contract import Evidence, Info
-from securevfl.attacks.moments import tree_sums
-from securevfl.attacks.protocol_keys import KeyScan, scan_files, secrets_in
-from securevfl.attacks.protocol_masks import MaskStatistics
-from securevfl.attacks.protocol_trees import TreeCollusion, TreeLeak
+from securevfl.attacks.protocol import (
+    KeyScan,
+    MaskStatistics,
+    TreeCollusion,
+    TreeLeak,
+    scan_files,
+    secrets_in,
+)
+from securevfl.attacks.reading import tree_sums
 from securevfl.attacks.source import Source
 from securevfl.privacy.messages import Message
 from securevfl.privacy.views import View, ViewWriter

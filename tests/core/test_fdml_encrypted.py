@@ -16,7 +16,7 @@ from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.fdml_encrypted import LOSS, METRICS, AddingServer, KeyHolder
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import SumParticipant, SumRequest
-from securevfl.attacks.protocol_keys import scan_files
+from securevfl.attacks.protocol import scan_files
 from securevfl.errors import PlanError, ProtocolError, RunError
 from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
@@ -26,8 +26,8 @@ from securevfl.privacy.ledger import read_records
 from securevfl.privacy.messages import Message
 from securevfl.privacy.views import View
 from securevfl.protocols.contract import AGGREGATOR
-from securevfl.protocols.sums.homomorphic import Encryption
-from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
+from securevfl.protocols.sums.encryption import Encryption
+from securevfl.protocols.sums.homomorphic import HomomorphicNode, HomomorphicSum
 
 PROTOCOLS = ("ckks", "bfv")
 HOLDERS = {"party": "p1", "server": "p0"}

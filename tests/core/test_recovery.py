@@ -23,7 +23,7 @@ from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl_sums import SummingServer
 from securevfl.attacks.canary.audit import _noisy_sum
-from securevfl.attacks.moments import moments
+from securevfl.attacks.reading import moments
 from securevfl.cli import main
 from securevfl.cli.train import show_absences
 from securevfl.errors import DropoutError, PlanError, ProtocolError

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from securevfl import Plan
-from securevfl.accountants.sealed_noise import SealedShifts
+from securevfl.accountants.sealed import SealedShifts
 from securevfl.attacks.canary import replay as canary_replay
-from securevfl.attacks.canary.sealed import sealed_settings
+from securevfl.attacks.canary.replay import sealed_settings
 from securevfl.attacks.statistics import Errors, mu_lower
+from securevfl.protocols.driver import drive
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
@@ -118,7 +119,7 @@ def test_the_ring_opens_what_the_audit_simulates(coin, victim):
     )
     dealer = SealedDealer(protocol)
     parties = [SealedParty(protocol, m, operand=rows) for m, rows in enumerate(operands)]
-    _deliver([party.setup() for party in parties], dealer.setup())
+    drive([party.setup() for party in parties], dealer.setup())
     weight = np.zeros(1)
     for number in range(4):
         weights = [each + np.array([0.0, weight[0] * (m == victim)]) for m, each in enumerate(start)]
@@ -134,7 +135,7 @@ def test_the_ring_opens_what_the_audit_simulates(coin, victim):
             sum(machine._noise[m].view(np.int64).astype(float) for machine in machines) * 2.0**-42
             for m in (0, 1)
         ]
-        _deliver(machines, dealer.deal(round=number))
+        drive(machines, dealer.deal(round=number))
         found = [machine.result() - noise[m] for m, machine in enumerate(machines)]
         mine, theirs = replay.totals(weight, np.array([coin]))
         # Each residual is off by the series' rounding and by its rows' rounding at 2^-14 times a slope of at
@@ -163,11 +164,3 @@ def _scenario(replay, coin):
     labels = np.concatenate([[canary.labels[world]], np.arange(count) % 2])[:, None]
     operands = [victim, observer] if replay.victim == 0 else [observer, victim]
     return operands, labels, start
-
-
-def _deliver(machines, pending):
-    for machine in machines:
-        pending = pending + machine.start()
-    while pending:
-        envelope = pending.pop(0)
-        pending += machines[envelope.receiver].receive(envelope)

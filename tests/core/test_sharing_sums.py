@@ -13,7 +13,7 @@ from securevfl.errors import PlanError
 from securevfl.federation.run import Run
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import View
-from securevfl.protocols.sums.homomorphic_sum import HomomorphicNode, HomomorphicSum
+from securevfl.protocols.sums.homomorphic import HomomorphicNode, HomomorphicSum
 
 SUMS = ("plain-tree", "two-tree", "pairwise", "bfv", "ckks")
 

@@ -18,9 +18,8 @@ from securevfl.network.mesh import Mesh
 from securevfl.network.relay import Introducer
 from securevfl.network.session import new_incarnation
 from securevfl.privacy.messages import Message
-from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import Envelope
-from securevfl.protocols.keys import X25519_BYTES, PartyKeys
+from securevfl.protocols.keys import SIGNATURE_BYTES, X25519_BYTES, PartyKeys, key_statement
 from securevfl.protocols.sums.pairwise import Confirmation, PairwiseMaskSum, Survivors
 from securevfl.protocols.sums.pairwise_aggregator import RecoveringAggregator
 from securevfl.protocols.sums.pairwise_setup import AggregatorSetup

@@ -6,8 +6,8 @@ import sys
 import pytest
 from sum_conformance import SumConformance
 
-from securevfl.protocols.driver import Driver, run_setup
-from securevfl.protocols.sums.homomorphic_messages import EncryptedValue
+from securevfl.protocols import Driver, run_setup
+from securevfl.protocols.sums.homomorphic import EncryptedValue
 
 
 class HomomorphicConformance(SumConformance):
@@ -44,7 +44,7 @@ FUZZ = """
 import sys, random
 import numpy as np
 from securevfl.errors import ProtocolError
-from securevfl.protocols.sums.homomorphic import Encryption, Parameters
+from securevfl.protocols.sums.encryption import Encryption, Parameters
 from securevfl.protocols.sums.{module} import {source}
 
 parameters = {expression}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from securevfl.protocols.sums.trees import TreePair
+from securevfl.protocols import TreePair
 
 Row = list[int]
 

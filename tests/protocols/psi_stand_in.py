@@ -4,7 +4,6 @@ import hashlib
 
 from securevfl.errors import ProtocolError
 from securevfl.protocols.alignment import protocol as alignment
-from securevfl.protocols.alignment import roles as alignment_roles
 
 
 class StandInClient:
@@ -32,6 +31,6 @@ class StandInServer:
 
 
 def stand_in(monkeypatch):
-    monkeypatch.setattr(alignment_roles, "Client", StandInClient)
-    monkeypatch.setattr(alignment_roles, "Server", StandInServer)
+    monkeypatch.setattr(alignment, "Client", StandInClient)
+    monkeypatch.setattr(alignment, "Server", StandInServer)
     monkeypatch.setattr(alignment, "require_library", lambda: None)

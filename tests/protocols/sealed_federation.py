@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from securevfl.protocols.contract import Envelope
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import SealedProtocol, decode
-from securevfl.protocols.sealed.series import SineSeries, logistic_series
-
-Choose = Callable[[Sequence[Envelope]], int]
+from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
+from securevfl.protocols.driver import Choose
+from securevfl.protocols.sealed import SineSeries, logistic_series
 
 
 def unit_rows(generator, width, records, outputs=1):
@@ -69,20 +64,12 @@ class Federation:
 
     def deliver(self, machines, pending, choose: Choose | None = None):
         """Runs machines to their end, keeping what was sent."""
-        for machine in machines:
-            pending = pending + machine.start()
-        while pending:
-            envelope = pending.pop(choose(pending) if choose else 0)
-            if self.codec:
-                message = decode(envelope.message.to_bytes())
-                envelope = Envelope(envelope.sender, envelope.receiver, message)
-            self.transcript.append(envelope)
-            pending = pending + machines[envelope.receiver].receive(envelope)
+        codec = self.protocol if self.codec else None
+        self.transcript += drive(machines, pending, choose=choose, codec=codec)
 
     def setup(self, choose: Choose | None = None) -> None:
         machines = [party.setup() for party in self.parties]
         self.deliver(machines, self.dealer.setup(), choose)
-        assert all(machine.done for machine in machines)
 
     def machines(self, number: int, rows=None):
         """Fresh machines of a round."""
@@ -109,7 +96,6 @@ class Federation:
     def totals(self, number: int = 0, rows=None, choose: Choose | None = None):
         machines = self.machines(number, rows)
         self.deliver(machines, self.dealer.deal(round=number, rows=rows), choose)
-        assert all(machine.done for machine in machines)
         return [machine.result() for machine in machines]
 
     def expected(self, member: int, rows=None):

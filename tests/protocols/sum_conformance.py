@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
-from securevfl.protocols.contract import Envelope, Machine, Message, Node, SecureSum
-from securevfl.protocols.driver import Driver, run_round, run_setup
+from securevfl.protocols import Driver, Envelope, Machine, Message, Node, SecureSum, run_round, run_setup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

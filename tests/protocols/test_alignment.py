@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from psi_stand_in import stand_in
 
 from securevfl.errors import DataError, DropoutError, InputError, MissingExtra, ProtocolError, WireError
-from securevfl.protocols.alignment.protocol import PrivateAlignment, prepare_ids
+from securevfl.protocols import Envelope, PrivateAlignment, drive
+from securevfl.protocols.alignment.protocol import AlignRequest, AlignResponse, CommonIds, prepare_ids
 from securevfl.protocols.alignment.psi import Client, Server
-from securevfl.protocols.alignment.roles import AlignRequest, AlignResponse, CommonIds
-from securevfl.protocols.contract import Envelope
 
 INSTALLED = importlib.util.find_spec("private_set_intersection") is not None
 needs_psi = pytest.mark.skipif(
@@ -65,17 +64,10 @@ def test_empty_intersections(backend, sets):
 
 def test_through_the_wire_and_who_sees_what(backend):
     protocol = PrivateAlignment(parties=4)
-    machines, pending = started(protocol, SETS)
-    asked = []
-    while pending:
-        envelope = pending.pop(0)
-        if isinstance(envelope.message, AlignRequest):
-            asked.append((envelope.receiver, envelope.message.count))
-        assert 0 in (envelope.sender, envelope.receiver)  # members never talk to each other
-        again = protocol.decode(envelope.message.to_bytes())
-        pending += machines[envelope.receiver].receive(Envelope(envelope.sender, envelope.receiver, again))
+    sent = drive([protocol.machine(address, ids) for address, ids in enumerate(SETS)], codec=protocol)
+    assert all(0 in (each.sender, each.receiver) for each in sent)  # members never talk to each other
+    asked = [(e.receiver, e.message.count) for e in sent if isinstance(e.message, AlignRequest)]
     assert asked == [(1, 5), (2, 3), (3, 2)]  # sizes of the running intersection, as documented
-    assert all(machine.done for machine in machines)
 
 
 def test_wrong_messages_change_nothing(backend):

@@ -7,13 +7,10 @@ import pytest
 from homomorphic_conformance import HomomorphicConformance, ready, run_fuzz
 
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError
-from securevfl.protocols.contract import AGGREGATOR, KEY_HOLDER, Envelope
-from securevfl.protocols.driver import Driver
-from securevfl.protocols.ring import FixedPoint
-from securevfl.protocols.sums.bfv import MAX_WORKERS, PARAMETERS, PLAIN_MODULUS, BFVSum
-from securevfl.protocols.sums.homomorphic import Encryption, check_public
-from securevfl.protocols.sums.homomorphic_frames import ContextFrame
-from securevfl.protocols.sums.homomorphic_messages import (
+from securevfl.protocols import AGGREGATOR, KEY_HOLDER, BFVSum, Driver, Envelope, FixedPoint
+from securevfl.protocols.sums.bfv import MAX_WORKERS, PARAMETERS, PLAIN_MODULUS
+from securevfl.protocols.sums.encryption import ContextFrame, Encryption, check_public
+from securevfl.protocols.sums.homomorphic import (
     EncryptedTotal,
     EncryptedValue,
     OpenedTotal,

@@ -6,10 +6,9 @@ from homomorphic_conformance import HomomorphicConformance, ready, run_fuzz
 from scipy import stats
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
-from securevfl.protocols.contract import KEY_HOLDER
-from securevfl.protocols.driver import Driver, run_round
-from securevfl.protocols.sums.ckks import CKKSSum, Flooding
-from securevfl.protocols.sums.homomorphic import Encryption
+from securevfl.protocols import KEY_HOLDER, CKKSSum, Driver, run_round
+from securevfl.protocols.sums import Flooding
+from securevfl.protocols.sums.encryption import Encryption
 
 
 class Approximate(HomomorphicConformance):

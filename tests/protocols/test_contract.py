@@ -13,7 +13,7 @@ from sum_conformance import Foreign, snapshot
 import securevfl.protocols
 from securevfl.errors import InputError, WireError
 from securevfl.protocols import Driver, PairwiseMaskSum, PlainTreeSum, TwoTreeSum, run_setup
-from securevfl.protocols.sums.tree_machine import Subtotal
+from securevfl.protocols.sums.tree_sums import Subtotal
 from securevfl.protocols.wire import pack
 
 PROTOCOLS = [

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from securevfl.cli.trees import trees
 from securevfl.errors import TopologyError
 from securevfl.protocols import TreePair, build_trees
-from securevfl.protocols.sums.drawing import describe, draw, worst_coalition
+from securevfl.protocols.sums import describe, draw
+from securevfl.protocols.sums.trees import worst_coalition
 
 APP = typer.Typer()
 APP.command("trees")(trees)

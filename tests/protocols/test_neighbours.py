@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from securevfl.errors import TopologyError
-from securevfl.protocols.sums.neighbours import NeighbourGraph
+from securevfl.protocols.sums.pairwise import NeighbourGraph
 
 
 def as_networkx(graph):

@@ -11,14 +11,22 @@ from scipy import stats
 from sum_conformance import SumConformance
 
 from securevfl.errors import EncodingError, InputError, ProtocolError
-from securevfl.protocols.driver import Driver, run_round, run_setup
-from securevfl.protocols.ring import FixedPoint
+from securevfl.protocols import (
+    BFVSum,
+    CKKSSum,
+    DistributedNoise,
+    Driver,
+    FixedPoint,
+    NoisySum,
+    PairwiseMaskSum,
+    PlainTreeSum,
+    TwoTreeSum,
+    run_round,
+    run_setup,
+)
 from securevfl.protocols.stream import KeyStream
-from securevfl.protocols.sums.bfv import BFVSum
-from securevfl.protocols.sums.ckks import CKKSSum
-from securevfl.protocols.sums.noise import TAIL, DistributedNoise, NoisySum, convolution_gap
-from securevfl.protocols.sums.pairwise import MaskedInput, PairwiseMaskSum
-from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols.sums.noise import TAIL, convolution_gap
+from securevfl.protocols.sums.pairwise import MaskedInput
 
 ALARM = 1e-6
 

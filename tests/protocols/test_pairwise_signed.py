@@ -21,9 +21,8 @@ from securevfl.protocols import (
     run_round,
     run_setup,
 )
-from securevfl.protocols.authentication import SIGNATURE_BYTES, key_statement
 from securevfl.protocols.contract import name_of
-from securevfl.protocols.keys import PartyKeys
+from securevfl.protocols.keys import SIGNATURE_BYTES, PartyKeys, key_statement
 from securevfl.protocols.sums.pairwise import Encapsulations, KeyDirectory, MaskedInput, PublicKeys
 from securevfl.protocols.sums.pairwise_setup import WorkerSetup
 

@@ -37,7 +37,8 @@ def test_alignment(monkeypatch):
 
 
 def test_figures_of_the_homomorphic_document():
-    from securevfl.protocols.sums.ckks import CKKSSum, Flooding
+    from securevfl.protocols import CKKSSum
+    from securevfl.protocols.sums import Flooding
 
     text = (DOCS / "protocols-homomorphic.md").read_text(encoding="utf-8")
     assert f"{CKKSSum(workers=8).error_bound:.1e}".replace("e-0", "e-") in text

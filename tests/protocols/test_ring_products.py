@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.errors import InputError
-from securevfl.protocols.sealed.products import ring_product
+from securevfl.protocols.sealed.protocol import ring_product
 
 
 @given(st.integers(0, 5), st.integers(0, 300), st.integers(1, 3), st.integers(0, 2**32), st.booleans())

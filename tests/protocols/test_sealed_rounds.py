@@ -8,18 +8,9 @@ import pytest
 from sealed_federation import Federation, copies
 
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError, WireError
-from securevfl.protocols.contract import DEALER, Envelope
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import (
-    Deal,
-    Operand,
-    Phase,
-    SealedProtocol,
-    Share,
-    decode,
-    encode_phase,
-)
-from securevfl.protocols.sealed.series import identity_series, logistic_series
+from securevfl.protocols import DEALER, Envelope, SealedParty, SealedProtocol
+from securevfl.protocols.sealed import identity_series, logistic_series
+from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Share, encode_phase
 
 
 @pytest.mark.parametrize("members", range(2, 9))
@@ -271,16 +262,16 @@ def test_phases_wrap_around_the_period_and_nowhere_else():
 
 
 def test_messages_survive_the_wire_and_strangers_do_not():
-    words = np.arange(3, dtype=np.uint64)
+    words, protocol = np.arange(3, dtype=np.uint64), Federation().protocol
     for message in (
         Phase(round=1, words=words.astype(np.uint32)),
         Operand(round=1, words=words),
         Share(round=2, blinded=words, product=words),
         Deal(round=2, seed=bytes(16), product=words, waves=words),
     ):
-        assert _same(decode(message.to_bytes()), message)
+        assert _same(protocol.decode(message.to_bytes()), message)
     with pytest.raises(WireError, match="does not belong"):
-        decode(Phase(round=1, words=words).to_bytes().replace(b"sealed-phase", b"sealed-phaze"))
+        protocol.decode(Phase(round=1, words=words).to_bytes().replace(b"sealed-phase", b"sealed-phaze"))
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])

@@ -5,12 +5,8 @@ import numpy as np
 import pytest
 
 from securevfl.errors import InputError
-from securevfl.protocols.sealed.series import (
-    SineSeries,
-    identity_series,
-    logistic_series,
-    sine_table,
-)
+from securevfl.protocols.sealed import SineSeries, identity_series, logistic_series
+from securevfl.protocols.sealed.series import sine_table
 
 
 def test_the_logistic_series_follows_the_logistic_function_up_to_a_score_of_18():

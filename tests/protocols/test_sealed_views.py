@@ -12,10 +12,8 @@ from scipy.stats import chi2
 from sealed_federation import Federation
 
 import securevfl.protocols.sealed.dealer as dealing
-from securevfl.protocols.sealed.dealer import SealedDealer
-from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.products import ring_product
-from securevfl.protocols.sealed.protocol import Operand, Phase, Share
+from securevfl.protocols import SealedDealer, SealedParty
+from securevfl.protocols.sealed.protocol import Operand, Phase, Share, ring_product
 
 ALARM = 1e-8  # per statistic; no test looks at more than 50
 

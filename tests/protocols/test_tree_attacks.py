@@ -16,7 +16,7 @@ from securevfl.protocols import (
     TwoTreeSum,
     build_trees,
 )
-from securevfl.protocols.sums.tree_machine import MaskTotal, Subtotal
+from securevfl.protocols.sums.tree_sums import MaskTotal, Subtotal
 
 ALARM = 1e-9  # false-alarm probability of each chi-square test; fewer than 1,000 are made, so below 1e-6
 

@@ -5,9 +5,18 @@ import pytest
 from sum_conformance import SumConformance, refuses, snapshot
 
 from securevfl.errors import DropoutError, InputError, TopologyError
-from securevfl.protocols import COORDINATOR, Driver, Envelope, FixedPoint, TreePair, build_trees, run_round
-from securevfl.protocols.sums.tree_machine import MaskTotal, Subtotal
-from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
+from securevfl.protocols import (
+    COORDINATOR,
+    Driver,
+    Envelope,
+    FixedPoint,
+    PlainTreeSum,
+    TreePair,
+    TwoTreeSum,
+    build_trees,
+    run_round,
+)
+from securevfl.protocols.sums.tree_sums import MaskTotal, Subtotal
 
 
 class TreeConformance(SumConformance):

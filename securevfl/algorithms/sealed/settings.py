@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from securevfl.accountants.sealed_noise import SealedShifts, Variances
+from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError

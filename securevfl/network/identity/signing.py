@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from securevfl.errors import CertificateError, ProtocolError
 from securevfl.network.identity.identity import Identity, check_tls_key
 from securevfl.network.identity.pem import parse_certificate
-from securevfl.protocols.authentication import SIGNATURE_BYTES, Authenticator
 from securevfl.protocols.contract import Address
+from securevfl.protocols.keys import SIGNATURE_BYTES, Authenticator
 from securevfl.protocols.wire import pack
 
 _PURPOSE = "securevfl signed keys 1"

@@ -1,24 +1,93 @@
 """Canaries that do not touch the encoder: many independent coins in one run of a gate.
 
-This is the whole audit of mode ``frozen``, and in every mode the audit of the gate itself. The attacker knows
-every other record, as differential privacy grants it: beside each canary lies a companion whose vector is
-known, and before each release comes one of known vectors only. Their noise is known to the attacker; if the
-canary's noise has anything to do with it, the fitted rule uses it.
+This is the whole audit of mode ``frozen``, and in every mode the audit of the gate itself, on each way out of
+it: releases, noisy updates, shares of a secure sum. The attacker knows every other record, as differential
+privacy grants it: beside each canary lies a companion whose vector is known, and before each release comes
+one of known vectors only. Their noise is known to the attacker; if the canary's noise has anything to do with
+it, the fitted rule uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from securevfl.attacks.canary.doors import Door
-from securevfl.attacks.canary.results import CanaryResult, claims_of, conclude
-from securevfl.attacks.scores import LinearScore
+from securevfl.attacks.canary.results import CanaryResult, Guesses, LinearRule, MakeGate, claims_of, conclude
 from securevfl.errors import AttackError
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.rows import Rows
+from securevfl.protocols.sums.noise import NoisySum
 
 Floats = NDArray[np.float64]
+
+OBSERVER = "auditor"
+OVERSIZE = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """One way out.
+
+    Attributes:
+        gate: The gate whose ledger says what is promised.
+        reach: L2 norm of the vectors that canaries submit.
+        let_out: From vectors and rows to what the attacker sees.
+    """
+
+    gate: Gate
+    reach: float
+    let_out: Callable[[Floats, Rows], Floats]
+
+
+def release_door(gate: Gate) -> Door:
+    """Releases of vectors. Canaries are ten clips long, so that a gate that forgets to clip is caught."""
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        tensor = torch.from_numpy(vectors.astype(np.float32))
+        released = gate.release(tensor, rows=rows, kind="canary", observers=(OBSERVER,))
+        return released.values.astype(np.float64)
+
+    return Door(gate=gate, reach=OVERSIZE * gate.mechanism.clip, let_out=let_out)
+
+
+def update_door(gate: Gate) -> Door:
+    """Noisy sums of gradients. They are clipped before they reach the gate, so canaries have that length."""
+    if gate.update is None:
+        raise AttackError("the gate has no mechanism for updates")
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        noisy = gate.noisy_update([torch.from_numpy(vectors)], rows=rows)
+        return np.asarray(noisy[0].numpy(), np.float64)
+
+    return Door(gate=gate, reach=gate.update.clip, let_out=let_out)
+
+
+def sum_door(make_gate: MakeGate, records: int, noise: NoisySum) -> Door:
+    """Totals of a secure sum with distributed noise.
+
+    The attacker obtains the total and knows the shares of all colluders, so it is left with the canary's
+    contribution and the noise of the other honest parties, whose values it knows to be zero.
+    """
+    gate, *others = [make_gate(records) for _ in range(noise.noise.honest)]
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        total = _contribute(gate, vectors, rows, noise)
+        for other in others:
+            total = total + _contribute(other, np.zeros_like(vectors), rows, noise)
+        return np.asarray(noise.fixed_point.decode(total), np.float64)
+
+    return Door(gate=gate, reach=OVERSIZE * gate.mechanism.clip, let_out=let_out)
+
+
+def _contribute(gate: Gate, vectors: Floats, rows: Rows, noise: NoisySum) -> NDArray[np.uint64]:
+    tensor = torch.from_numpy(vectors.astype(np.float32))
+    share = gate.contribute(tensor, rows=rows, kind="canary", observers=(OBSERVER,), noise=noise)
+    return np.asarray(share.values)
+
 
 ROWS = 4  # rows of the gate that one canary uses
 CHUNK = 1 << 15
@@ -65,26 +134,18 @@ def gate_canaries(
         scores.append(score(features))
         worlds.append(coins)
         progress(min(1.0, len(worlds) * CHUNK / (trials - held_out)))
-    return conclude(
-        mode=door.gate.mode,
-        accounting="per-record",
-        claims=claims_of(door.gate),
-        scores=np.concatenate(scores),
-        worlds=np.concatenate(worlds),
-        delta=delta,
-        rule=score.origin,
-    )
+    guesses = Guesses(np.concatenate(scores), np.concatenate(worlds), score.origin)
+    claims = claims_of(door.gate)
+    return conclude(guesses, mode=door.gate.mode, accounting="per-record", claims=claims, delta=delta)
 
 
-def _rule(
-    door: Door, held_out: int, direction: Floats, repeats: int, rng: np.random.Generator
-) -> LinearScore:
+def _rule(door: Door, held_out: int, direction: Floats, repeats: int, rng: np.random.Generator) -> LinearRule:
     """The rule fitted on held-out trials, or without any the likelihood ratio of honest noise."""
     if not held_out:
-        return LinearScore.fixed(np.concatenate([direction, np.zeros(2 * len(direction))]), 0.0)
+        return LinearRule.fixed(np.concatenate([direction, np.zeros(2 * len(direction))]), 0.0)
     chunk = min(CHUNK, -(-held_out // CALLS))
     found = list(_trials(door, range(held_out), chunk, direction, repeats, rng))
-    return LinearScore.fitted(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    return LinearRule.fitted(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
 def _trials(

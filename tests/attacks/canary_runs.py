@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from securevfl.accountants.modes import mu_of
-from securevfl.attacks.canary.results import CanaryResult, conclude, gate_of
+from securevfl.accountants import mu_of
+from securevfl.attacks.canary import CanaryResult
+from securevfl.attacks.canary.results import Guesses, LinearRule, conclude, gate_of
 from securevfl.attacks.canary.trained import Scenario, summarise, transcript
-from securevfl.attacks.scores import LinearScore
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError
 from securevfl.federation.run import train
@@ -109,7 +109,7 @@ def retrained_canaries(
     rng = np.random.default_rng(seed)
     simulated = rng.integers(0, 2, held_out).astype(np.bool_)
     gate = gate_of(plan)(held_out * scenario.records)
-    rule = LinearScore.fitted(transcript(gate, scenario, simulated, plan.encoder_training), simulated)
+    rule = LinearRule.fitted(transcript(gate, scenario, simulated, plan.encoder_training), simulated)
     coins = rng.integers(0, 2, runs).astype(np.bool_)
     single = scenario_plan(plan, scenario)
     found = []
@@ -119,11 +119,9 @@ def retrained_canaries(
             progress((index + 1) / runs)
         ledger = [r for r in read_records(Path(name) / "run0") if r.owner == PARTY]
     return conclude(
+        Guesses(rule(np.stack(found)), coins, rule.origin),
         mode=plan.mode,
         accounting=plan.mode,
         claims={"per-record": mu_of(ledger, "dp-encoder"), plan.mode: mu_of(ledger, plan.mode)},
-        scores=rule(np.stack(found)),
-        worlds=coins,
         delta=delta,
-        rule=rule.origin,
     )
