@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from securevfl.accountants import checks
-from securevfl.accountants.sealed_noise import SealedShifts, Variances
+from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.errors import AccountingError
 
 SHARES: Mapping[str, float] = {"bins": 0.10, "labels": 0.35, "first": 0.15, "residuals": 0.20, "last": 0.20}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.scorecard import LEVELS, RESIDUAL_FROM, OneHotShifts, ScorecardNoise
-from securevfl.accountants.sealed_noise import SealedShifts
+from securevfl.accountants.sealed import SealedShifts
 from securevfl.errors import AccountingError
 
 R, RHO = 1.00208, 1.00416
