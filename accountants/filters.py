@@ -85,7 +85,7 @@ class Filter:
         if rows is not None and rows.size:
             self._own[rows] = own
             self._worst = max(self._worst, float(own.max()))
-        if record.is_prediction and record.rows is not None:
+        if self.mode == "sealed" and record.is_prediction and record.rows is not None:
             if self._predicted is None:
                 self._predicted = np.zeros(self.records, dtype=bool)
             self._predicted[record.rows] = True
@@ -109,7 +109,7 @@ class Filter:
             raise AccountingError(
                 f"row index {rows[-1]} is out of range; the owner has {self.records} records"
             )
-        if record.is_prediction:
+        if self.mode == "sealed" and record.is_prediction:
             return self._predict(record, rows)
         if self._predicted is not None and self._predicted[rows].any():
             square = math.inf  # its score was opened exactly before

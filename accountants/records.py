@@ -67,10 +67,12 @@ class ReleaseRecord:
     mu: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        checks.choice("mechanism", self.mechanism, MECHANISMS)
-        checks.choice("mode", self.mode, MODES)
+        if self.mechanism not in MECHANISMS or self.mode not in MODES:
+            checks.choice("mechanism", self.mechanism, MECHANISMS)
+            checks.choice("mode", self.mode, MODES)
         object.__setattr__(self, "observers", tuple(self.observers))
-        object.__setattr__(self, "vectors", checks.count("vectors", self.vectors))
+        if type(self.vectors) is not int or self.vectors < 0:
+            object.__setattr__(self, "vectors", checks.count("vectors", self.vectors))
         object.__setattr__(self, "rows", _indices(self.rows))
         object.__setattr__(self, "mu", self._mu())
         if self.mechanism in HIDDEN and not self.assumption:

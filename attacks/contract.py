@@ -14,7 +14,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -177,7 +177,7 @@ class Info:
 
     def to_json(self) -> str:
         """The facts as text; infinite is null."""
-        content: dict[str, Any] = {**vars(self), "plan": asdict(self.plan)}
+        content: dict[str, Any] = {**vars(self), "plan": self.plan.to_mapping()}
         content |= {name: sorted(content[name]) for name in ("auxiliary", "truths")}
         content["mu"] = self.mu if math.isfinite(self.mu) else None
         return json.dumps(content, allow_nan=False)

@@ -171,13 +171,13 @@ class Deployed:
     """
 
     def __init__(self, files: RunFolder, plan: Plan, data: VerticalData) -> None:
-        from securevfl.federation.engine import Engine  # an attack process, which never gets here, needs none
+        from securevfl.federation.virtual import VirtualCarrier  # no attack process gets here or needs it
 
-        engine = Engine(plan.with_changes(record_views=False, device="cpu"), data)
-        engine.close()
-        setup = engine.setup
+        carrier = VirtualCarrier(plan.with_changes(record_views=False, device="cpu"), data)
+        carrier.close()
+        setup = carrier.home.setup
         self.plan, self.parties = plan, data.parties
-        self.modules: dict[str, nn.Module] = {**setup.encoders, SERVER: setup.head}
+        self.modules: dict[str, nn.Module] = {**carrier.encoders, SERVER: carrier.head}
         for name, module in self.modules.items():
             load_module(files.model(name), module)
             module.eval()

@@ -15,8 +15,7 @@ from securevfl.attacks.label import DirectLabels, GradientDirection, GradientNor
 from securevfl.attacks.label_models import ActiveModelCompletion, BatchLabelInversion, ModelCompletion
 from securevfl.attacks.membership import EmbeddingMembership, PredictionMembership
 from securevfl.attacks.protocol import KeyScan, MaskStatistics, TreeCollusion, TreeLeak
-from securevfl.errors import AttackError
-from securevfl.settings.plan import nearest
+from securevfl.errors import AttackError, nearest
 
 _CLASSES: tuple[type[Attack], ...] = (
     GradientNorm,

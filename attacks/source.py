@@ -259,7 +259,7 @@ class Source:
                     received[key.kind] += count
         data = self.data
         info = Info(
-            plan=self.plan.with_changes(data="", data_folder=""),
+            plan=self.plan.with_changes(source={"data": "", "data_folder": ""}),
             parties=self.parties,
             widths=() if data is None else data.widths,
             label_holder=self.label_holder,

@@ -16,8 +16,9 @@ import torch
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import make_synthetic
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 
 WORKERS, EPOCHS = 8, 10
 GOAL_MASKS, GOAL_BYTES = 3.0, 16
@@ -28,9 +29,9 @@ def seconds(data: VerticalData, protocol: str) -> float:
     plan = Plan(
         algorithm="afsgd", protocol=protocol, epochs=EPOCHS, batch=data.n_train // 100, scaling="none"
     )
-    engine = Engine(*resolve(plan, data))
+    carrier = VirtualCarrier(*resolve(plan, data))
     begun = time.process_time()
-    engine.run()
+    drive(Schedule(carrier).train())
     return time.process_time() - begun
 
 
@@ -53,9 +54,9 @@ def peak_bytes(data: VerticalData, algorithm: str) -> int:
         folder.create(resolved)
         tracemalloc.start()
         try:
-            engine = Engine(resolved, scaled, folder=folder)
-            engine.run()
-            engine.close()
+            carrier = VirtualCarrier(resolved, scaled, folder=folder)
+            drive(Schedule(carrier).train())
+            carrier.close()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

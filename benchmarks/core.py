@@ -6,29 +6,34 @@ several rounds counts, because load from others only ever adds time.
 
 from __future__ import annotations
 
+import itertools
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import make_synthetic
-from securevfl.federation.engine import Engine
+from securevfl.federation.schedule import drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import Ledger
 
 ROUNDS = 12
+PACKAGE = str(Path(__file__).resolve().parents[1])
 ALONE = {"learning_rates": {"p1": 0.1}}  # the rate that all have: only that parties are not computed together
 Side = Callable[[], float]
 
 
-def engine_for(data: VerticalData, **changes: object) -> Engine:
-    plan, scaled = resolve(Plan(scaling="none", **changes), data)  # type: ignore[arg-type]
-    engine = Engine(plan, scaled)
-    engine._phase("prepare")
-    return engine
+def carrier_for(data: VerticalData, **changes: object) -> VirtualCarrier:
+    plan, scaled = resolve(Plan.from_flat({"scaling": "none", **changes}), data)  # type: ignore[arg-type]
+    carrier = VirtualCarrier(plan, scaled)
+    drive(carrier.phase("prepare"))
+    return carrier
 
 
 def best(sides: dict[str, Side]) -> dict[str, float]:
@@ -41,14 +46,14 @@ def best(sides: dict[str, Side]) -> dict[str, float]:
 
 def runtime(data: VerticalData, *, ledger: bool = True, **changes: object) -> Side:
     """Steps of the whole runtime: messages, gates and budgets; entries are written only with `ledger`."""
-    engine = engine_for(data, **changes)
+    carrier = carrier_for(data, **changes)
 
     def epoch() -> float:
-        before, begun = engine.server.processed, time.process_time()
-        engine._phase("epoch")
+        before, begun = carrier.server.processed, time.process_time()
+        drive(carrier.phase("epoch"))
         seconds = time.process_time() - begun
-        steps = (engine.server.processed - before) / engine.plan.batch
-        return seconds / (steps / len(data.parties) if engine.algorithm.name == "vafl-sync" else steps)
+        steps = (carrier.server.processed - before) / carrier.plan.batch
+        return seconds / (steps / len(data.parties) if carrier.algorithm.name == "vafl-sync" else steps)
 
     def unwritten() -> float:
         append = Ledger.append
@@ -63,8 +68,9 @@ def runtime(data: VerticalData, *, ledger: bool = True, **changes: object) -> Si
 
 def by_hand(data: VerticalData, batch: int) -> Side:
     """The torch work of one exchange: one encoder, the head on stored embeddings, two steps."""
-    setup = engine_for(data, batch=batch).setup
-    encoder, head = setup.encoders["p1"], setup.head
+    carrier = carrier_for(data, batch=batch)
+    setup = carrier.home.setup
+    encoder, head = carrier.sites["p1"].setup.encoders["p1"], setup.head
     first, second = (
         torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=1e-4) for module in (encoder, head)
     )
@@ -136,6 +142,33 @@ def synchronous() -> None:
     print("  goals 1.3 and 2.5 (the batched computation alone: python -m benchmarks.models)")
 
 
+def file_changes() -> None:
+    """How often the calls of one upload change from one file of the package to another."""
+    print("changes between files of the package in one upload:")
+    for name, changes, parties, goal in (
+        ("asynchronous VAFL", {}, 2, 40),
+        ("the same on pairwise masks", {"protocol": "pairwise"}, 3, 150),
+    ):
+        data = make_synthetic(rows=2000, features=123, parties=parties)
+        carrier = carrier_for(data, batch=100, label_holder="server", **changes)
+        drive(carrier.phase("epoch"))  # warm-up
+        before, files = carrier.server.processed, []
+
+        def note(frame: FrameType, event: str, _: object, files: list[str] = files) -> None:
+            path = frame.f_code.co_filename
+            if event == "call" and path.startswith(PACKAGE) and "site-packages" not in path:
+                files.append(path)
+
+        sys.setprofile(note)
+        try:
+            drive(carrier.phase("epoch"))
+        finally:
+            sys.setprofile(None)
+        uploads = (carrier.server.processed - before) / carrier.plan.batch
+        changed = sum(one != other for one, other in itertools.pairwise(files)) / uploads
+        print(f"  {name}: {changed:.0f} (goal: at most {goal})")
+
+
 def syncing() -> None:
     from securevfl.accountants import ReleaseRecord
 
@@ -157,9 +190,9 @@ def syncing() -> None:
 def epoch() -> None:
     data = make_synthetic(rows=32561, features=123, parties=2)
     for name in ("central", "vafl", "vafl-sync"):
-        engine = engine_for(data, algorithm=name, batch=100)
+        carrier = carrier_for(data, algorithm=name, batch=100)
         begun = time.perf_counter()
-        engine._phase("epoch")
+        drive(carrier.phase("epoch"))
         print(f"one epoch of a9a's size (2 parties, batch 100), {name}: {time.perf_counter() - begun:.2f} s")
 
 
@@ -168,6 +201,7 @@ def main() -> None:
     exchange()
     synchronous()
     syncing()
+    file_changes()
     epoch()
 
 

@@ -31,6 +31,7 @@ from securevfl.attacks.contract import METRICS
 from securevfl.attacks.jobs import InProcess
 from securevfl.attacks.runner import evaluate, pairs
 from securevfl.attacks.source import Source
+from securevfl.settings.families import family_of
 
 COLUMNS, PARTIES, EPOCHS, BATCH = 12, 4, 12, 128
 MODEL_ONLY = {"equality-solving", "generative-regression", "membership-predictions", "model-completion"}
@@ -58,16 +59,22 @@ class Setting:
     columns: int = COLUMNS
 
 
+def _variant(algorithm: str) -> dict[str, Any]:
+    """The algorithm's own defaults win over this benchmark's; snapshots are taken after each epoch."""
+    family = family_of(algorithm)
+    return {**family.defaults, **({"snapshot_every": 1} if family.name == "afsgd" else {})}
+
+
 def settings() -> list[Setting]:
     """Every federated algorithm as published, and variants that single attacks are about."""
     found = [
-        Setting(name=name, algorithm=name, protocols=each.protocols, changes=dict(each.defaults))
+        Setting(name=name, algorithm=name, protocols=each.protocols, changes=_variant(name))
         for name, each in ALGORITHMS.items()
         if each.federated
     ]
-    private, passive = {"private_labels": True}, {"active": ("p0", "p1")}
+    private, passive = {"private_labels": True}, {**_variant("afsgd"), "active": ("p0", "p1")}
     malicious = {"optimisers": {"p1": "malicious"}}
-    single = {"batch": 1, "l2": 0.0, "epochs": 1, "evaluate_every": 0}
+    single = {**_variant("afsgd"), "batch": 1, "l2": 0.0, "epochs": 1, "evaluate_every": 0}
     few = ("plain", "two-tree")
     return [
         *found,
@@ -98,8 +105,8 @@ def load(columns: int) -> VerticalData:
 def attack(setting: Setting, protocol: str, folder: Path) -> list[dict[str, Any]]:
     """Trains, and tries every attack for every owner and observer."""
     data = load(setting.columns)
-    basis = {"epochs": EPOCHS, "batch": BATCH, "wait_for": 2, "evaluate_every": 1, "snapshot_every": 1}
-    plan = Plan(**{**basis, "algorithm": setting.algorithm, "protocol": protocol, **setting.changes})
+    basis = {"epochs": EPOCHS, "batch": BATCH, "evaluate_every": 1}
+    plan = Plan.from_flat({**basis, "algorithm": setting.algorithm, "protocol": protocol, **setting.changes})
     plan = plan.with_changes(record_views=True)
     run = train(data, plan, folder)
     source, runner = Source(folder, data), InProcess()

@@ -208,9 +208,9 @@ def against_spu() -> None:
 
 def million(records: int = 1_000_000, columns: int = 100) -> None:
     """Two iterations of the whole training at scale, with everybody in this process."""
-    from securevfl.algorithms import recommended
     from securevfl.data import VerticalData
     from securevfl.federation.run import train
+    from securevfl.settings.plan import Plan
 
     generator = np.random.default_rng(2)
     half = columns // 2
@@ -219,7 +219,7 @@ def million(records: int = 1_000_000, columns: int = 100) -> None:
     data = VerticalData.from_arrays(blocks, labels, bounds=(-1, 1), test_fraction=0.01)
     del blocks, labels
     start = time.perf_counter()
-    run = train(data, recommended("sealed", epochs=2, epsilon=1.0))
+    run = train(data, Plan(algorithm="sealed", epochs=2, epsilon=1.0))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\n{records:,} records x {columns} columns, two parties, two iterations in all")
     print(f"{time.perf_counter() - start:.1f} s, test AUC {run.test['auc']:.3f}")

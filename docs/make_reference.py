@@ -16,6 +16,7 @@ import typer
 FOLDER = Path(__file__).resolve().parent
 MODULES = {
     "securevfl": "Train, load, audit, record.",
+    "securevfl.settings.families": "What a plan's `settings`, `simulation` and `source` hold, by family.",
     "securevfl.data": "Vertical data: arrays, files, known sets.",
     "securevfl.protocols": "Secure sums as a library. Loads no torch.",
     "securevfl.accountants": "Privacy accounting. Loads no torch.",
@@ -97,7 +98,31 @@ def api_reference() -> str:
         module = import_module(name)
         parts += [f"## {name}", purpose]
         parts += [_entry(module, public) for public in _public(module)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *_messages()]) + "\n"
+
+
+def _messages() -> Iterator[str]:
+    """The table of all messages between roles, as they are declared."""
+    schemas = import_module("securevfl.algorithms.messages").MESSAGES
+    rows = []
+    for kind, schema in sorted(schemas.items()):
+        if not schema.content.__module__.startswith("securevfl."):
+            continue
+        fields = [f"`{name}`{'?' * form.optional} {_form(form)}" for _, name, form in schema.sent]
+        senders, phases = ", ".join(schema.senders) or "at home", ", ".join(schema.phases)
+        what = first_sentence(schema.content.__doc__)
+        rows.append(f"| `{kind}` | {cell(what)} | {senders} | {phases} | {cell('; '.join(fields))} |")
+    yield "## Messages between roles"
+    yield (
+        "Every kind that a link carries (`securevfl/algorithms/messages.py`). A field with `?` may be left "
+        "out; a payload has passed a gate or stays inside one organisation."
+    )
+    yield "\n".join(["| kind | what | from | phases | fields |", "|---|---|---|---|---|", *rows])
+
+
+def _form(form: Any) -> str:
+    what = form.expected.removeprefix("an ").removeprefix("a ")
+    return f"{what}, {'stays inside' if form.inside else 'payload'}" if form.payload else what
 
 
 def _public(module: ModuleType) -> list[str]:

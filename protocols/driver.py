@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import ProtocolError
-from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
 
-Choose = Callable[[Sequence[Envelope]], int]
+if TYPE_CHECKING:
+    from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
+
+Choose = Callable[[Sequence["Envelope"]], int]
 """Picks the index of the pending envelope that is delivered next."""
 
 
@@ -55,7 +58,7 @@ class Driver:
         envelope = self.pending.pop(index)
         if self._codec is not None:
             message = self._codec.decode(envelope.message.to_bytes())
-            envelope = Envelope(envelope.sender, envelope.receiver, message)
+            envelope = replace(envelope, message=message)
         self.transcript.append(envelope)
         self.pending += self.machines[envelope.receiver].receive(envelope)
 

@@ -1,8 +1,24 @@
 """Every error that securevfl raises on purpose.
 
-The module imports nothing, so that every room can use it. Each class carries the exit code that the
-command line returns for it. Errors about the caller's input are `ValueError`s too.
+The module imports nothing of the package, so that every room can use it. Each class carries the exit code
+that the command line returns for it. Errors about the caller's input are `ValueError`s too.
 """
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_SHOWN = 60
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A hint at the most similar known name, whatever its case, or the list of them."""
+    words = sorted(known)
+    lowered = {word.lower(): word for word in words}
+    matches = get_close_matches(str(name).lower(), lowered, n=1)
+    if matches:
+        return f"did you mean {lowered[matches[0]]!r}?"
+    more = f", ... ({len(words)} in all)" if len(words) > _SHOWN else ""
+    return f"known are {', '.join(words[:_SHOWN])}{more}"
 
 
 class SecureVFLError(Exception):
@@ -51,6 +67,10 @@ class ProtocolError(SecureVFLError):
 
 class WireError(ProtocolError):
     """Bytes from outside do not decode to a message of the expected form."""
+
+
+class EgressError(ProtocolError):
+    """Something was about to leave that no gate has let out to the receiver. Nothing was sent."""
 
 
 class DropoutError(ProtocolError):

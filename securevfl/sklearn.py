@@ -86,7 +86,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             "protocol": self.protocol,
             "seed": int(check_random_state(self.random_state).randint(2**31 - 1)),
         }
-        return Plan.from_mapping({**own, **(self.plan_fields or {})})
+        return Plan.from_flat({**own, **(self.plan_fields or {})})
 
     def _groups(self, columns: int) -> list[npt.NDArray[np.intp]]:
         """Column numbers of each party; a number of parties above that of the columns means one each."""
@@ -145,7 +145,7 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
         encoder_training: ``raw``, ``dp`` or ``none``.
         protocol: ``plain`` or a secure sum.
         random_state: Decides initial models and batch order, never noise.
-        plan_fields: Any other field of `securevfl.Plan`, by name.
+        plan_fields: Any other setting of a `securevfl.Plan`, by name, those of the algorithm included.
 
     Attributes:
         classes_: The labels.

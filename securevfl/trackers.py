@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from securevfl.errors import MissingExtra, PlanError
+from securevfl.errors import MissingExtra, PlanError, nearest
 from securevfl.federation.callbacks import Callback
-from securevfl.settings.plan import Plan, nearest
+from securevfl.settings.plan import Plan
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "build_tracker"]
 
@@ -96,7 +95,7 @@ class MLflow(Callback):
         found = self._client.get_experiment_by_name(self._experiment)
         number = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
         self._run = self._client.create_run(number, run_name=plan.algorithm).info.run_id
-        for name, value in asdict(plan).items():
+        for name, value in plan.to_flat().items():
             self._client.log_param(self._run, name, str(value))
 
     def on_epoch(self, line: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ def canary_audits(
     names = [f"p{i}" for i in range(parties)] if isinstance(parties, int) else list(parties)
     canaries, worlds = trials or CANARIES, min(trials or WORLDS, WORLDS)
     if plan.mode == "sealed":
-        names = names or [f"p{i}" for i in range(plan.parties or 2)]
+        names = names or [f"p{i}" for i in range(plan.source.parties or 2)]
         return sealed_canaries(
             plan,
             parties=names,
@@ -118,7 +118,7 @@ def _noisy_sum(plan: Plan, parties: int) -> NoisySum | None:
     """The plan's secure sum with distributed noise; None where each party adds noise of its own."""
     if plan.protocol not in HIDING or not plan.sigma:
         return None
-    workers = parties or plan.parties or max(plan.collusion + 2, plan.threshold)
+    workers = parties or plan.source.parties or max(plan.collusion + 2, plan.threshold)
     inner = build_sum(
         plan.protocol, workers=workers, receiver=0, collusion=plan.collusion, threshold=plan.threshold
     )

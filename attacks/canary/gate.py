@@ -49,7 +49,7 @@ def release_door(gate: Gate) -> Door:
     def let_out(vectors: Floats, rows: Rows) -> Floats:
         tensor = torch.from_numpy(vectors.astype(np.float32))
         released = gate.release(tensor, rows=rows, kind="canary", observers=(OBSERVER,))
-        return released.values.astype(np.float64)
+        return np.asarray(released.values, np.float64)
 
     return Door(gate=gate, reach=OVERSIZE * gate.mechanism.clip, let_out=let_out)
 

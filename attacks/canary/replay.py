@@ -110,9 +110,11 @@ class Replay:
         series, (least, most) = self.settings.series, self.settings.label_range
         grid = np.linspace(-series.period / 4, series.period / 4, 4097)
         low, high = float(grid[series(grid).argmin()]), float(grid[series(grid).argmax()])
-        if self.settings.plan.protect == "label":
+        if self.settings.plan.settings.protect == "label":
             return [Canary(signs=(1, 1), scores=(0, 0), labels=(most, least))]
-        known = self.settings.plan.protect == "features" or self.settings.label_holder in self.coalition
+        known = (
+            self.settings.plan.settings.protect == "features" or self.settings.label_holder in self.coalition
+        )
         return [
             Canary(signs=(-1, 1), scores=(low, low), labels=(most, most)),
             Canary(signs=(1, 1), scores=(low, high), labels=(most, most if known else least)),
@@ -192,7 +194,7 @@ MAX_ITERATIONS = 80  # longer runs are audited by their first iterations: fewer 
 def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedSettings:
     """The settings of a sealed run, from its resolved plan and the names alone."""
     outputs = plan.embedding
-    regression = plan.label_high > plan.label_low
+    regression = plan.settings.label_high > plan.settings.label_low
     labels = np.arange(2 * max(outputs, 2)) % max(outputs, 2)
     task = "regression" if regression else ("binary" if outputs == 1 else "multiclass")
     nothing = np.zeros((len(labels), 1), np.float32)
@@ -248,10 +250,11 @@ class _Worlds:
         settings = self.replay.settings
         sensitivity, sigma = settings.cost(self.replay.victim)
         self.gate.open_totals(
+            None,
             rows=np.zeros(1, np.int64),
             sensitivity=sensitivity,
             sigma=sigma,
-            kind=f"totals ({settings.plan.protect})",
+            kind=f"totals ({settings.plan.settings.protect})",
             observers=(OBSERVER,),
         )
 
@@ -355,7 +358,7 @@ def sealed_canaries(
                 owners=owners,
                 progress=lambda share, name=name: progress(name, share),  # type: ignore[misc]
             )
-    if plan.centring and plan.sigma:
+    if plan.settings.centring and plan.sigma:
         door = statistic_door(gate_of(plan)(ROWS * canaries), settings)
         found["statistics"] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
     return found

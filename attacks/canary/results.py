@@ -15,7 +15,7 @@ from securevfl.accountants.modes import mu_of
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower, one_run_epsilon
 from securevfl.errors import AttackError
-from securevfl.federation.organisations import build_organisation
+from securevfl.federation.site import open_gate
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.ledger import to_record
 from securevfl.settings.plan import Plan
@@ -231,9 +231,6 @@ def gate_of(plan: Plan) -> MakeGate:
     free = plan.with_changes(budget_epsilon=0.0, record_views=False)
 
     def make(records: int) -> Gate:
-        organisation = build_organisation(
-            OWNER, free, records=records, test_records=0, holds_labels=False, folder=None
-        )
-        return organisation.gate
+        return open_gate(OWNER, free, records=records, test_records=0, holds_labels=False, folder=None)
 
     return make

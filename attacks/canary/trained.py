@@ -118,7 +118,7 @@ class _Worlds:
         released = self.gate.release(
             vectors, rows=self._rows(records), kind="embedding", observers=(OBSERVER,)
         )
-        return torch.from_numpy(released.values).reshape(len(records), -1), released.source
+        return torch.from_numpy(released.values.copy()).reshape(len(records), -1), released.source
 
     def learn(self, records: NDArray[np.int64], seen: Tensor, source: Tensor) -> None:
         """The honest server's logistic gradient at the embeddings it saw, and the party's step on it."""

@@ -25,7 +25,8 @@ from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivative
 from securevfl.algorithms.resolve import resolve
 from securevfl.errors import TrainingDiverged
-from securevfl.federation.engine import Engine
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 
 LATENCY = 0.02
 FINE = {"sgd": 10**-2.5, "svrg": 1e-4, "saga": 1e-4}
@@ -57,7 +58,7 @@ def plan_of(algorithm: str, rate: float, batch: int, **changes: Any) -> Plan:
     """The plan of one run; the data are prepared."""
     base = {"algorithm": algorithm, "batch": batch, "learning_rate": rate, "l2": L2}
     base |= {"latency": LATENCY, "snapshot_every": INNER, "scaling": "none", "protocol": "plain-tree"}
-    return Plan(**{**base, **changes})
+    return Plan.from_flat({**base, **changes})
 
 
 def settled(curve: Curve, target: float, looks: int) -> float:
@@ -108,17 +109,17 @@ def measure(
 
     Looks are at equal distances of work, so that staying below means the same for fast and slow runs.
     """
-    engine: Engine | None = None
+    carrier: VirtualCarrier | None = None
     curve: Curve = ([0.0], [problem.gap(np.zeros((problem.features.shape[1] + 1, 1)))])
     looked = 0.0
 
     def look(progress: Any) -> None:
         nonlocal looked
         passes = progress.done * progress.epochs
-        if engine is None or passes < looked + 1 / looks - 1e-9:
+        if carrier is None or passes < looked + 1 / looks - 1e-9:
             return
         looked = passes
-        first, *others = (worker.block.weights for worker in engine.parties)  # type: ignore[attr-defined]
+        first, *others = (worker.block.weights for worker in carrier.roles[1:])  # type: ignore[attr-defined]
         pooled = np.vstack([first[:-1], *others])[problem.columns]
         curve[0].append(progress.time)
         curve[1].append(problem.gap(np.vstack([pooled, first[-1:]])))
@@ -126,11 +127,11 @@ def measure(
         if late or not curve[1][-1] < 10 or settled(curve, target, looks) < math.inf:
             raise Enough
 
-    engine = Engine(*resolve(plan, problem.data), progress=look)
-    for worker in engine.parties:
+    carrier = VirtualCarrier(*resolve(plan, problem.data), progress=look)
+    for worker in carrier.roles[1:]:
         worker.block.weights[:] = 0.0  # type: ignore[attr-defined]
     with contextlib.suppress(Enough, TrainingDiverged):
-        engine.run()
+        drive(Schedule(carrier).train())
     return curve
 
 

@@ -39,7 +39,10 @@ def run(data: VerticalData, model: str, algorithm: str, epochs: int, **changes: 
     """One training run of the table."""
     own = POOLED if algorithm in ("central", "local") else {"staleness": STALENESS, "speeds": {"p1": 1.2}}
     return train(
-        data, Plan(algorithm=algorithm, epochs=epochs, **{**COMMON, **MODELS[model], **own, **changes})
+        data,
+        Plan.from_flat(
+            {"algorithm": algorithm, "epochs": epochs, **COMMON, **MODELS[model], **own, **changes}
+        ),
     )
 
 

@@ -91,12 +91,15 @@ def watched(setting: Setting, method: str, rate: float, seed: int, **changes: An
         # Local momentum starts anew at every exchange: with one step per exchange there is none. The
         # server's own lasts, as in the authors' code.
         plan |= {"optimisers": dict.fromkeys(setting.data.parties, "sgd")}
+        del plan["timeout"]  # its rounds have one step
     # One more pass lets the watch see the last evaluation.
     epochs = setting.most(method) + 1
     with contextlib.suppress(Reached, TrainingDiverged):
         train(
             setting.data,
-            Plan(algorithm=method, epochs=epochs, learning_rate=rate, seed=seed, **plan),
+            Plan.from_flat(
+                {"algorithm": method, "epochs": epochs, "learning_rate": rate, "seed": seed, **plan}
+            ),
             progress=watch,
         )
     return watch
@@ -296,7 +299,8 @@ def varying(setting: Setting, method: str, epochs: int, seed: int) -> tuple[list
             rates = largest_fixed_rates(setting, ADAPTIVE_SCALE)
             plan |= {"server_learning_rate": rates.pop("server"), "learning_rates": rates}
         done = train(
-            setting.data, Plan(algorithm=method, epochs=epochs, learning_rate=ADAPTIVE_SCALE, **plan)
+            setting.data,
+            Plan.from_flat({"algorithm": method, "epochs": epochs, "learning_rate": ADAPTIVE_SCALE, **plan}),
         )
     # An evaluation takes a round trip and the message that ends it; neither is training.
     xs = [line["time"] - 1.5 * (i + 1) - 0.5 for i, line in enumerate(done.metrics)]

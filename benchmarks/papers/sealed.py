@@ -11,8 +11,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.papers.common import arguments, command, say, table, write
-from securevfl import VerticalData, train
-from securevfl.algorithms import recommended
+from securevfl import Plan, VerticalData, train
 from securevfl.models import metrics
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -21,7 +20,10 @@ LOCAL, CENTRAL = 0.8856, 0.9022  # test AUC on a9a, 67 + 56 features
 
 def mean(data: VerticalData, metric: str, runs: int, **fields: Any) -> tuple[float, float]:
     """Mean of some runs, and their spread."""
-    found = [float(train(data, recommended("sealed", **fields)).test[metric] or 0) for _ in range(runs)]
+    found = [
+        float(train(data, Plan.from_flat({"algorithm": "sealed", **fields})).test[metric] or 0)
+        for _ in range(runs)
+    ]
     return float(np.mean(found)), max(found) - min(found)
 
 

@@ -38,15 +38,16 @@ def curves_of(panel: Panel) -> tuple[dict[str, Any], list[list[str]]]:
             name = f"{label}, private" if noise else label
             done = train(
                 panel.data,
-                Plan(
-                    algorithm=method,
-                    epochs=panel.epochs,
-                    evaluate_every=1,
-                    sigma=noise,
-                    clip=10.0,
-                    private_labels=method == "p-bcd",
-                    wait_for=max(2, len(panel.data.parties) // 2) if method == "vafl-tsync" else 0,
-                    **panel.plan,
+                Plan.from_flat(
+                    {
+                        "algorithm": method,
+                        "epochs": panel.epochs,
+                        "evaluate_every": 1,
+                        "sigma": noise,
+                        "clip": 10.0,
+                        **panel.plan,
+                        **({"private_labels": True} if method == "p-bcd" else {}),
+                    }
                 ),
             )
             xs = [float(line["time"]) for line in done.metrics]
@@ -67,7 +68,7 @@ def curves_of(panel: Panel) -> tuple[dict[str, Any], list[list[str]]]:
 def central(panel: Panel) -> float:
     """What the same model reaches with all features in one place."""
     plan = {name: value for name, value in panel.plan.items() if name not in ("delays", "label_holder")}
-    done = train(panel.data, Plan(algorithm="central", epochs=panel.epochs, **plan))
+    done = train(panel.data, Plan.from_flat({"algorithm": "central", "epochs": panel.epochs, **plan}))
     return float(done.test[panel.metric] or 0)
 
 

@@ -1,4 +1,4 @@
-"""Sums under pairwise masks: who shares masks with whom, the configuration, its messages and secret state."""
+"""Sums under pairwise masks: who shares masks with whom, the configuration, what participants keep secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from securevfl.protocols.contract import (
     AGGREGATOR,
     Address,
     Machine,
-    Message,
     Node,
     SecureSum,
     Shape,
@@ -20,6 +19,21 @@ from securevfl.protocols.contract import (
 )
 from securevfl.protocols.keys import Authenticator, PairKeys
 from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.sums.pairwise_aggregator import CollectingAggregator, RecoveringAggregator
+from securevfl.protocols.sums.pairwise_messages import (
+    Confirmation,
+    Confirmations,
+    Encapsulations,
+    KeyDirectory,
+    MaskedInput,
+    OpenedShares,
+    PublicKeys,
+    RelayedShares,
+    SealedShares,
+    Survivors,
+)
+from securevfl.protocols.sums.pairwise_setup import AggregatorSetup, WorkerSetup
+from securevfl.protocols.sums.pairwise_worker import MaskingWorker, SharingWorker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,102 +93,6 @@ def _ring_connectivity(workers: int, reach: int, alive: frozenset[int]) -> int:
     right = before[first + workers] - before[np.minimum(second + reach, first + workers)]
     cuts = np.where(apart & (left > 0) & (right > 0), cost[:, None] + cost[None, :], len(alive))
     return int(min(cuts.min(), len(alive) - 1))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PublicKeys(Message):
-    """A worker's public keys, followed by its signature where keys are signed, to the aggregator."""
-
-    kind = "pairwise.public-keys"
-    public: bytes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class KeyDirectory(Message):
-    """Who takes part, and the public keys of the receiver's neighbours among them.
-
-    One row per neighbour, in ascending order of address, as that neighbour sent it.
-    """
-
-    kind = "pairwise.key-directory"
-    participants: list[int]
-    public: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Encapsulations(Message):
-    """ML-KEM ciphertexts: to the aggregator, for the higher neighbours; from it, of the lower ones.
-
-    On the way from the aggregator, `participants` are those who still take part; to it, the list is empty.
-    """
-
-    kind = "pairwise.encapsulations"
-    participants: list[int]
-    ciphertexts: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SealedShares(Message):
-    """A worker's seeds, shared among its neighbours.
-
-    `sealed` has one row per neighbour, readable by that neighbour alone; `covered` the seeds of the masks
-    shared with each neighbour, hidden under the pair seed; `checks` tells whether an opened seed is right.
-    """
-
-    kind = "pairwise.sealed-shares"
-    sealed: np.ndarray
-    covered: np.ndarray
-    checks: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class RelayedShares(Message):
-    """Who takes part, and the rows that participating neighbours sealed for the receiver."""
-
-    kind = "pairwise.relayed-shares"
-    participants: list[int]
-    sealed: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MaskedInput(Message):
-    """A worker's input under all its masks."""
-
-    kind = "pairwise.masked-input"
-    values: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Survivors(Message):
-    """The participants whose masked input has arrived."""
-
-    kind = "pairwise.survivors"
-    survivors: list[int]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Confirmation(Message):
-    """A worker's marks on the lists that it was told, one row for each surviving neighbour to check."""
-
-    kind = "pairwise.confirmation"
-    marks: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Confirmations(Message):
-    """The receiver's neighbours that have confirmed their lists, and their marks for the receiver."""
-
-    kind = "pairwise.confirmations"
-    confirmed: list[int]
-    marks: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class OpenedShares(Message):
-    """One share per participant known to the sender: of its self seed if it survived, else its pair seed."""
-
-    kind = "pairwise.opened-shares"
-    shares: np.ndarray
 
 
 class PairwiseMaskSum(SecureSum):
@@ -357,8 +275,6 @@ class PairwiseNode(Node):
 
     def setup(self) -> Machine:
         """The key agreement, once per run."""
-        from securevfl.protocols.sums.pairwise_setup import AggregatorSetup, WorkerSetup
-
         if self._setup_begun:
             raise ProtocolError(f"{name_of(self.address)} has begun its key agreement; make a new node")
         self._setup_begun = True
@@ -380,9 +296,6 @@ class PairwiseNode(Node):
         return self.pairs
 
     def _round(self, encoded: Ring | None, shape: Shape, **where: int) -> Machine:
-        from securevfl.protocols.sums.pairwise_aggregator import CollectingAggregator, RecoveringAggregator
-        from securevfl.protocols.sums.pairwise_worker import MaskingWorker, SharingWorker
-
         pairs = self.agreed()
         if encoded is None:
             aggregator = RecoveringAggregator if self.protocol.recovers else CollectingAggregator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +14,20 @@ from securevfl.protocols.keys import MARK_BYTES
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks
 from securevfl.protocols.sums import shamir
-from securevfl.protocols.sums.pairwise import (
+from securevfl.protocols.sums.pairwise_messages import (
     Confirmation,
     Confirmations,
     MaskedInput,
     OpenedShares,
-    PairwiseNode,
     RelayedShares,
     SealedShares,
     Survivors,
 )
 from securevfl.protocols.sums.pairwise_setup import check_rows, rows
 from securevfl.protocols.sums.pairwise_worker import SEALED_BYTES, seed_check
+
+if TYPE_CHECKING:
+    from securevfl.protocols.sums.pairwise import PairwiseNode
 
 _weights = functools.lru_cache(maxsize=256)(shamir.weights)
 

@@ -11,6 +11,7 @@ and whoever changed it has neither of them, as both also come from the X25519 ke
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +34,10 @@ from securevfl.protocols.keys import (
     PartyKeys,
     key_statement,
 )
-from securevfl.protocols.sums.pairwise import Encapsulations, KeyDirectory, PairwiseNode, PublicKeys
+from securevfl.protocols.sums.pairwise_messages import Encapsulations, KeyDirectory, PublicKeys
+
+if TYPE_CHECKING:
+    from securevfl.protocols.sums.pairwise import PairwiseNode
 
 
 def rows(parts: list[bytes], width: int) -> np.ndarray:

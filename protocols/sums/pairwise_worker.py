@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,18 +13,20 @@ from securevfl.protocols.keys import MARK_BYTES, PairKeys
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, apply_masks, derive_key
 from securevfl.protocols.sums import shamir
-from securevfl.protocols.sums.pairwise import (
+from securevfl.protocols.sums.pairwise_messages import (
     Confirmation,
     Confirmations,
     MaskedInput,
     OpenedShares,
-    PairwiseNode,
     RelayedShares,
     SealedShares,
     Survivors,
 )
 from securevfl.protocols.sums.pairwise_setup import check_rows, rows
 from securevfl.protocols.wire import Value, pack
+
+if TYPE_CHECKING:
+    from securevfl.protocols.sums.pairwise import PairwiseNode
 
 SEALED_BYTES = 2 * shamir.SHARE_BYTES + 16  # two shares and the tag of AES-GCM
 

@@ -30,13 +30,12 @@ class AFSGD(Algorithm):
     summary = "asynchronous SGD on linear models: every worker steps on its own demand-driven sums"
     protocols = SUMS
     optimisers = ("sgd",)
-    has_passive = True
     estimator: ClassVar[str] = "sgd"
     synchronous: ClassVar[bool] = False
 
     def role(self, setup: Setup, address: str) -> Role:
         """The coordinator, or a party's worker."""
-        active = setup.plan.active or setup.data.parties
+        active = setup.plan.settings.active or setup.data.parties
         passive = len(active) < len(setup.data.parties)
         channels = [build_channel(setup, SERVER, hands_on=self.synchronous or self.estimator != "sgd")]
         if not self.synchronous:
@@ -57,19 +56,16 @@ class AFSGD(Algorithm):
             raise PlanError(f"{self.name} trains on raw records; encoder_training can only be 'raw'")
         if plan.decay != "none":
             raise PlanError(f"{self.name} has a constant learning rate; set decay 'none'")
-        if plan.private_labels:
-            raise PlanError(
-                f"{self.name} gives the labels to active workers and their derivatives to the others; "
-                "for private labels use vafl or flex"
-            )
         if plan.label_holder == "server" or data.label_holder not in data.parties:
             raise PlanError(f"{self.name} needs a label holder with features: active workers have both")
-        unknown = set(plan.active) - set(data.parties)
+        unknown = set(plan.settings.active) - set(data.parties)
         if unknown:
             raise PlanError(f"active names {min(unknown)!r}, but the parties are {', '.join(data.parties)}")
-        if plan.active and data.label_holder not in plan.active:
+        if plan.settings.active and data.label_holder not in plan.settings.active:
             raise PlanError(f"the label holder {data.label_holder} is always active; name it in active too")
-        active = [] if self.synchronous else [data.parties.index(p) for p in plan.active or data.parties]
+        active = (
+            [] if self.synchronous else [data.parties.index(p) for p in plan.settings.active or data.parties]
+        )
         check_channels(plan, len(data.parties), (data.parties.index(data.label_holder), *active))
 
     def needs_everybody(self, plan: Plan) -> str:
@@ -85,7 +81,7 @@ class AFSGD(Algorithm):
     def passes(self, plan: Plan, data: VerticalData) -> float:
         """Every step of any worker releases all workers' products; so does every record of a snapshot."""
         steps = plan.epochs * (1 if self.synchronous else len(data.parties))
-        snapshots = {"never": 0, "once": 1, "repeated": -(-plan.epochs // plan.snapshot_every)}
+        snapshots = {"never": 0, "once": 1, "repeated": -(-plan.epochs // plan.settings.snapshot_every)}
         return float(steps + snapshots[ESTIMATORS[self.estimator].snapshots])
 
 

@@ -19,11 +19,13 @@ from securevfl.algorithms.base import SERVER, ServerRole, Setup
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import loss_derivative, mean_loss
-from securevfl.algorithms.sums import REQUEST, SumParticipant
+from securevfl.algorithms.messages import End, Labels, Over, Scores, Start, TakeSnapshot, Update
+from securevfl.algorithms.sums import SumParticipant
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Inside, Released
 from securevfl.privacy.rows import Rows
 
 Floats = npt.NDArray[np.float64]
@@ -64,9 +66,9 @@ class Coordinator(ServerRole):
         await self.sums.begin()
         rows = np.arange(self.setup.data.n_train, dtype=np.int64)
         for party in self.active:
-            head = self._expose(rows, party, "labels")
-            await self.link.send(party, "labels", {"values": self.setup.data.y_train}, head)
-        await self._tell_all("end")
+            labels = self._expose(np.asarray(self.setup.data.y_train), rows, party, "labels")
+            await self.link.send(party, Labels(values=labels))
+        await self._tell_all(End())
 
     async def epoch(self) -> None:
         await self.sums.begin()
@@ -78,10 +80,14 @@ class Coordinator(ServerRole):
         self.epochs_done += 1
         if self._losses:
             self.loss = float(np.mean(self._losses))
-        await self._tell_all("end")
+        await self._tell_all(End())
 
     def _snapshot_is_due(self) -> bool:
-        every = {"never": 0, "once": self.setup.plan.epochs, "repeated": self.setup.plan.snapshot_every}
+        every: dict[str, int] = {
+            "never": 0,
+            "once": self.setup.plan.epochs,
+            "repeated": self.setup.plan.settings.snapshot_every,
+        }
         period = every[self.estimator.snapshots]
         return period > 0 and self.epochs_done % period == 0
 
@@ -99,32 +105,33 @@ class Coordinator(ServerRole):
         ]
         self.predictions = torch.from_numpy(np.concatenate(pieces))
         self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
-        await self._tell_all("end")
+        await self._tell_all(End())
 
     # -- what goes out --------------------------------------------------------------------------------------
 
-    async def _tell_all(self, kind: str) -> None:
+    async def _tell_all(self, content: Any) -> None:
         for party in self.parties:
-            await self.link.send(party, kind, {})
+            await self.link.send(party, content)
 
-    def _expose(self, rows: Rows, party: str, kind: str) -> Head | None:
-        """Writes down that something that depends on the labels leaves without protection."""
+    def _expose(self, values: npt.NDArray[Any], rows: Rows, party: str, kind: str) -> Released | Inside:
+        """Lets something that depends on the labels out without protection."""
         observers = self.setup.observers(party, self.setup.label_holder)
         if not observers:
-            return None
-        return self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
+            return Inside(values=values)
+        return self.gate.release_exact(values, rows=rows, kind=kind, observers=observers)
 
-    def _scores_for(self, party: str, rows: Rows, scores: Floats) -> tuple[dict[str, Any], Head | None]:
+    def _scores_for(self, party: str, rows: Rows, scores: Floats) -> Released | Inside:
         """Active workers get the scores; passive ones the loss derivatives, which tell them the labels.
 
         Scores were paid for when the workers contributed to them; the head shows that entry to the receiver.
         """
-        fields = {"rows": rows.astype(np.int32), "values": scores}
         if party in self.active:
-            leaves = self.setup.observers(party, self.setup.label_holder)
-            return fields, self.gate.ledger.head if leaves else None
-        fields["values"] = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
-        return fields, self._expose(rows, party, "derivative")
+            observers = self.setup.observers(party, self.setup.label_holder)
+            if not observers:
+                return Inside(values=scores)
+            return self.gate.hand_on(scores, kind="scores", observers=observers)
+        derivative = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
+        return self._expose(derivative, rows, party, "derivative")
 
     async def _share_scores(self) -> None:
         """Gives all workers what their full gradients at the present weights need (Algorithm 4, line 3)."""
@@ -133,8 +140,8 @@ class Coordinator(ServerRole):
             rows = np.arange(start, min(start + CHUNK, n_train), dtype=np.int64)
             scores = (await self.sums.total(rows, SNAPSHOT)).values
             for party in self.parties:
-                fields, head = self._scores_for(party, rows, scores)
-                await self.link.send(party, "scores", fields, head)
+                given = self._scores_for(party, rows, scores)
+                await self.link.send(party, Scores(rows=rows, values=given))
 
     def _count(self, records: int) -> None:
         self.processed += records
@@ -170,7 +177,7 @@ class AsyncCoordinator(Coordinator):
     async def _train(self, target: int, snapshot: bool) -> None:
         # With the scores at home no worker needs the others for its full gradient: nobody waits for it.
         for party in self.parties:
-            await self.link.send(party, "start", {"snapshot": snapshot})
+            await self.link.send(party, Start(snapshot=snapshot))
         running = set(self.parties)
         while running:
             message = await self.sums.receive()
@@ -180,19 +187,19 @@ class AsyncCoordinator(Coordinator):
                 raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
             elif self.processed >= target:
                 running.discard(message.sender)
-                await self.link.reply(message, "over", {})
+                await self.link.reply(message, Over())
             else:
                 await self._announce(message)
 
-    async def _announce(self, message: Message) -> None:
+    async def _announce(self, message: Packet) -> None:
         """Announces one worker's batch; a passive worker's total goes to the label holder."""
-        rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+        rows = message["rows"].astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} asks for rows that are not training records")
         worker = message.sender
         channel = worker if worker in self.active else self.setup.label_holder
         request = await self.sums.announce(rows, STEP, channel=channel, requester=worker, skip=(worker,))
-        await self.link.reply(message, REQUEST, request.fields())
+        await self.link.reply(message, request)
         self._count(len(rows))
 
 
@@ -210,15 +217,15 @@ class SyncCoordinator(Coordinator):
     async def _train(self, target: int, snapshot: bool) -> None:
         data = self.setup.data
         if snapshot:
-            await asyncio.gather(*(self.link.call(party, "take-snapshot", {}) for party in self.parties))
+            await asyncio.gather(*(self.link.call(party, TakeSnapshot()) for party in self.parties))
         while self.processed < target:
             rows = self.batches.next()
             scores = (await self.sums.total(rows, JOINT_STEP)).values
             self._losses.append(mean_loss(data.task, scores, data.y_train[rows]))
             calls = []
             for party in self.parties:
-                fields, head = self._scores_for(party, rows, scores)
-                calls.append(self.link.call(party, "update", fields, head))
+                given = self._scores_for(party, rows, scores)
+                calls.append(self.link.call(party, Update(rows=rows, values=given)))
             await asyncio.gather(*calls)
             self._count(len(rows) * len(self.parties))
 

@@ -19,15 +19,15 @@ from securevfl.algorithms.base import SERVER, Role, Setup
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.estimators import ESTIMATORS
 from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivative, mean_loss
+from securevfl.algorithms.messages import Derivative, Done, Loss, Step, SumRequest
 from securevfl.algorithms.pace import build_delay
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import LinearEncoder, SumHead
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.gate import Contribution
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class LinearWorker(Role):
         self.estimator = ESTIMATORS[estimator](self.block)
         self.labels: npt.NDArray[Any] | None = None
         self.delay = build_delay(setup, party)
-        self.handlers: dict[str, Callable[[Message], Awaitable[None]]] = {
+        self.handlers: dict[str, Callable[[Packet], Awaitable[None]]] = {
             REQUEST: self._join,
             "labels": self._take_labels,
             "scores": self._remember,
@@ -128,11 +128,11 @@ class LinearWorker(Role):
                 return
             await self.handlers[message.kind](message)
 
-    async def _join(self, message: Message) -> None:
-        request = SumRequest.read(message)
+    async def _join(self, message: Packet) -> None:
+        request = read_request(message)
         await self.sums.join(request, self._contribute(request, self.block.batch(request.rows)))
 
-    def _contribute(self, request: SumRequest, batch: Batch) -> Contribution:
+    def _contribute(self, request: SumRequest, batch: Batch) -> Contribution | Inside:
         """The local product, through the gate."""
         if request.purpose not in PURPOSES:
             raise ProtocolError(
@@ -153,7 +153,7 @@ class LinearWorker(Role):
         trains = request.purpose == STEP and request.requester != self.address
         return self.sums.parties if trains or request.purpose in SHARED else (request.requester,)
 
-    async def _take_labels(self, message: Message) -> None:
+    async def _take_labels(self, message: Packet) -> None:
         labels = message["values"]
         if not isinstance(labels, np.ndarray) or labels.shape != (self.setup.data.n_train,):
             raise ProtocolError(f"{self.address} received labels that are not one per record")
@@ -164,7 +164,7 @@ class LinearWorker(Role):
             raise ProtocolError(f"{self.address} has no labels to compare scores with")
         return loss_derivative(self.setup.data.task, scores, self.labels[rows])
 
-    def _read(self, message: Message) -> tuple[Rows, Floats]:
+    def _read(self, message: Packet) -> tuple[Rows, Floats]:
         """Rows and loss derivatives that the coordinator sends: to active workers as scores."""
         rows, values = message["rows"], message["values"]
         shape = len(rows), self.block.weights.shape[1]
@@ -173,13 +173,13 @@ class LinearWorker(Role):
         rows = np.asarray(rows).astype(np.int64)
         return rows, self._derivative(rows, values) if self.active else values
 
-    async def _remember(self, message: Message) -> None:
+    async def _remember(self, message: Packet) -> None:
         self.estimator.remember(*self._read(message))
 
-    async def _take_snapshot(self, message: Message) -> None:
+    async def _take_snapshot(self, message: Packet) -> None:
         """A synchronous snapshot."""
         await self._finish_snapshot()
-        await self.link.reply(message, "done", {})
+        await self.link.reply(message, Done())
 
     async def _finish_snapshot(self) -> None:
         """Computes the full gradient, which takes as long as the steps of one pass."""
@@ -187,12 +187,12 @@ class LinearWorker(Role):
         await self._compute(sum(self.delay.draw() for _ in range(steps)))
         self.estimator.finish_snapshot()
 
-    async def _update(self, message: Message) -> None:
+    async def _update(self, message: Packet) -> None:
         """A synchronous step."""
         rows, derivative = self._read(message)
         await self._compute(self.delay.draw())
         self._step(self.block.batch(rows), rows, derivative)
-        await self.link.reply(message, "done", {})
+        await self.link.reply(message, Done())
 
     async def _compute(self, duration: float) -> None:
         await self.setup.clock.sleep_until(self.setup.clock.now() + duration)
@@ -243,7 +243,7 @@ class AsyncWorker(LinearWorker):
         finally:
             self._tasks = None
 
-    async def _start(self, message: Message) -> None:
+    async def _start(self, message: Packet) -> None:
         if self._tasks is not None:
             self._tasks.create_task(self._work(snapshot=bool(message["snapshot"])))
 
@@ -254,11 +254,11 @@ class AsyncWorker(LinearWorker):
         while True:
             rows = self.batches.next() if self.postponed is None else self.postponed
             self.postponed = rows
-            answer = await self.link.call(SERVER, "step", {"rows": rows.astype(np.int32)})
+            answer = await self.link.call(SERVER, Step(rows=rows))
             if answer.kind == "over":
                 return
             self.postponed = None
-            request, batch = SumRequest.read(answer), self.block.batch(rows)
+            request, batch = read_request(answer), self.block.batch(rows)
             derivative = await self._obtain(request, batch)
             await self._compute(self.delay.draw())
             self._step(batch, rows, derivative)
@@ -280,12 +280,12 @@ class AsyncWorker(LinearWorker):
         derivative = self._derivative(request.rows, scores)
         if self.address == self.setup.label_holder and self.labels is not None:
             loss = mean_loss(self.setup.data.task, scores, self.labels[request.rows])
-            await self.link.send(SERVER, "loss", {"value": loss})
+            await self.link.send(SERVER, Loss(value=Inside(values=loss)))
         return derivative
 
-    async def _join(self, message: Message) -> None:
+    async def _join(self, message: Packet) -> None:
         await super()._join(message)
-        request = SumRequest.read(message)
+        request = read_request(message)
         if request.channel == self.address and self._tasks is not None:
             self._tasks.create_task(self._help(request))
 
@@ -293,12 +293,10 @@ class AsyncWorker(LinearWorker):
         """Answers a passive worker, which gets the derivative of the loss; that tells it the label."""
         derivative = await self._resolve(request)
         observers = self.setup.observers(request.requester, self.address)
-        rows = request.rows
-        head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="derivative", observers=observers)
-        fields: dict[str, Value] = {"round": request.number, "values": derivative}
-        await self.link.send(request.requester, "derivative", fields, head)
+        given = self.gate.release_exact(derivative, rows=request.rows, kind="derivative", observers=observers)
+        await self.link.send(request.requester, Derivative(round=request.number, values=given))
 
-    async def _take_derivative(self, message: Message) -> None:
+    async def _take_derivative(self, message: Packet) -> None:
         number, values = message["round"], message["values"]
         waiting = self._derivatives.get(number) if isinstance(number, int) else None
         if waiting is None or not isinstance(values, np.ndarray):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from securevfl.algorithms.base import Setup
 from securevfl.privacy.defences import DEFENCES
 from securevfl.privacy.gate import Mechanism
-from securevfl.privacy.messages import Head
+from securevfl.privacy.payloads import Inside, Released
 from securevfl.privacy.rows import Rows
 
 
@@ -28,28 +27,28 @@ class GradientAnswers:
         self.readers = others if plan.protocol == "plain-tree" else ()
         self.mechanism = Mechanism(clip=plan.gradient_clip, sigma=self.level * plan.gradient_clip)
 
-    def release(
-        self, gradient: Tensor, *, rows: Rows, observers: tuple[str, ...]
-    ) -> tuple[npt.NDArray[np.float32], Head | None]:
-        """What may be sent, and the ledger head to send along; without observers nothing is changed."""
+    def release(self, gradient: Tensor, *, rows: Rows, observers: tuple[str, ...]) -> Released | Inside:
+        """What may be sent; without observers nothing is changed, and it stays inside."""
         values = gradient.numpy(force=True)
         if not observers:
-            return values, None
+            return Inside(values=values)
         observers = self.readers or observers
         if self.defence.counted:
             # A record's own gradient is its share of the mean, times the number of records.
-            noisy, head = self.gate.release_noisy(
+            return self.gate.release_noisy(
                 values.astype(np.float64) * len(rows),
                 self.mechanism,
                 rows=rows,
                 kind="gradient",
                 observers=observers,
+                divisor=len(rows),
             )
-            return (noisy / len(rows)).astype(np.float32), head
-        kind = "gradient" if self.name == "none" else f"gradient ({self.name})"
-        head = self.gate.release_exact(rows=rows, vectors=len(rows), kind=kind, observers=observers)
         if self.name == "none":
-            return values, head
-        labels, noise = self.labels[rows], self.gate.noise
-        changed = self.defence.change(values.astype(np.float64), labels, self.level, noise)
-        return changed.astype(np.float32), head
+            return self.gate.release_exact(values, rows=rows, kind="gradient", observers=observers)
+        return self.gate.release_exact(
+            values,
+            rows=rows,
+            kind=f"gradient ({self.name})",
+            observers=observers,
+            change=lambda each: self.defence.change(each, self.labels[rows], self.level, self.gate.noise),
+        )

@@ -16,13 +16,14 @@ from torch import nn
 
 from securevfl.data import VerticalData
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Clock, Link
+from securevfl.privacy.messages import Clock
+from securevfl.privacy.payloads import Link
+from securevfl.privacy.schemas import SERVER as SERVER
 from securevfl.privacy.views import ViewWriter
 from securevfl.protocols.contract import Address
 from securevfl.protocols.keys import Authenticator
 from securevfl.settings.plan import Plan
 
-SERVER = "server"
 ABSENT = "absent"
 """Kind of the message by which the runtime tells the server that its sender is away until the phase ends."""
 ONE_ORDER = (
@@ -168,12 +169,8 @@ class Algorithm(ABC):
     protocols: ClassVar[tuple[str, ...]] = ("plain",)
     optimisers: ClassVar[tuple[str, ...]] = ("sgd", "momentum", "adam")
     initial_upload: ClassVar[bool] = False
-    has_passive: ClassVar[bool] = False
-    """True where some workers may go without the labels (plan field ``active``)."""
     helpers: ClassVar[tuple[str, ...]] = ()
     """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Plan fields that this algorithm sets otherwise where the user leaves them open, see `recommended`."""
 
     @abstractmethod
     def role(self, setup: Setup, address: str) -> Role:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from securevfl.algorithms.base import Authenticate, Setup
 from securevfl.errors import InputError, PlanError, ProtocolError
-from securevfl.privacy.gate import MIN_SHARE_STD, Contribution, Gate
+from securevfl.privacy.gate import MIN_SHARE_STD, Gate
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR, COORDINATOR, KEY_HOLDER, Address, Node, SecureSum
 from securevfl.protocols.sums.bfv import BFVSum
@@ -151,7 +152,6 @@ class Channel:
         places: Protocol address -> address of the role that plays it.
         hosts: Address -> organisation.
         noise: The noisy form of the sum, where the parties' noise is distributed; else None.
-        sigma: Noise that each party adds on its own, where it is not; else 0.
         assumption: What must hold for those who pass values on to learn nothing.
         hands_on: True where the receiver hands totals, or what it computes from them, to others.
     """
@@ -162,7 +162,6 @@ class Channel:
     places: Mapping[Address, str]
     hosts: Mapping[str, str]
     noise: NoisySum | None = None
-    sigma: float = 0.0
     assumption: str = ""
     hands_on: bool = False
 
@@ -235,37 +234,22 @@ class Channel:
         rows: Rows | None,
         kind: str,
         also: tuple[str, ...] = (),
-    ) -> Contribution:
+    ) -> Contribution | Inside:
         """Passes a party's vectors through its gate on their way into the sum.
 
-        Values that nobody else gets to see in any form come back without a ledger head; they stay at home.
+        Values that nobody else gets to see in any form stay inside.
 
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
         """
         observers = self.observers(party, also)
         if not observers:
-            values = vectors.detach().to("cpu").double().numpy()
-            return Contribution(values=values, source=vectors, head=None)
-        if self.sigma:
-            released = gate.release(vectors, rows=rows, kind=kind, observers=observers)
-            return Contribution(
-                values=released.values.astype(np.float64), source=released.source, head=released.head
-            )
+            return Inside(values=vectors.detach().to("cpu").double().numpy(), source=vectors)
         return gate.contribute(vectors, rows=rows, kind=kind, observers=observers, noise=self.noise)
 
     def floats(self, entered: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """What a party put into the sum, noise included, in the unit of its values."""
         return entered if entered.dtype.kind == "f" else self.protocol.fixed_point.decode(entered)
-
-    def empty(self, gate: Gate, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """What the receiver's own party puts into the sum: zeros, and its share of the noise."""
-        zeros = np.zeros(shape)
-        if self.noise is None:
-            return zeros
-        share = self.noise.noise.share(zeros.size, gate.noise.stream).reshape(shape)
-        encoded: npt.NDArray[Any] = self.noise.encode(zeros) + share
-        return encoded
 
 
 def build_channel(
@@ -307,7 +291,6 @@ def build_channel(
         places={address: places[address] for address in protocol.addresses},
         hosts=setup.hosts,
         noise=_noisy(protocol, plan) if distributed else None,
-        sigma=0.0 if distributed else plan.sigma,
         assumption=_assumption(plan, len(parties)),
         hands_on=hands_on,
     )

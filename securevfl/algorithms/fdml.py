@@ -56,9 +56,7 @@ class FDML(Algorithm):
             )
         if plan.encoder_training == "none":
             raise PlanError("fdml trains local models only; with encoder_training 'none' nothing would learn")
-        if plan.private_labels:
-            raise PlanError("fdml gives the labels to all workers; for private labels use vafl or flex")
-        if plan.protocol != "plain" and plan.staleness:
+        if plan.protocol != "plain" and plan.settings.staleness:
             raise PlanError(
                 f"protocol {plan.protocol!r} has a sum only when every worker has contributed; "
                 "set staleness to 0"

@@ -23,12 +23,13 @@ from securevfl.algorithms.base import SERVER, Role, Setup
 from securevfl.algorithms.channels import Channel, build_channel, check_channels
 from securevfl.algorithms.fdml_server import FDMLServer
 from securevfl.algorithms.fdml_worker import FDMLWorker
-from securevfl.algorithms.sums import SumParticipant, SumRequest
+from securevfl.algorithms.messages import LabelsOfTest, Loss, Metrics, Sum, SumRequest
+from securevfl.algorithms.sums import SumParticipant
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError, RunError
 from securevfl.models import metrics, task_loss
-from securevfl.privacy.gate import Contribution, Released
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.settings.plan import Plan
@@ -84,8 +85,10 @@ class AddingServer(FDMLServer):
         data = self.setup.data
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
         observers = self.setup.observers(self.key_holder, self.setup.label_holder)
-        head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="test labels", observers=observers)
-        await self.link.send(self.key_holder, TEST_LABELS, {"values": np.array(data.y_test)}, head)
+        given = self.gate.release_exact(
+            np.asarray(data.y_test), rows=rows, kind="test labels", observers=observers
+        )
+        await self.link.send(self.key_holder, LabelsOfTest(values=given))
 
     async def _train_on_sums(self) -> None:
         for _ in range(self.batches.per_pass):
@@ -110,14 +113,14 @@ class AddingServer(FDMLServer):
         await self.sums.open(request)
         return request
 
-    async def _hear(self, kind: str) -> Message:
+    async def _hear(self, kind: str) -> Packet:
         """The key holder's figures, which come when nobody else has anything to say."""
         message = await self._receive()
         if message.kind != kind or message.sender != self.key_holder:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
         return message
 
-    def _read_loss(self, message: Message, request: SumRequest) -> float:
+    def _read_loss(self, message: Packet, request: SumRequest) -> float:
         """The mean loss of the pass that ends with a round."""
         loss = _figure(message, "value")
         if message.fields.get("round") != request.number or loss is None:
@@ -125,7 +128,7 @@ class AddingServer(FDMLServer):
         return loss
 
 
-def _figure(message: Message, name: str) -> float | None:
+def _figure(message: Packet, name: str) -> float | None:
     """A number that the key holder sends; None where there is none to tell."""
     value = message.fields.get(name)
     if value is not None and not isinstance(value, float):
@@ -154,7 +157,7 @@ class KeyHolder(FDMLWorker):
         await super().prepare()
         self.test_labels = await self._receive_labels(TEST_LABELS, self.setup.data.n_test)
 
-    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution]:
+    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
         """Decrypts the sum and hands it on."""
         if self.sums is None:
             raise ProtocolError("protocol 'plain' has no sums")
@@ -165,10 +168,10 @@ class KeyHolder(FDMLWorker):
         loss = float(task_loss(self.setup.data.task, total, self._labels_of(rows).cpu()))
         self._losses.append(loss * len(rows))
         self._last = request.number
+        given = self._hand_on(total.numpy(), "sum")
         for party in self.setup.data.parties:
             if party != self.address:
-                fields = {"values": total.numpy()}
-                await self.link.send(party, "sum", fields, self.gate.ledger.head)
+                await self.link.send(party, Sum(values=given))
         return total, contribution
 
     async def _obtain(self, sums: SumParticipant, request: SumRequest) -> Tensor:
@@ -180,8 +183,11 @@ class KeyHolder(FDMLWorker):
         await super().epoch()
         # Every record counts the same, however the pass was cut into batches.
         loss = math.fsum(self._losses) / self.setup.data.n_train
-        fields = {"round": self._last, "value": loss}
-        await self.link.send(SERVER, LOSS, fields, self.gate.ledger.head)
+        await self.link.send(SERVER, Loss(round=self._last, value=self._hand_on(loss, LOSS)))
+
+    def _hand_on(self, values: Any, kind: str) -> Released:
+        """What the key holder computes from totals; everybody was written down as an observer of those."""
+        return self.gate.hand_on(values, kind=kind, observers=self.setup.everyone_but(self.address))
 
     async def evaluate(self) -> None:
         self._outputs = []
@@ -197,7 +203,7 @@ class KeyHolder(FDMLWorker):
         await super()._join_evaluation(sums, request)
         self._outputs.append(await self._obtain(sums, request))
         if done + len(due) == data.n_train + data.n_test:
-            await self.link.send(SERVER, METRICS, {**self._metrics()}, self.gate.ledger.head)
+            await self.link.send(SERVER, Metrics(figures=self._hand_on(self._metrics(), METRICS)))
 
     def _metrics(self) -> dict[str, float | None]:
         if self.test_labels is None:

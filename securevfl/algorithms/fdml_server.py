@@ -11,10 +11,11 @@ from torch import Tensor
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.messages import Sum
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.errors import ProtocolError
 from securevfl.models import task_loss
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 
 
@@ -22,7 +23,7 @@ from securevfl.privacy.rows import Rows
 class Pull:
     """A worker's request for the sum of one iteration's predictions."""
 
-    message: Message
+    message: Packet
     iteration: int
     rows: Rows
 
@@ -43,6 +44,7 @@ class FDMLServer(SharingServer):
         kept = setup.data.n_train if self.sums is None else 0  # on a sum nobody's predictions arrive
         shape = (kept, len(self.parties), setup.plan.embedding)
         self.local_predictions = torch.zeros(shape, device=setup.device)
+        self.everybody = tuple(sorted(set(setup.hosts.values()) - {setup.label_holder}))
         self.pushed: dict[str, int] = dict.fromkeys(self.parties, 0)
         self.largest_lead = 0
         self._schedule: dict[int, Rows] = {}
@@ -76,7 +78,7 @@ class FDMLServer(SharingServer):
             pulls.append(Pull(message=message, iteration=self.pushed[party], rows=rows))
         return pulls
 
-    def _push(self, message: Message) -> Pull:
+    def _push(self, message: Packet) -> Pull:
         """Stores a worker's predictions; the pull that comes with them waits its turn."""
         self._check_turn(message)
         iteration = self.pushed[message.sender] + 1
@@ -88,7 +90,7 @@ class FDMLServer(SharingServer):
         self.pushed[message.sender] = iteration
         return Pull(message=message, iteration=iteration, rows=rows)
 
-    def _check_iteration(self, message: Message, iteration: int) -> None:
+    def _check_iteration(self, message: Packet, iteration: int) -> None:
         if message["iteration"] != iteration:
             raise ProtocolError(
                 f"{message.sender} pushes iteration {message['iteration']}; {iteration} is its next"
@@ -105,7 +107,7 @@ class FDMLServer(SharingServer):
     async def _answer_ready(self) -> int:
         """Answers every pull within the staleness bound; returns how many there were."""
         slowest = min(self.pushed.values())
-        bound = slowest + self.setup.plan.staleness
+        bound = slowest + self.setup.plan.settings.staleness
         ready = [pull for pull in self._waiting if pull.iteration <= bound]
         self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
         for pull in ready:
@@ -119,7 +121,8 @@ class FDMLServer(SharingServer):
         self._losses.append(loss)
         self.processed += len(pull.rows)
         self.setup.report(self.processed, loss)
-        await self._reply(pull.message, "sum", {"values": total.cpu().numpy()}, self.gate.ledger.head)
+        given = self.gate.hand_on(total.cpu().numpy(), kind="sum", observers=self.everybody)
+        await self._reply(pull.message, Sum(values=given))
 
     def _outputs(self, vectors: Tensor) -> Tensor:
         return vectors.sum(dim=1) if vectors.ndim == 3 else vectors

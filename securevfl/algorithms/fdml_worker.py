@@ -14,7 +14,7 @@ from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
 from securevfl.models import task_loss
-from securevfl.privacy.gate import Contribution, Released
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 
 
@@ -61,7 +61,7 @@ class FDMLWorker(SharingParty):
         gradient = output_gradient(self.setup.data.task, outputs, self._labels_of(rows).cpu())
         self.model.learn(released, gradient.numpy(), rows)
 
-    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution]:
+    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
         """Pushes the batch's predictions; returns the sum over all workers, and what was pushed."""
         answer, released = await self._upload(rows, {"iteration": self.iteration}, learning=True)
         pulled = answer.kind == "sum" and answer.sender == self.source

@@ -61,7 +61,7 @@ class Flex(Algorithm):
 
     def answers_with_gradients(self, plan: Plan) -> bool:
         """Only where the labels stay with the server."""
-        return plan.private_labels and plan.encoder_training != "none"
+        return plan.settings.private_labels and plan.encoder_training != "none"
 
     def role(self, setup: Setup, address: str) -> Role:
         """The server, or a party."""
@@ -73,13 +73,13 @@ class Flex(Algorithm):
 
     def updates(self, plan: Plan, data: VerticalData) -> float:
         """Every local step is an update of all records of the batch."""
-        most = max(1, math.floor(plan.timeout / fastest_step(plan, data.parties) + 1e-9))
-        return plan.epochs * most
+        most = max(1, math.floor(plan.settings.timeout / fastest_step(plan, data.parties) + 1e-9))
+        return float(plan.epochs * most)
 
 
 def _check_timeout(plan: Plan, steps: Mapping[str, tuple[float, ...]]) -> None:
     """Raises `PlanError` if the plan says already that no step fits the timeout, or any number of them."""
-    if plan.delays == "poisson":
+    if plan.simulation.delays == "poisson":
         raise PlanError(
             "delays 'poisson' has steps that take no time, of which any number would fit the timeout; "
             "use 'constant', 'exponential' or 'trace'"
@@ -87,15 +87,15 @@ def _check_timeout(plan: Plan, steps: Mapping[str, tuple[float, ...]]) -> None:
     for name, durations in steps.items():
         shortest, longest = min(durations, default=math.inf), max(durations, default=0.0)
         # A trace may have rounds in which a party is too busy; it takes its one step late then.
-        if plan.delays != "trace" and longest > plan.timeout * (1 + 1e-9):
+        if plan.simulation.delays != "trace" and longest > plan.settings.timeout * (1 + 1e-9):
             raise PlanError(
-                f"timeout {plan.timeout:g} is too short for one local step of {name}, which takes "
+                f"timeout {plan.settings.timeout:g} is too short for one local step of {name}, which takes "
                 f"{longest:g}; set timeout to at least that or raise its speed"
             )
-        if plan.timeout > shortest * MOST_STEPS:
+        if plan.settings.timeout > shortest * MOST_STEPS:
             raise PlanError(
-                f"timeout {plan.timeout:g} has room for more than {MOST_STEPS} local steps of {name}, which "
-                f"takes {shortest:g} for one; lower timeout"
+                f"timeout {plan.settings.timeout:g} has room for more than {MOST_STEPS} local steps of "
+                f"{name}, which takes {shortest:g} for one; lower timeout"
             )
 
 
@@ -132,8 +132,8 @@ class SyncMax(Flex):
 
     def updates(self, plan: Plan, data: VerticalData) -> float:
         """The fastest one may be the server."""
-        server = 1.0 / float(plan.speeds.get(SERVER, 1.0))
-        return max(super().updates(plan, data), float(plan.epochs * capacity(plan.timeout, server)))
+        server = 1.0 / float(plan.simulation.speeds.get(SERVER, 1.0))
+        return max(super().updates(plan, data), float(plan.epochs * capacity(plan.settings.timeout, server)))
 
 
 class PBCD(Flex):

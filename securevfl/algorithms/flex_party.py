@@ -11,16 +11,15 @@ from torch import Tensor
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.flex_clock import capacity, round_end
-from securevfl.algorithms.flex_server import HEAD
 from securevfl.algorithms.local import build_local_model
 from securevfl.algorithms.local_steps import LocalSGD, build_local_optimiser
+from securevfl.algorithms.messages import HEAD
 from securevfl.algorithms.sharing import SharingParty
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion, task_loss
-from securevfl.privacy.gate import Contribution, Released
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
 
 
 class FlexParty(SharingParty):
@@ -34,7 +33,7 @@ class FlexParty(SharingParty):
 
     def __init__(self, setup: Setup, party: str, *, waits_for_timeout: bool) -> None:
         plan = setup.plan
-        private = plan.private_labels
+        private = plan.settings.private_labels
         observers = setup.observers_of_training(party) if private else setup.everyone_but(party)
         model = build_local_model(setup, party, observers=observers)
         self.optimiser: LocalSGD | None = None
@@ -51,13 +50,13 @@ class FlexParty(SharingParty):
 
     async def _round(self, rows: Rows) -> None:
         pace = self.delay.draw()
-        fits = capacity(self.setup.plan.timeout, pace)
+        fits = capacity(self.setup.plan.settings.timeout, pace)
         steps, weight = self._report(fits)
-        fields: dict[str, Value] = {"capacity": fits, "steps": steps, "weight": weight}
-        answer, released = await self._upload(rows, fields, learning=False)
+        facts = {"capacity": fits, "steps": steps, "weight": weight}
+        answer, released = await self._upload(rows, facts, learning=False)
         begun, steps = self.setup.clock.now(), self._checked_steps(answer)
         self._train(answer, released, rows, steps)
-        end = round_end(begun, self.setup.plan.timeout, steps, pace, wait=self.waits_for_timeout)
+        end = round_end(begun, self.setup.plan.settings.timeout, steps, pace, wait=self.waits_for_timeout)
         await self.setup.clock.sleep_until(end)
 
     def _report(self, fits: int) -> tuple[int, float]:
@@ -69,17 +68,19 @@ class FlexParty(SharingParty):
             return fits, self.optimiser.largest_weight(fits)
         return self._reported
 
-    def _checked_steps(self, answer: Message) -> int:
+    def _checked_steps(self, answer: Packet) -> int:
         steps = answer["steps"]
         if not isinstance(steps, int) or steps < 1:
             raise ProtocolError(f"{self.address} was told to take {steps!r} steps")
         return steps
 
-    def _train(self, answer: Message, released: Released | Contribution, rows: Rows, steps: int) -> None:
+    def _train(
+        self, answer: Packet, released: Released | Contribution | Inside, rows: Rows, steps: int
+    ) -> None:
         """The local steps of a round (Alg. 1, lines 12 to 14)."""
         if self.optimiser is None:
             return
-        due = "gradient" if self.setup.plan.private_labels else "snapshot"
+        due = "gradient" if self.setup.plan.settings.private_labels else "snapshot"
         if answer.kind != due:
             raise ProtocolError(f"{self.address} received {answer.kind!r}, not a {due}")
         self.optimiser.begin(float(answer["rate"]))
@@ -93,7 +94,7 @@ class FlexParty(SharingParty):
             self.model.learn(source, gradient.cpu().numpy(), rows)
         self._reported = (steps, self.optimiser.largest_weight(steps))
 
-    def _take_head(self, answer: Message) -> None:
+    def _take_head(self, answer: Packet) -> None:
         """Loads the server's model as it was at the start of the round."""
         state = {
             name: torch.from_numpy(np.array(answer[HEAD + name])).to(self.setup.device)
@@ -101,12 +102,13 @@ class FlexParty(SharingParty):
         }
         self.head.load_state_dict(state)
 
-    def _without_own(self, shared: Tensor, released: Released | Contribution) -> Tensor:
+    def _without_own(self, shared: Tensor, released: Released | Contribution | Inside) -> Tensor:
         """The others' part of the snapshot: their sum, or all embeddings, one's own to be replaced."""
         if self.fusion.kind == "sum":
-            if isinstance(released, Released):
-                return shared - torch.from_numpy(released.values).to(shared.device)
-            return shared - released.source.detach()
+            if isinstance(released, Contribution):
+                source: Tensor = released.source
+                return shared - source.detach()
+            return shared - torch.from_numpy(np.array(released.values, np.float32)).to(shared.device)
         return shared.transpose(0, 1)
 
     def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:

@@ -15,13 +15,12 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.flex_clock import capacity, round_end
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
 from securevfl.algorithms.local_steps import build_local_optimiser
+from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.sharing import SharingServer
 from securevfl.models import Fusion, task_loss
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Inside, Released
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
-
-HEAD = "head:"  # prefix of the server model's parameters in a message
 
 
 class FlexServer(SharingServer):
@@ -43,7 +42,7 @@ class FlexServer(SharingServer):
         adaptive: bool,
         waits_for_timeout: bool,
     ) -> None:
-        super().__init__(setup, share_labels=not setup.plan.private_labels)
+        super().__init__(setup, share_labels=not setup.plan.settings.private_labels)
         self.choose_steps = steps
         self.adaptive = adaptive
         self.waits_for_timeout = waits_for_timeout
@@ -52,7 +51,7 @@ class FlexServer(SharingServer):
         self.fusion = Fusion(setup.plan.fusion, (setup.plan.embedding,) * len(self.parties))
         parameters = [p for p in setup.head.parameters() if p.requires_grad]
         self.optimiser = build_local_optimiser(parameters, setup.plan, SERVER) if parameters else None
-        self.pace = 1.0 / float(setup.plan.speeds.get(SERVER, 1.0))
+        self.pace = 1.0 / float(setup.plan.simulation.speeds.get(SERVER, 1.0))
         self.round = 0
         self.last_steps: dict[str, int] = {}
         self.last_rates: dict[str, float] = {}
@@ -71,28 +70,28 @@ class FlexServer(SharingServer):
         rates = self._rates(uploads)
         gradients = self._gradients(snapshot, rows)
         for index, (party, message) in enumerate(uploads.items()):
-            fields: dict[str, Value] = {"steps": steps[party], "rate": rates[party]}
+            facts = {"steps": steps[party], "rate": rates[party]}
             gradient = gradients[:, index] if gradients.ndim == 3 else gradients
-            await self._answer(message, rows, fields, snapshot, gradient)
+            await self._answer(message, rows, facts, snapshot, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
         self.last_steps, self.last_rates = steps, rates
         self.processed += len(rows) * len(self.parties)
         self.setup.report(self.processed, self._losses[-1])
 
-    async def _snapshot(self, uploads: Mapping[str, Message], rows: Rows) -> Tensor:
+    async def _snapshot(self, uploads: Mapping[str, Packet], rows: Rows) -> Tensor:
         """All parties' embeddings (rows, parties, width); on a secure sum, their sum (rows, width)."""
         if self.sums is not None:
             return await self._total(rows, "embedding")
         return torch.stack([self._vectors(message, len(rows)) for message in uploads.values()], dim=1)
 
-    def _steps(self, uploads: Mapping[str, Message]) -> dict[str, int]:
+    def _steps(self, uploads: Mapping[str, Packet]) -> dict[str, int]:
         capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
-        capacities[SERVER] = capacity(self.setup.plan.timeout, self.pace)
+        capacities[SERVER] = capacity(self.setup.plan.settings.timeout, self.pace)
         common = self.choose_steps(capacities)
         return capacities if common is None else dict.fromkeys(capacities, common)
 
-    def _rates(self, uploads: Mapping[str, Message]) -> dict[str, float]:
+    def _rates(self, uploads: Mapping[str, Packet]) -> dict[str, float]:
         """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
         setup = self.setup
         rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
@@ -106,7 +105,7 @@ class FlexServer(SharingServer):
 
     def _own_report(self, rate: float) -> tuple[int, float]:
         if self.round == 0 and self.optimiser is not None:
-            steps = capacity(self.setup.plan.timeout, self.pace)
+            steps = capacity(self.setup.plan.settings.timeout, self.pace)
             self.optimiser.rate = rate
             return steps, self.optimiser.largest_weight(steps)
         return self._reported if self.round else (1, 1.0)
@@ -128,26 +127,27 @@ class FlexServer(SharingServer):
         return outputs
 
     async def _answer(
-        self, message: Message, rows: Rows, fields: dict[str, Value], snapshot: Tensor, gradient: Tensor
+        self, message: Packet, rows: Rows, facts: Mapping[str, Any], snapshot: Tensor, gradient: Tensor
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
-        if self.setup.plan.private_labels and observers and self.setup.plan.encoder_training == "none":
-            await self._reply(message, "received", fields)  # what cannot learn gets no gradient
+        private = self.setup.plan.settings.private_labels
+        if private and observers and self.setup.plan.encoder_training == "none":
+            await self._reply(message, Received(**facts))  # what cannot learn gets no gradient
             return
-        if self.setup.plan.private_labels:
-            fields["values"], head = self.answers.release(gradient, rows=rows, observers=observers)
-            await self._reply(message, "gradient", fields, head)
+        if private:
+            released = self.answers.release(gradient, rows=rows, observers=observers)
+            await self._reply(message, Gradient(values=released, **facts))
             return
         summed = self.fusion.kind == "sum" and snapshot.ndim == 3
         shared = snapshot.sum(dim=1) if summed else snapshot
-        fields["values"] = shared.cpu().numpy()
+        tables = {"values": shared.cpu().numpy()}
         for name, tensor in self.head.state_dict().items():
-            fields[HEAD + name] = tensor.detach().cpu().numpy().copy()
-        head = None
+            tables[HEAD + name] = tensor.detach().cpu().numpy().copy()
+        given: Released | Inside = Inside(values=tables)
         if observers:
-            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="snapshot", observers=observers)
-        await self._reply(message, "snapshot", fields, head)
+            given = self.gate.release_exact(tables, rows=rows, kind="snapshot", observers=observers)
+        await self._reply(message, Snapshot(shared=given, **facts))
 
     async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
         begun = self.setup.clock.now()
@@ -158,7 +158,9 @@ class FlexServer(SharingServer):
                 self._loss(snapshot, rows).backward()  # type: ignore[no-untyped-call]
                 self.optimiser.step()
             self._reported = (steps, self.optimiser.largest_weight(steps))
-            end = round_end(begun, self.setup.plan.timeout, steps, self.pace, wait=self.waits_for_timeout)
+            end = round_end(
+                begun, self.setup.plan.settings.timeout, steps, self.pace, wait=self.waits_for_timeout
+            )
             await self.setup.clock.sleep_until(end)
 
     def figures(self) -> dict[str, Any]:

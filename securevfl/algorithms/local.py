@@ -14,7 +14,8 @@ from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.models import clipped_gradient_sum, drawn_noise
-from securevfl.privacy.gate import Contribution, Gate, Released, clip_rows, stay_inside
+from securevfl.privacy.gate import Gate, clip_rows
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class LocalModel:
         """True where the encoder learns."""
         return self.optimiser is not None
 
-    def release(self, rows: Rows, *, kind: str, observers: tuple[str, ...], learning: bool) -> Released:
+    def release(
+        self, rows: Rows, *, kind: str, observers: tuple[str, ...], learning: bool
+    ) -> Released | Inside:
         """Embeds rows and lets the vectors out; without observers they stay inside.
 
         Args:
@@ -109,7 +112,7 @@ class LocalModel:
             if learning and self.private:
                 self._hidden_noise = drawn_noise(self.encoder)
             if not observers:
-                return stay_inside(vectors)
+                return Inside.of(vectors)
             return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
     def _set_mode(self, kind: str) -> None:
@@ -129,7 +132,7 @@ class LocalModel:
 
     def contribute(
         self, rows: Rows, *, kind: str, channel: Channel, learning: bool, also: tuple[str, ...] = ()
-    ) -> Contribution:
+    ) -> Contribution | Inside:
         """Embeds rows and lets the vectors into a secure sum.
 
         Args:
@@ -155,7 +158,7 @@ class LocalModel:
             raise PlanError(f"{self.name} was asked for rows that do not exist or repeat")
         return array.astype(np.int64)
 
-    def learn(self, released: Released | Contribution | Tensor, gradient: Any, rows: Rows) -> None:
+    def learn(self, released: Released | Contribution | Inside | Tensor, gradient: Any, rows: Rows) -> None:
         """One step on the gradient of the batch's mean loss with respect to the released vectors.
 
         Args:
@@ -176,7 +179,7 @@ class LocalModel:
         if self.private:
             self._private_gradient(upstream, rows)
         else:
-            source.backward(upstream)  # type: ignore[no-untyped-call]
+            source.backward(upstream)
         self.optimiser.step()
 
     def _private_gradient(self, upstream: Tensor, rows: Rows) -> None:

@@ -91,4 +91,4 @@ class LocalSGD(torch.optim.SGD):
 def build_local_optimiser(parameters: Iterable[Tensor], plan: Plan, name: str) -> LocalSGD:
     """The optimiser that the plan gives to a party or to the server."""
     kind = plan.optimisers.get(name, plan.optimiser)
-    return LocalSGD(parameters, kind=kind, proximal=plan.proximal, l2=plan.l2)
+    return LocalSGD(parameters, kind=kind, proximal=plan.settings.proximal, l2=plan.l2)

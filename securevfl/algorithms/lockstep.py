@@ -46,7 +46,7 @@ class Lockstep:
         Optimisers with a memory and rates of single parties stay with the parties. With random delays or
         latency a party could be at its next batch before another has learned from this one.
         """
-        if plan.delays != "constant" or plan.latency:
+        if plan.simulation.delays != "constant" or plan.simulation.latency:
             return None
         alike = not (plan.optimisers or plan.learning_rates)
         plain = plan.optimiser == "sgd" and alike and not plan.hidden_noise

@@ -16,11 +16,12 @@ from torch import Tensor
 from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.local import Records
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.messages import End, Predict, Prediction
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion
-from securevfl.privacy.gate import stay_inside
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
 
 KIND = "prediction"
@@ -67,7 +68,7 @@ class PredictingServer(Finished, ServerRole):
                 outputs.append(self.setup.head(fused))
         self.predictions = torch.cat(outputs)
         for party in self.parties:
-            await self.link.send(party, "end", {})
+            await self.link.send(party, End())
 
     async def _fused(self, rows: Rows) -> Tensor:
         if self.sums is not None:
@@ -75,7 +76,7 @@ class PredictingServer(Finished, ServerRole):
         return self.fusion(await asyncio.gather(*(self._ask(party, rows) for party in self.parties)))
 
     async def _ask(self, party: str, rows: Rows) -> Tensor:
-        answer = await self.link.call(party, "predict", {"rows": rows.astype(np.int32)})
+        answer = await self.link.call(party, Predict(rows=rows))
         return self._tensor(party, answer["values"], len(rows))
 
     def _tensor(self, sender: str, values: Any, rows: int) -> Tensor:
@@ -115,12 +116,12 @@ class PredictingParty(Finished):
         while (message := await self._receive()).kind != "end":
             await self._answer(message)
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         return await (self.link.receive() if self.sums is None else self.sums.receive())
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: Packet) -> None:
         if self.sums is not None and self.channel is not None and message.kind == REQUEST:
-            request = SumRequest.read(message)
+            request = read_request(message)
             given = self.channel.protect(
                 self.gate,
                 self._embed(request.rows),
@@ -136,9 +137,9 @@ class PredictingParty(Finished):
             released = (
                 self.gate.release(vectors, rows=paying, kind=KIND, observers=self.observers)
                 if self.observers
-                else stay_inside(vectors)
+                else Inside.of(vectors)
             )
-            await self.link.reply(message, KIND, {"values": released.values}, released.head)
+            await self.link.reply(message, Prediction(values=released))
         else:
             raise ProtocolError(
                 f"{self.address} received {message.kind!r} from {message.sender}, not a request"

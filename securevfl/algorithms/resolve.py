@@ -34,7 +34,8 @@ def planned_releases(plan: Plan, data: VerticalData) -> Releases:
     algorithm = find_algorithm(plan.algorithm)
     passes, initial = algorithm.passes(plan, data), int(algorithm.initial_upload)
     evaluations = evaluation_count(plan)
-    refreshes = plan.epochs * len(data.parties) if plan.delay_bound else 0
+    bounded = plan.family.name == "vafl" and plan.settings.delay_bound
+    refreshes = plan.epochs * len(data.parties) if bounded else 0
     training = math.ceil(passes * data.n_train) + 2 * plan.batch
     return Releases(
         vectors=data.n_train * (initial + refreshes) + training + evaluations * data.n_test,
@@ -65,9 +66,13 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"it runs on {', '.join(algorithm.protocols)}"
         )
     _check_optimisers(plan, algorithm)
-    _check_active(plan, algorithm)
     _check_threshold(plan, algorithm)
     _check_defence(plan, algorithm, data)
+    if not algorithm.federated and plan.encoder_training != "raw":
+        raise PlanError(
+            f"{plan.algorithm!r} trains on raw records in one place, where encoder_training "
+            f"{plan.encoder_training!r} would do nothing; leave it at 'raw'"
+        )
     _check_patience(plan, algorithm)
     algorithm.check(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
@@ -79,12 +84,12 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:
-    for field, known in (
-        ("speeds", (*data.parties, SERVER)),
-        ("learning_rates", data.parties),
-        ("optimisers", (*data.parties, SERVER)),
+    for field, given, known in (
+        ("speeds", plan.simulation.speeds, (*data.parties, SERVER)),
+        ("learning_rates", plan.learning_rates, data.parties),
+        ("optimisers", plan.optimisers, (*data.parties, SERVER)),
     ):
-        for name in getattr(plan, field):
+        for name in given:
             if name not in known:
                 raise PlanError(f"{field} names {name!r}, but the parties are {', '.join(data.parties)}")
 
@@ -96,15 +101,6 @@ def _check_optimisers(plan: Plan, algorithm: Algorithm) -> None:
                 f"algorithm {plan.algorithm!r} has no optimiser {name!r}; "
                 f"it has {', '.join(algorithm.optimisers)}"
             )
-
-
-def _check_active(plan: Plan, algorithm: Algorithm) -> None:
-    """Whoever names active workers means that the others get no labels; only some algorithms know that."""
-    if plan.active and not algorithm.has_passive:
-        raise PlanError(
-            f"active names workers that get the labels, but {plan.algorithm!r} has no passive ones; "
-            "leave active empty"
-        )
 
 
 def _check_threshold(plan: Plan, algorithm: Algorithm) -> None:
@@ -215,17 +211,19 @@ def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
     Raises:
         DataError: Nothing is named, or it cannot be read.
     """
-    if not plan.data:
+    if not plan.source.data:
         raise DataError("name the data: --data breast-cancer, or --data a.csv --data b.csv")
-    names = plan.data.split(",")
+    names = plan.source.data.split(",")
     if not all(_looks_like_file(name) for name in names):
-        where = folder or plan.data_folder or None
-        return VerticalData.load(plan.data, parties=plan.parties or None, folder=where, seed=plan.seed)
-    if plan.parties not in (0, len(names)):
-        raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.parties}")
+        where = folder or plan.source.data_folder or None
+        return VerticalData.load(
+            plan.source.data, parties=plan.source.parties or None, folder=where, seed=plan.seed
+        )
+    if plan.source.parties not in (0, len(names)):
+        raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.source.parties}")
     files = [Path(folder) / Path(name).name if folder else Path(name) for name in names]
     return VerticalData.from_csv(
-        files, id_column=plan.id_column, label_column=plan.label_column, seed=plan.seed
+        files, id_column=plan.source.id_column, label_column=plan.source.label_column, seed=plan.seed
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,16 @@ from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.channels import Channel, build_channel, check_channels
 from securevfl.algorithms.local import LocalModel
+from securevfl.algorithms.messages import Embed, Embedding, End, Labels, Ready, SumRequest
 from securevfl.algorithms.pace import build_delay
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.gate import Contribution, Released
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
 from securevfl.settings.plan import Plan
 
 CHUNK = 1024
@@ -95,12 +96,13 @@ class SharingServer(ServerRole):
         """One pass through the training records."""
 
     async def _send_labels(self, party: str) -> None:
-        data, head = self.setup.data, None
         observers = self.setup.observers(party, self.setup.label_holder)
+        labels = np.asarray(self.setup.data.y_train)
+        given: Released | Inside = Inside(values=labels)
         if observers:
-            rows = np.arange(data.n_train, dtype=np.int64)
-            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="labels", observers=observers)
-        await self.link.send(party, "labels", {"values": np.array(data.y_train)}, head)
+            rows = np.arange(len(labels), dtype=np.int64)
+            given = self.gate.release_exact(labels, rows=rows, kind="labels", observers=observers)
+        await self.link.send(party, Labels(values=given))
 
     @abstractmethod
     def _outputs(self, vectors: Tensor) -> Tensor:
@@ -113,7 +115,7 @@ class SharingServer(ServerRole):
         rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
         self.test = await self._measure([rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)])
         for party in self.parties:
-            await self.link.send(party, "end", {})
+            await self.link.send(party, End())
 
     async def _measure(self, pieces: list[Rows]) -> dict[str, float | None]:
         """The metrics of the test part, whose records come in pieces."""
@@ -126,8 +128,8 @@ class SharingServer(ServerRole):
     async def _collect(self, rows: Rows) -> Tensor:
         if self.sums is not None:
             return await self._total(rows, "evaluation")
-        fields: dict[str, Value] = {"rows": rows.astype(np.int32), "purpose": "evaluation"}
-        answers = await asyncio.gather(*(self.link.call(party, "embed", fields) for party in self.parties))
+        asked = Embed(rows=rows, purpose="evaluation")
+        answers = await asyncio.gather(*(self.link.call(party, asked) for party in self.parties))
         return torch.stack([self._vectors(answer, len(rows)) for answer in answers], dim=1)
 
     async def _total(self, rows: Rows, purpose: str) -> Tensor:
@@ -137,9 +139,9 @@ class SharingServer(ServerRole):
         total = (await self.sums.total(rows, purpose)).values
         return torch.from_numpy(total.astype(np.float32)).to(self.setup.device)
 
-    async def _gather(self, rows: Rows) -> dict[str, Message]:
+    async def _gather(self, rows: Rows) -> dict[str, Packet]:
         """One message of each party, in their order: its upload, or on a secure sum that it is ready."""
-        found: dict[str, Message] = {}
+        found: dict[str, Packet] = {}
         while len(found) < len(self.parties):
             message = await self._receive()
             self._check_turn(message)
@@ -150,19 +152,17 @@ class SharingServer(ServerRole):
             found[message.sender] = message
         return {party: found[party] for party in self.parties}
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         return await (self.link.receive() if self.sums is None else self.sums.receive())
 
-    async def _reply(
-        self, message: Message, kind: str, fields: dict[str, Value], head: Head | None = None
-    ) -> None:
+    async def _reply(self, message: Packet, content: Any) -> None:
         """Answers an upload; one who was only ready waits for a message, not for an answer."""
         if self.sums is None:
-            await self.link.reply(message, kind, fields, head)
+            await self.link.reply(message, content)
         else:
-            await self.link.send(message.sender, kind, fields, head)
+            await self.link.send(message.sender, content)
 
-    def _vectors(self, message: Message, rows: int) -> Tensor:
+    def _vectors(self, message: Packet, rows: int) -> Tensor:
         """The vectors of a message, checked."""
         values, width = message["values"], self.setup.plan.embedding
         if not isinstance(values, np.ndarray) or values.shape != (rows, width):
@@ -171,13 +171,13 @@ class SharingServer(ServerRole):
             )
         return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
 
-    def _check_turn(self, message: Message) -> None:
+    def _check_turn(self, message: Packet) -> None:
         """Raises `ProtocolError` unless a party uploads, or on a secure sum, is ready."""
         due = "embedding" if self.sums is None else "ready"
         if message.kind != due or message.sender not in self.parties:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
 
-    def _check_rows(self, message: Message, rows: Rows) -> None:
+    def _check_rows(self, message: Packet, rows: Rows) -> None:
         """Raises `ProtocolError` unless the upload is of exactly the records that are due."""
         if not np.array_equal(message["rows"], rows):
             raise ProtocolError(f"{message.sender} uploads other records than the schedule says")
@@ -268,25 +268,24 @@ class SharingParty(Role):
         """What the party does with one batch."""
 
     async def _upload(
-        self, rows: Rows, fields: dict[str, Value], *, learning: bool
-    ) -> tuple[Message, Released | Contribution]:
-        """Lets the batch's vectors out, with `fields` for the server; returns the answer and the vectors."""
+        self, rows: Rows, facts: Mapping[str, Any], *, learning: bool
+    ) -> tuple[Packet, Released | Contribution | Inside]:
+        """Lets the batch's vectors out, with public facts for the server; returns the answer, and them."""
         if self.sums is None:
             released = self.model.release(rows, kind="embedding", observers=self.observers, learning=learning)
-            fields |= {"rows": rows.astype(np.int32), "values": released.values}
-            return await self.link.call(SERVER, "embedding", fields, released.head), released
-        _, contribution = await self._join(self.sums, rows, fields, learning=learning)
+            return await self.link.call(SERVER, Embedding(rows=rows, values=released, **facts)), released
+        _, contribution = await self._join(self.sums, rows, facts, learning=learning)
         return await self.sums.receive(), contribution
 
     async def _join(
-        self, sums: SumParticipant, rows: Rows, fields: dict[str, Value], *, learning: bool
-    ) -> tuple[SumRequest, Contribution]:
+        self, sums: SumParticipant, rows: Rows, facts: Mapping[str, Any], *, learning: bool
+    ) -> tuple[SumRequest, Contribution | Inside]:
         """Says that the batch is ready and, once its sum is announced, lets the vectors into it."""
-        await self.link.send(SERVER, "ready", fields)
+        await self.link.send(SERVER, Ready(**facts))
         request = await sums.receive()
         if request.kind != REQUEST or not np.array_equal(request["rows"], rows):
             raise ProtocolError(f"{self.address} is asked for other records than the schedule says")
-        announced = SumRequest.read(request)
+        announced = read_request(request)
         contribution = self.model.contribute(
             rows, kind="embedding", channel=self.channel, learning=learning, also=self.observers
         )
@@ -303,14 +302,14 @@ class SharingParty(Role):
                 raise ProtocolError(f"{self.address} received {message.kind!r}, not a request")
             rows = self.model.check_rows(message["rows"])
             released = self.model.release(rows, kind="evaluation", observers=observers, learning=False)
-            await self.link.reply(message, "embedding", {"values": released.values}, released.head)
+            await self.link.reply(message, Embedding(values=released))
 
     async def _sum_evaluation(self, sums: SumParticipant) -> None:
         await sums.begin()
         while (message := await sums.receive()).kind != "end":
             if message.kind != REQUEST:
                 raise ProtocolError(f"{self.address} received {message.kind!r}, not a request")
-            await self._join_evaluation(sums, SumRequest.read(message))
+            await self._join_evaluation(sums, read_request(message))
 
     async def _join_evaluation(self, sums: SumParticipant, request: SumRequest) -> None:
         rows = self.model.check_rows(request.rows)

@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.algorithms.base import ABSENT, SERVER, Setup
+from securevfl.algorithms.base import ABSENT, Setup
 from securevfl.algorithms.channels import HIDING, Channel
+from securevfl.algorithms.exchange import Exchange
+from securevfl.algorithms.messages import SumOwn, SumRequest, SumResult
 from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
-from securevfl.privacy.gate import Contribution
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Accounted, Contribution, Inside
 from securevfl.privacy.rows import Rows
 from securevfl.privacy.views import OPENED
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
@@ -32,58 +34,20 @@ from securevfl.protocols.wire import Value
 Floats = npt.NDArray[np.float64]
 
 REQUEST = "sum-request"
-"""Kind of the message that announces a round: channel, round, rows, purpose, and for whom it is."""
-_OWN, _RESULT = "sum-own", "sum-result"  # inside one organisation: the receiver's own part, the total
+"""Kind of the message that announces a round."""
 WINDOW = 1 << 12  # more rounds than are ever under way at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumRequest:
-    """An announced round.
-
-    Attributes:
-        channel: Name of the channel.
-        number: The round.
-        rows: Records whose values are summed.
-        purpose: What the release is for.
-        requester: Address of the role on whose behalf the receiver obtains the total.
-    """
-
-    channel: str
-    number: int
-    rows: Rows
-    purpose: str
-    requester: str
-
-    @classmethod
-    def read(cls, message: Message) -> SumRequest:
-        """Reads an announcement; the rows are checked by whoever computes something from them.
-
-        Raises:
-            ProtocolError: It is malformed, or not from the one role that announces.
-        """
-        if message.sender != SERVER:
-            raise ProtocolError(f"{message.sender} announces a sum; only {SERVER} does")
-        fields = message.fields
-        channel, purpose, requester = (fields.get(name) for name in ("channel", "purpose", "for"))
-        number, rows = fields.get("round"), fields.get("rows")
-        if not (isinstance(channel, str) and isinstance(purpose, str) and isinstance(requester, str)):
-            raise ProtocolError(f"{message.sender} announces a sum without channel or purpose")
-        if type(number) is not int or not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu":
-            raise ProtocolError(f"{message.sender} announces a sum without round or rows")
-        return cls(
-            channel=channel, number=number, rows=rows.astype(np.int64), purpose=purpose, requester=requester
-        )
-
-    def fields(self) -> dict[str, Any]:
-        """The announcement's content."""
-        return {
-            "channel": self.channel,
-            "round": self.number,
-            "rows": self.rows.astype(np.int32),
-            "purpose": self.purpose,
-            "for": self.requester,
-        }
+def read_request(packet: Packet) -> SumRequest:
+    """Reads an announcement; the rows are checked by whoever computes something from them."""
+    fields: Mapping[str, Any] = packet.fields
+    return SumRequest(
+        channel=str(fields["channel"]),
+        number=fields["round"],
+        rows=fields["rows"].astype(np.int64),
+        purpose=str(fields["purpose"]),
+        requester=str(fields["for"]),
+    )
 
 
 class Total(NamedTuple):
@@ -113,7 +77,7 @@ class _Round:
     """
 
     begun: bool = False
-    machines: dict[Address, Machine] = field(default_factory=dict)
+    machines: dict[Address, Accounted] = field(default_factory=dict)
     early: list[Envelope] = field(default_factory=list)
     own: Floats | None = None
     entered: Floats | None = None
@@ -144,11 +108,19 @@ class SumParticipant:
         self.view = setup.views.get(setup.hosts[address])
         self.authenticate = setup.authenticate
         self.channels = {channel.name: channel for channel in channels}
+        self.exchanges = {
+            name: Exchange(
+                self.link, each.places, each.protocol.read, channel=name, hides=each.kind in HIDING
+            )
+            for name, each in self.channels.items()
+        }
         self.kinds = {kind.kind for channel in self.channels.values() for kind in channel.protocol.messages}
+        self._receivers = {name: each.protocol.receivers for name, each in self.channels.items()}
+        self._own = {name for name, each in self.channels.items() if setup.hosts[address] == each.receiver}
         self.number = -1
         self._nodes: dict[tuple[str, Address], Node] | None = None
         self._rounds: dict[tuple[str, int], _Round] = {}
-        self._early: deque[Message] = deque()
+        self._early: deque[Packet] = deque()
         self._renews = any(channel.recovers for channel in self.channels.values())
         self._everybody = False
         self.gone: set[str] = set()
@@ -181,8 +153,12 @@ class SumParticipant:
         if first:
             self._note_handlers()
         for name in self.channels:
-            machines = {address: node.setup() for address, node in self._here(name)}
-            agreed = {address: machine for address, machine in machines.items() if machine is not None}
+            exchange, head = self.exchanges[name], self.gate.ledger.head
+            agreed = {
+                address: machine
+                for address, node in self._here(name)
+                if (machine := exchange.agree(node, head)) is not None
+            }
             if agreed:
                 await self._run(name, SETUP_ROUND, agreed)
         while any(number == SETUP_ROUND for _, number in self._rounds):
@@ -203,7 +179,7 @@ class SumParticipant:
                 found[HIDING[channel.kind][0], channel.assumption].update(handlers)
         for (mechanism, assumption), observers in found.items():
             names = tuple(sorted(observers))
-            self.gate.note_hidden(mechanism=mechanism, observers=names, assumption=assumption)
+            self.gate.hide(mechanism=mechanism, observers=names, assumption=assumption)
 
     def channel(self, name: str) -> Channel:
         """The channel of that name.
@@ -217,7 +193,7 @@ class SumParticipant:
 
     # -- taking part ----------------------------------------------------------------------------------------
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Packet:
         """The next message that does not belong to a sum."""
         while True:
             message = self._early.popleft() if self._early else await self.link.receive()
@@ -245,7 +221,7 @@ class SumParticipant:
         )
         for party in self.parties:
             if party not in skip and party not in self.gone:
-                await self.link.send(party, REQUEST, request.fields())
+                await self.link.send(party, request)
         return request
 
     async def total(self, rows: Rows, purpose: str) -> Total:
@@ -268,35 +244,42 @@ class SumParticipant:
             await self._pump()
         return self._close(request)
 
-    async def join(self, request: SumRequest, contribution: Contribution) -> None:
-        """Takes part in an announced round with this party's values."""
+    async def join(self, request: SumRequest, given: Contribution | Inside) -> None:
+        """Takes part in an announced round with this party's values, or with none where they stay inside."""
         self._check_present(request.channel)
-        channel = self.channel(request.channel)
-        values = contribution.values
-        at_home = contribution.head is None
-        entering = channel.empty(self.gate, values.shape) if at_home else values
+        channel, exchange = self.channel(request.channel), self.exchanges[request.channel]
+        shape = given.values.shape
+        at_home = isinstance(given, Inside)
+        entering = self.gate.abstain(shape, noise=channel.noise) if isinstance(given, Inside) else given
+        machines = {}
         try:
-            machines = {
-                address: node.round(
-                    entering if address >= 0 else None, round=request.number, shape=values.shape
-                )
-                for address, node in self._here(request.channel)
-            }
+            for address, node in self._here(request.channel):
+                if address >= 0:
+                    machine = exchange.enter(node, entering, round=request.number)
+                else:
+                    machine = exchange.attend(node, round=request.number, shape=shape, head=entering.head)
+                machines[address] = machine
         except EncodingError as error:
             raise TrainingDiverged(
                 f"{self.address}: values are too large for protocol {channel.kind!r}; lower the learning "
                 f"rate or scale the features ({error})"
             ) from error
-        if channel.hosts[self.address] == channel.receiver:
-            parts = {"values": values if at_home else np.zeros(values.shape), "entered": entering}
-            await self._hand_over(channel, request.number, _OWN, parts)
+        if channel.name in self._own:
+            own = SumOwn(
+                channel=channel.name,
+                round=request.number,
+                values=Inside(values=given.values if at_home else np.zeros(shape)),
+                entered=Inside(values=entering.values),
+            )
+            await self._hand_over(channel, own)
         await self._run(request.channel, request.number, machines)
 
     async def open(self, request: SumRequest) -> None:
         """Takes part in an announced round as a role that has no values."""
-        shape = len(request.rows), self.width
+        shape, head = (len(request.rows), self.width), self.gate.ledger.head
+        exchange = self.exchanges[request.channel]
         machines = {
-            address: node.round(None, round=request.number, shape=shape)
+            address: exchange.attend(node, round=request.number, shape=shape, head=head)
             for address, node in self._here(request.channel)
         }
         await self._run(request.channel, request.number, machines)
@@ -332,13 +315,14 @@ class SumParticipant:
             channel = self.channels[name]
             for machine in list(state.machines.values()):
                 for address in _addresses(channel, {party}):
-                    await self._send(channel, self._without(machine, address))
+                    await self._send(channel, machine, self._without(machine, address))
             await self._settle(channel, number, state)
 
-    def _without(self, machine: Machine, address: Address) -> list[Envelope]:
+    def _without(self, machine: Accounted, address: Address) -> list[Envelope]:
         """Takes a participant out of a round; if too few are left, says by name who is gone."""
         try:
-            return machine.drop(address)
+            gone: list[Envelope] = machine.machine.drop(address)
+            return gone
         except DropoutError as error:
             raise DropoutError(f"without {', '.join(sorted(self.gone))}: {error}") from error
 
@@ -355,30 +339,27 @@ class SumParticipant:
         if not await self._absorb(message):
             self._early.append(message)
 
-    async def _absorb(self, message: Message) -> bool:
+    async def _absorb(self, message: Packet) -> bool:
         """Works off a message of a sum; False for any other."""
         if message.kind == ABSENT:
             await self.drop(message.sender)
             return False  # the role goes on without it as well
-        if message.kind in (_OWN, _RESULT):
+        if message.kind in (SumOwn.kind, SumResult.kind):
             self._take_inside(message)
             return True
         if message.kind not in self.kinds:
             return False
         if message.sender in self.gone:
             return True  # it came too late: the others have opened what takes its masks off
-        fields = dict(message.fields)
-        name, sender, receiver = (fields.pop(key, None) for key in ("channel", "from", "to"))
-        channel = self.channels.get(name) if isinstance(name, str) else None
-        if channel is None or type(sender) is not int or type(receiver) is not int:
-            raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
-        if channel.places.get(sender) != message.sender or channel.places.get(receiver) != self.address:
-            raise ProtocolError(
-                f"{message.sender} does not play address {sender} of channel {channel.name!r}"
-            )
-        content = channel.protocol.read(message.kind, fields)
-        await self._deliver(channel, Envelope(sender, receiver, content))
+        channel = self._channel_of(message)
+        await self._deliver(channel, self.exchanges[channel.name].envelope(message))
         return True
+
+    def _channel_of(self, message: Packet) -> Channel:
+        channel = self.channels.get(str(message.fields["channel"]))
+        if channel is None:
+            raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
+        return channel
 
     async def _deliver(self, channel: Channel, envelope: Envelope) -> None:
         key = channel.name, envelope.message.round
@@ -389,60 +370,46 @@ class SumParticipant:
             return
         if machine is None:
             raise ProtocolError(f"a message of round {key[1]} reached {self.address} after its end")
-        await self._send(channel, machine.receive(envelope))
+        await self._send(channel, machine, machine.machine.receive(envelope))
         await self._settle(channel, key[1], state)
 
-    async def _send(self, channel: Channel, envelopes: list[Envelope]) -> None:
+    async def _send(self, channel: Channel, machine: Accounted, envelopes: list[Envelope]) -> None:
+        exchange = self.exchanges[channel.name]
         for envelope in envelopes:
-            place = channel.places[envelope.receiver]
-            if place == self.address:
+            if not await exchange.send(machine, envelope):
                 await self._deliver(channel, envelope)
-                continue
-            route: dict[str, Value] = {
-                "channel": channel.name,
-                "from": envelope.sender,
-                "to": envelope.receiver,
-            }
-            outside = channel.hosts[place] != channel.hosts[self.address]
-            head = self.gate.ledger.head if outside else None
-            await self.link.send(place, envelope.message.kind, route | vars(envelope.message), head)
 
-    async def _hand_over(
-        self, channel: Channel, number: int, kind: str, parts: Mapping[str, npt.NDArray[Any]]
-    ) -> None:
+    async def _hand_over(self, channel: Channel, part: SumOwn | SumResult) -> None:
         """Gives the receiver, in the same organisation, its own part or the result."""
         if channel.name != self.address:
-            fields: dict[str, Value] = {"channel": channel.name, "round": number, **parts}
-            await self.link.send(channel.name, kind, fields)
-            return
-        self._take_part(channel, number, kind, parts)
+            await self.link.send(channel.name, part)
+        elif isinstance(part, SumOwn):
+            self._take_own(channel, part.round, part.values.values, part.entered.values)
+        else:
+            self._take_result(channel, part.round, part.values.values)
 
-    def _take_inside(self, message: Message) -> None:
-        parts = dict(message.fields)
-        name, number = parts.pop("channel", None), parts.pop("round", None)
-        channel = self.channels.get(name) if isinstance(name, str) else None
-        due = {"values"} if message.kind == _RESULT else {"values", "entered"}
-        arrays = {key: part for key, part in parts.items() if isinstance(part, np.ndarray)}
-        if channel is None or type(number) is not int or arrays.keys() != due:
-            raise ProtocolError(f"{message.sender} sends {message.kind!r} for no channel of this run")
+    def _take_inside(self, message: Packet) -> None:
+        channel = self._channel_of(message)
         if channel.name != self.address or channel.hosts.get(message.sender) != channel.receiver:
             raise ProtocolError(f"{message.sender} is no part of the organisation that obtains this total")
-        self._take_part(channel, number, message.kind, arrays)
-
-    def _take_part(
-        self, channel: Channel, number: int, kind: str, parts: Mapping[str, npt.NDArray[Any]]
-    ) -> None:
-        state = self._rounds.setdefault((channel.name, number), _Round())
-        values = parts["values"].astype(np.float64)
-        if kind == _OWN:
-            state.own, state.entered = values, channel.floats(parts["entered"])
+        if message.kind == SumOwn.kind:
+            self._take_own(channel, message["round"], message["values"], message["entered"])
         else:
-            state.result = values
+            self._take_result(channel, message["round"], message["values"])
+
+    def _take_own(self, channel: Channel, number: int, values: Floats, entered: npt.NDArray[Any]) -> None:
+        state = self._rounds.setdefault((channel.name, number), _Round())
+        state.own, state.entered = values.astype(np.float64), channel.floats(entered)
+        self._complete(channel, number, state)
+
+    def _take_result(self, channel: Channel, number: int, values: Floats) -> None:
+        state = self._rounds.setdefault((channel.name, number), _Round())
+        state.result = values.astype(np.float64)
         self._complete(channel, number, state)
 
     # -- rounds ---------------------------------------------------------------------------------------------
 
-    async def _run(self, name: str, number: int, machines: Mapping[Address, Machine]) -> None:
+    async def _run(self, name: str, number: int, machines: Mapping[Address, Accounted]) -> None:
         """Starts machines of a round and feeds them what arrived before."""
         channel = self.channels[name]
         state = self._rounds.setdefault((name, number), _Round())
@@ -450,21 +417,23 @@ class SumParticipant:
         state.machines.update(machines)
         waiting, state.early = state.early, []
         for address, machine in machines.items():
-            await self._send(channel, machine.start())
-            present = dict(self._here(name))[address].present
-            for gone in _addresses(channel, self.gone) & present:
-                await self._send(channel, self._without(machine, gone))
+            await self._send(channel, machine, machine.machine.start())
+            if self.gone:
+                present = dict(self._here(name))[address].present
+                for gone in _addresses(channel, self.gone) & present:
+                    await self._send(channel, machine, self._without(machine, gone))
         for envelope in waiting:
             await self._deliver(channel, envelope)
         await self._settle(channel, number, state)
 
     async def _settle(self, channel: Channel, number: int, state: _Round) -> None:
         """Takes results and puts machines away that are done, and the round with the last of them."""
-        for address in [address for address, machine in state.machines.items() if machine.done]:
-            machine = state.machines.pop(address)
-            if number != SETUP_ROUND and address in channel.protocol.receivers:
+        for address in [address for address, each in state.machines.items() if each.machine.done]:
+            machine = state.machines.pop(address).machine
+            if number != SETUP_ROUND and address in self._receivers[channel.name]:
                 state.missing = _missing(channel, machine)
-                await self._hand_over(channel, number, _RESULT, {"values": machine.result()})
+                total = Inside(values=machine.result())
+                await self._hand_over(channel, SumResult(channel=channel.name, round=number, values=total))
         if not state.machines and (number == SETUP_ROUND or channel.name != self.address):
             self._rounds.pop((channel.name, number), None)
             self._retire(channel.name, number)

@@ -57,7 +57,7 @@ class VAFL(Algorithm):
         """Secure sums are always fresh and must be possible with these parties."""
         if plan.protocol == "plain":
             return
-        if plan.delay_bound:
+        if plan.settings.delay_bound:
             raise PlanError("delay_bound has no meaning on secure sums: their embeddings are never stale")
         holder = data.label_holder if plan.label_holder == "party" else None
         receiver = data.parties.index(holder) if holder in data.parties else None
@@ -70,7 +70,7 @@ class VAFL(Algorithm):
         """
         if plan.protocol != "plain":
             return bool(plan.threshold) and not self.needs_everybody(plan)
-        return not self.shared_schedule and not plan.delay_bound
+        return not self.shared_schedule and not plan.settings.delay_bound
 
     def needs_everybody(self, plan: Plan) -> str:
         """Frozen encoders and a schedule for all leave no room for steps without a party."""
@@ -103,20 +103,21 @@ class VAFLTSync(VAFL):
     def check(self, plan: Plan, data: VerticalData) -> None:
         """T is at most the number of parties."""
         super().check(plan, data)
-        if plan.wait_for > len(data.parties):
+        if plan.settings.wait_for > len(data.parties):
             raise PlanError(
                 f"vafl-tsync needs wait_for between 1 and {len(data.parties)}, or 0 for half of the parties, "
-                f"not {plan.wait_for}"
+                f"not {plan.settings.wait_for}"
             )
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Waits for half of the parties, for two at least, where the plan does not say for how many."""
         parties = len(data.parties)
-        return plan.with_changes(wait_for=plan.wait_for or min(parties, max(2, parties // 2)))
+        wait_for = plan.settings.wait_for or min(parties, max(2, parties // 2))
+        return plan.with_changes(settings={"wait_for": wait_for})
 
     def wait_for(self, plan: Plan, parties: int) -> int:
         """The plan's t."""
-        return plan.wait_for
+        return int(plan.settings.wait_for)
 
 
 class VAFLSync(VAFL):

@@ -6,15 +6,14 @@ import asyncio
 import math
 from typing import Any
 
-import numpy as np
-
 from securevfl.algorithms.base import SERVER, Role, Setup
 from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.local import build_local_model
+from securevfl.algorithms.messages import Embedding, Ended
 from securevfl.algorithms.pace import build_delay
 from securevfl.errors import ProtocolError
 from securevfl.models.seeds import numpy_generator
-from securevfl.privacy.messages import Message, Stop
+from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.rows import Rows
 
 PURPOSES = ("initial", "refresh", "evaluation")
@@ -53,13 +52,13 @@ class VAFLParty(Role):
         async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
             tasks.create_task(self._listen())
             await self._work()
-        await self.link.send(SERVER, "ended", {})
+        await self.link.send(SERVER, Ended())
 
     async def _serve(self) -> None:
         """Only answers requests, until the server ends the phase."""
         self._ended = Stop()
         await self._listen()
-        await self.link.send(SERVER, "ended", {})
+        await self.link.send(SERVER, Ended())
 
     async def _listen(self) -> None:
         while True:
@@ -73,14 +72,14 @@ class VAFLParty(Role):
                 )
             await self._answer(message)
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: Packet) -> None:
         rows = self.model.check_rows(message["rows"])
         purpose = str(message["purpose"])
         if purpose not in PURPOSES:
             raise ProtocolError(f"{self.address} is asked for embeddings for {purpose!r}, not for training")
         observers = self.observers if purpose == "evaluation" else self.training_observers
         released = self.model.release(rows, kind=purpose, observers=observers, learning=False)
-        await self.link.reply(message, "embedding", {"values": released.values}, released.head)
+        await self.link.reply(message, Embedding(values=released))
 
     async def _work(self) -> None:
         """Algorithm 1, lines 3 to 7, until the server ends the epoch.
@@ -105,8 +104,7 @@ class VAFLParty(Role):
         released = self.model.release(
             rows, kind="embedding", observers=self.training_observers, learning=True
         )
-        fields = {"rows": rows.astype(np.int32), "values": released.values}
-        answer = await self.link.call(SERVER, "embedding", fields, released.head)
+        answer = await self.link.call(SERVER, Embedding(rows=rows, values=released))
         if answer.kind == "gradient":
             self.model.learn(released, answer["values"], rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +14,15 @@ from torch import Tensor
 from securevfl.algorithms.answers import GradientAnswers
 from securevfl.algorithms.base import ABSENT, SERVER, ServerRole, Setup
 from securevfl.algorithms.local import check_finite, load_module_state, module_state
+from securevfl.algorithms.messages import Embed, End, Gradient, Late, Received
 from securevfl.algorithms.optimisers import build_optimiser
 from securevfl.errors import ProtocolError
 from securevfl.models import Fusion, metrics, task_loss
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.wire import Value
 
 CHUNK = 1024
+_NONE = np.empty(0, np.int32)
 
 
 class Upload(NamedTuple):
@@ -49,6 +51,7 @@ class VAFLServer(ServerRole):
         self.wait_for = wait_for
         self.shared_schedule = shared_schedule
         self.answers = GradientAnswers(setup)
+        self.observers = {party: setup.observers(party, setup.label_holder) for party in self.parties}
         self.head = setup.head
         self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(self.parties))
         parameters = [p for p in setup.head.parameters() if p.requires_grad]
@@ -97,7 +100,7 @@ class VAFLServer(ServerRole):
     async def _end_phase(self) -> None:
         """Tells all parties that the phase is over and answers what is still under way."""
         for party in self.parties:
-            await self.link.send(party, "end", {})
+            await self.link.send(party, End())
         running = set(self.parties)
         while running - self.absent:
             message = await self._receive()
@@ -108,13 +111,13 @@ class VAFLServer(ServerRole):
             else:
                 await self._late(message)
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         return await self.link.receive()
 
-    async def _late(self, message: Message) -> None:
+    async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
         self._store(self._upload(message))
-        await self.link.reply(message, "late", {})
+        await self.link.reply(message, Late())
 
     async def _collect(self, rows: Rows, purpose: str) -> Tensor:
         """Fresh embeddings of rows from all parties: (rows, parties, embedding)."""
@@ -128,8 +131,7 @@ class VAFLServer(ServerRole):
         return list(await asyncio.gather(*(self._ask(party, rows, purpose) for party in self.parties)))
 
     async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
-        fields: dict[str, Value] = {"rows": rows.astype(np.int32), "purpose": purpose}
-        answer = await self.link.call(party, "embed", fields)
+        answer = await self.link.call(party, Embed(rows=rows, purpose=purpose))
         return self._tensor(party, answer["values"], len(rows))
 
     def _tensor(self, party: str, values: Any, rows: int) -> Tensor:
@@ -142,9 +144,9 @@ class VAFLServer(ServerRole):
 
     # -- iterations -----------------------------------------------------------------------------------------
 
-    async def _gather_uploads(self) -> list[Message]:
+    async def _gather_uploads(self) -> list[Packet]:
         """Uploads of `wait_for` distinct parties, or of all that are present, in order of arrival."""
-        uploads: dict[str, Message] = {}
+        uploads: dict[str, Packet] = {}
         while len(uploads) < max(1, min(self.wait_for, len(self.parties) - len(self.absent))):
             message = await self._receive()
             if message.kind == ABSENT:
@@ -155,12 +157,13 @@ class VAFLServer(ServerRole):
             uploads[message.sender] = message
         return list(uploads.values())
 
-    def _upload(self, message: Message) -> Upload:
-        rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= len(self.updated_at):
+    def _upload(self, message: Packet) -> Upload:
+        fields: Mapping[str, Any] = message.fields
+        rows = fields.get("rows", _NONE).astype(np.int64)
+        if rows.size == 0 or rows.max() >= len(self.updated_at):
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
         party = self.parties.index(message.sender)
-        return self._upload_of(party, rows, self._tensor(message.sender, message["values"], len(rows)))
+        return self._upload_of(party, rows, self._tensor(message.sender, fields.get("values"), len(rows)))
 
     def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
         return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
@@ -171,7 +174,7 @@ class VAFLServer(ServerRole):
         self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
         self.updated_at[upload.rows, upload.party] = self.iteration
 
-    def _shared_uploads(self, messages: list[Message]) -> list[Upload]:
+    def _shared_uploads(self, messages: list[Packet]) -> list[Upload]:
         """Uploads of one batch by all parties; its records are checked once."""
         first = self._upload(messages[0])
         uploads = [first]
@@ -195,7 +198,7 @@ class VAFLServer(ServerRole):
         self.embeddings.index_copy_(0, ordered[0].where, table)
         self.updated_at[ordered[0].rows] = self.iteration
 
-    async def _iterate(self, messages: list[Message]) -> None:
+    async def _iterate(self, messages: list[Packet]) -> None:
         """One iteration k: store the uploads, refresh what is too old, update, answer."""
         self.iteration += 1
         if self.shared_schedule:
@@ -219,7 +222,7 @@ class VAFLServer(ServerRole):
 
     async def _refresh(self, upload: Upload) -> None:
         """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
-        rows, bound = upload.rows, self.setup.plan.delay_bound
+        rows, bound = upload.rows, self.setup.plan.settings.delay_bound
         if bound:
             ages = self.iteration - self.updated_at[rows]
             for party, name in enumerate(self.parties):
@@ -263,14 +266,14 @@ class VAFLServer(ServerRole):
         pieces = torch.split(gradient, [len(each.rows) for each in uploads])
         return [piece.select(1, each.party) for piece, each in zip(pieces, uploads, strict=True)]
 
-    async def _answer(self, message: Message, rows: Rows, gradient: Tensor) -> None:
+    async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
         """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
-        observers = self.setup.observers(message.sender, self.setup.label_holder)
+        observers = self.observers[message.sender]
         if observers and self.setup.plan.encoder_training == "none":
-            await self.link.reply(message, "received", {})
+            await self.link.reply(message, Received())
             return
-        values, head = self.answers.release(gradient, rows=rows, observers=observers)
-        await self.link.reply(message, "gradient", {"values": values}, head)
+        released = self.answers.release(gradient, rows=rows, observers=observers)
+        await self.link.reply(message, Gradient(values=released))
 
     def figures(self) -> dict[str, Any]:
         """Iterations so far, and the age of the oldest embedding that was used."""

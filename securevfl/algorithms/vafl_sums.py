@@ -24,13 +24,14 @@ from torch import Tensor
 from securevfl.algorithms.base import ABSENT, SERVER, Setup
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.local import load_module_state, module_state
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.messages import Embedding, Late
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.algorithms.vafl_server import CHUNK, VAFLServer
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics, task_loss
-from securevfl.privacy.gate import Contribution
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.rows import Rows
 
 TRAINING = "embedding"
@@ -56,7 +57,7 @@ class SummingServer(VAFLServer):
         self.known = np.zeros(records, np.bool_)
         self.absent_rounds: Counter[str] = Counter()
         self._ending = False
-        self._unanswered: list[Message] = []
+        self._unanswered: list[Packet] = []
 
     # -- phases ---------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class SummingServer(VAFLServer):
             await self._late(message)
         await super()._end_phase()
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> Packet:
         """The next message of a party that is present; one that is gone waits until the phase ends."""
         while True:
             message = await self.sums.receive()
@@ -103,8 +104,8 @@ class SummingServer(VAFLServer):
             elif message.kind == TRAINING:
                 self._unanswered.append(message)
 
-    async def _late(self, message: Message) -> None:
-        await self.link.reply(message, "late", {})
+    async def _late(self, message: Packet) -> None:
+        await self.link.reply(message, Late())
 
     # -- sums -----------------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class SummingServer(VAFLServer):
 
     # -- iterations -----------------------------------------------------------------------------------------
 
-    async def _iterate(self, messages: list[Message]) -> None:
+    async def _iterate(self, messages: list[Packet]) -> None:
         """One iteration k: obtain the sums, update, answer."""
         self.iteration += 1
         requests = [self._rows(message) for message in messages]
@@ -148,9 +149,9 @@ class SummingServer(VAFLServer):
         self.processed += sum(len(rows) for rows in requests)
         self.setup.report(self.processed, loss)
 
-    def _rows(self, message: Message) -> Rows:
-        rows = np.asarray(message["rows"]).astype(np.int64)
-        if rows.ndim != 1 or rows.size == 0 or rows.min() < 0 or rows.max() >= self.setup.data.n_train:
+    def _rows(self, message: Packet) -> Rows:
+        rows: Rows = message["rows"].astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} names rows that are not training records")
         return rows
 
@@ -211,7 +212,7 @@ class SummingParty(VAFLParty):
         self.channel = build_channel(setup, SERVER)
         self.sums = SumParticipant(setup, party, [self.channel])
         self._active: Rows | None = None
-        self._contribution: Contribution | None = None
+        self._contribution: Contribution | Inside | None = None
 
     async def _serve(self) -> None:
         await self.sums.begin()
@@ -228,18 +229,18 @@ class SummingParty(VAFLParty):
                 self._ended.set()
                 return
             if message.kind == REQUEST:
-                request = SumRequest.read(message)
+                request = read_request(message)
                 await self.sums.join(request, self._contribute(request.rows, request.purpose))
             elif message.kind == "embed" and not self.observers:
                 contribution = self._contribute(message["rows"], str(message["purpose"]))
-                values = contribution.values.astype(np.float32)
-                await self.link.reply(message, "embedding", {"values": values})
+                inside = Inside(values=contribution.values.astype(np.float32))
+                await self.link.reply(message, Embedding(values=inside))
             else:
                 raise ProtocolError(
                     f"{self.address} received {message.kind!r} from {message.sender}, not a request"
                 )
 
-    def _contribute(self, rows: Any, purpose: str) -> Contribution:
+    def _contribute(self, rows: Any, purpose: str) -> Contribution | Inside:
         """This party's part in a sum; of its own batch the graph is kept."""
         rows = self.model.check_rows(rows)
         if purpose not in PURPOSES:
@@ -255,7 +256,7 @@ class SummingParty(VAFLParty):
 
     async def _upload(self, rows: Rows) -> None:
         self._active, self._contribution = rows, None
-        answer = await self.link.call(SERVER, TRAINING, {"rows": rows.astype(np.int32)})
+        answer = await self.link.call(SERVER, Embedding(rows=rows))
         self._active = None
         if answer.kind == "gradient":
             if self._contribution is None:

@@ -25,6 +25,7 @@ from securevfl.auditing.checks import (
     check_bypass,
     check_integrity,
     check_keys,
+    check_messages,
     check_noise,
     check_sums,
 )
@@ -76,7 +77,8 @@ def audit(
     checks = [check_integrity(source)]
     if checks[0].status == FAILED:
         return _finish(source, [], checks, {}, reason)
-    checks += [check_keys(source), *check_bypass(source), *check_sums(source), *check_noise(source)]
+    checks += [check_keys(source), *check_messages(source), *check_bypass(source)]
+    checks += [*check_sums(source), *check_noise(source)]
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
     outcomes = _attack(source, chosen, seed, workers, isolated, progress)
     return _finish(source, outcomes, checks, measured, reason)
@@ -95,7 +97,7 @@ def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
     if not plan_file.is_file():
         raise RunError(f"{folder} holds no run: there is no plan.toml in it")
     plan = Plan.from_toml(plan_file)
-    if not plan.data:
+    if not plan.source.data:
         return None, "the plan names no data set; give the data with --data"
     try:
         return load_planned(plan), ""
@@ -173,7 +175,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
-        "data": plan.data,
+        "data": plan.source.data,
         "parties": list(source.parties),
         "label_holder": source.label_holder,
         "clip": plan.clip,

@@ -2,6 +2,7 @@
 
 - Integrity: every ledger's chain, signatures, and the heads that observers hold.
 - Keys: no secret key lies in any file of the run.
+- Messages: a view holds declared messages alone, with their declared fields.
 - Bypass: what an observer received must name an entry of the sender's ledger.
 - Sums: whoever let values into a secure sum must have written them down, vector by vector.
 - Noise: what left at the end of training, minus what the final model gives for the same records, must be
@@ -21,8 +22,10 @@ from scipy import stats
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.attacks.protocol import scan_files
 from securevfl.attacks.source import Source
-from securevfl.errors import LedgerError
+from securevfl.errors import LedgerError, WireError
 from securevfl.privacy.ledger import Entry, read_homes, read_ledger
+from securevfl.privacy.payloads import check_fields
+from securevfl.privacy.schemas import roles_of
 from securevfl.privacy.views import Seen, View, read_heads
 
 # How often a check of one owner that holds alarms falsely; an audit has many owners, and is repeated.
@@ -66,6 +69,35 @@ def check_keys(source: Source) -> Check:
     found = scan_files(source.files.path)
     detail = f"{found} secret keys in the run's files" if found else "no secret key in any file of the run"
     return Check(name="no keys in files", status=FAILED if found else OK, detail=detail)
+
+
+def check_messages(source: Source) -> list[Check]:
+    """Compares every message of every view with what its kind declares: nothing unknown, nothing more."""
+    checks = []
+    for observer in source.observers:
+        count, wrong = 0, None
+        for seen in View(source.view_folder(observer)):
+            count += 1
+            wrong = wrong or _undeclared(seen)
+        checks.append(
+            Check(
+                name="declared messages only",
+                status=FAILED if wrong else OK,
+                detail=wrong or f"all {count:,} messages that {observer} got or sent are as declared",
+                owner=observer,
+            )
+        )
+    return checks
+
+
+def _undeclared(seen: Seen) -> str | None:
+    try:
+        schema = check_fields(seen.sender, seen.kind, seen.fields)
+    except WireError as error:
+        return f"message {seen.index}: {error}"
+    if not roles_of(seen.sender).isdisjoint(schema.senders) or (seen.at_home and not schema.senders):
+        return None
+    return f"message {seen.index}: {seen.sender} may not send {seen.kind!r}"
 
 
 def check_bypass(source: Source) -> list[Check]:

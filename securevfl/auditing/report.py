@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from securevfl.errors import InputError
-from securevfl.privacy.views import write_text
+from securevfl.files import write_json, write_text
 
 HOLDS, VIOLATED, NO_GUARANTEE = "holds", "violated", "no guarantee"
 
@@ -55,7 +54,7 @@ class Report:
         """Writes ``report.json`` and ``report.html``."""
         from securevfl.auditing.page import render
 
-        write_text(folder / "report.json", json.dumps(self.content, indent=1, allow_nan=False) + "\n")
+        write_json(folder / "report.json", self.content)
         write_text(folder / "report.html", render(self.content))
 
     def over_limits(self, limits: Mapping[str, float]) -> list[str]:

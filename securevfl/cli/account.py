@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from securevfl.accountants import (
-    ACCOUNTANTS,
-    Claim,
-    Figure,
-    GaussianRelease,
-    GDPAccountant,
-    ReleaseRecord,
-    Spend,
-    best_upper_bound,
-    calibrate_sigma,
-    claim_for,
-    coalition_spend,
-    compare,
-    max_releases,
-    privacy_matrix,
-)
 from securevfl.cli.show import number, print_json, table
 from securevfl.errors import AccountingError
+
+if TYPE_CHECKING:
+    from securevfl.accountants import Claim, Figure, GaussianRelease, ReleaseRecord, Spend
 
 _COUNTED = {
     "strict": "every vector that the party releases",
@@ -64,9 +51,11 @@ def account(
             raise AccountingError("a run's ledgers hold all values; give either RUN or options, not both")
         _show_run(run, delta, as_json=json)
         return
+    from securevfl import accountants
+
     event = _solve(clip, sensitivity, sigma, releases, epsilon, delta, mode, sampling_rate, not ids_hidden)
-    best = best_upper_bound(event, delta)
-    figures = compare(event, delta)
+    best = accountants.best_upper_bound(event, delta)
+    figures = accountants.compare(event, delta)
     if plot is not None:
         from securevfl.accountants.plots import plot_curves
 
@@ -89,6 +78,8 @@ def _solve(
     ids_visible: bool,
 ) -> GaussianRelease:
     """Find whichever of sigma and releases was left out."""
+    from securevfl import accountants
+
     if (clip is None) == (sensitivity is None):
         raise AccountingError("give exactly one of --clip and --sensitivity (or a run folder)")
     if mode not in _COUNTED:
@@ -97,7 +88,7 @@ def _solve(
         raise AccountingError("give exactly two of --sigma, --releases and --epsilon; the third is computed")
     reach = 2 * clip if clip is not None else sensitivity
     if sigma is None:
-        sigma = calibrate_sigma(
+        sigma = accountants.calibrate_sigma(
             epsilon=epsilon or 0.0,
             delta=delta,
             releases=releases or 0,
@@ -109,10 +100,10 @@ def _solve(
     if releases is None:
         if sampling_rate < 1:
             raise AccountingError("give --releases with --sampling-rate; it cannot be solved for")
-        releases = max_releases(
+        releases = accountants.max_releases(
             epsilon=epsilon or 0.0, delta=delta, sigma=sigma, mode=mode, sensitivity=reach
         )
-    return GaussianRelease(
+    return accountants.GaussianRelease(
         sigma=sigma,
         sensitivity=reach if reach is not None else 0.0,
         count=releases,
@@ -127,6 +118,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def _content(event: GaussianRelease, mode: str, best: Figure, figures: dict[str, Figure]) -> dict[str, Any]:
+    from securevfl import accountants
+
     return {
         "mode": mode,
         "adjacency": event.adjacency,
@@ -135,7 +128,7 @@ def _content(event: GaussianRelease, mode: str, best: Figure, figures: dict[str,
         "releases": event.count,
         "sampling_rate": event.sampling_rate,
         "delta": best.delta,
-        "mu": _finite(GDPAccountant().mu(event)),
+        "mu": _finite(accountants.GDPAccountant().mu(event)),
         "epsilon": _finite(best.epsilon),
         "accountant": best.accountant,
         "accountants": {
@@ -151,12 +144,14 @@ def _content(event: GaussianRelease, mode: str, best: Figure, figures: dict[str,
 
 
 def _show_figures(event: GaussianRelease, mode: str, best: Figure, figures: dict[str, Figure]) -> None:
+    from securevfl import accountants
+
     console = Console()
     console.print(
         f"epsilon {number(best.epsilon, 6)} at delta {best.delta:g}, by {best.accountant}\n"
         f"mode {mode}: {event.count:,} releases, counting {_COUNTED[mode]}\n"
         f"noise {number(event.sigma, 6)}, sensitivity {number(event.sensitivity, 6)} (replace-one), "
-        f"mu {number(GDPAccountant().mu(event), 6)}"
+        f"mu {number(accountants.GDPAccountant().mu(event), 6)}"
         + (" without sampling" if event.sampling_rate < 1 else ""),
         markup=False,
         highlight=False,
@@ -164,15 +159,19 @@ def _show_figures(event: GaussianRelease, mode: str, best: Figure, figures: dict
     shown = table("All accountants", "accountant", "epsilon", "kind", "remark")
     for name, figure in figures.items():
         kind = "upper bound" if figure.bound else "approximation"
-        shown.add_row(ACCOUNTANTS[name].__name__, number(figure.epsilon, 6), kind, figure.explanation)
+        shown.add_row(
+            accountants.ACCOUNTANTS[name].__name__, number(figure.epsilon, 6), kind, figure.explanation
+        )
     console.print(shown)
 
 
 def _show_run(run: Path, delta: float, *, as_json: bool) -> None:
+    from securevfl import accountants
     from securevfl.privacy.ledger import read_records
 
     records = read_records(run)
-    matrix, together = privacy_matrix(records, delta), coalition_spend(records, delta)
+    matrix = accountants.privacy_matrix(records, delta)
+    together = accountants.coalition_spend(records, delta)
     claims = {owner: _claim(run, [r for r in records if r.owner == owner], delta) for owner in together}
     if as_json:
         print_json(
@@ -257,6 +256,7 @@ def _claimed(claim: Claim) -> dict[str, Any]:
 
 def _claim(run: Path, records: list[ReleaseRecord], delta: float) -> Claim | None:
     """What the algorithm's paper would promise for an owner's releases."""
+    from securevfl.accountants import claim_for
     from securevfl.settings.plan import Plan
 
     file = run / "plan.toml"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from securevfl.errors import DataError, InputError
-from securevfl.protocols.alignment.protocol import NORMALISATIONS, Alignment, PrivateAlignment
+from securevfl.files import write_text
+
+if TYPE_CHECKING:
+    from securevfl.protocols.alignment.protocol import Alignment
 
 REVEALED = (
     "every party learns the common IDs; the first also the sizes of the other sets and, with three or more"
@@ -27,7 +31,7 @@ def align(
         Path, typer.Option("--out", help="Folder for each party's rows of the common IDs.")
     ] = Path("aligned"),
     normalise: Annotated[
-        str, typer.Option("--normalise", help=f"How IDs are compared: {', '.join(NORMALISATIONS)}.")
+        str, typer.Option("--normalise", help="How IDs are compared: exact, trim, trim-casefold.")
     ] = "exact",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -36,6 +40,8 @@ def align(
     All parties run in this process: it tries out and tests an alignment. Organisations that may not see each
     other's IDs run the same roles on their own machines.
     """
+    from securevfl.protocols.alignment.protocol import PrivateAlignment
+
     if len(files) < 2:
         raise InputError(f"{len(files)} file was given; alignment needs one per party, at least 2")
     tables = [_read(path, id_column) for path in files]
@@ -69,10 +75,11 @@ def _read(path: Path, id_column: str) -> tuple[list[str], Rows]:
 def _write(out: Path, index: int, path: Path, header: list[str], rows: Rows, result: Alignment) -> Path:
     # The number keeps two parties' files of the same name apart.
     target = out / f"p{index}-{path.stem}.csv"
-    with target.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows[row] for row in result.rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows[row] for row in result.rows)
+    write_text(target, text.getvalue())
     return target
 
 

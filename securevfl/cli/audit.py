@@ -52,7 +52,7 @@ def audit(
     report.save(run)
     if html is not None:
         from securevfl.auditing.page import render
-        from securevfl.privacy.views import write_text
+        from securevfl.files import write_text
 
         write_text(html, render(report.content))
     if json:

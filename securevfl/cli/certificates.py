@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from securevfl.cli.show import print_json
-from securevfl.network.identity.authority import KEYS
-from securevfl.network.identity.certificates import create_authority, issue, load_authority, request, sign
-from securevfl.network.identity.describe import describe, describe_file
+
+if TYPE_CHECKING:
+    from securevfl.network.identity.pem import Certified
 
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the authority.")]
 Out = Annotated[Path, typer.Option("--out", help="Where each organisation's folder goes.")]
@@ -24,13 +24,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def certificates_init(
     name: Annotated[str, typer.Option("--name", help="What to call the authority.")],
     folder: Folder = Path("ca"),
-    key: Annotated[str, typer.Option("--key", help=f"Its own key: {' or '.join(KEYS)}.")] = "p256",
+    key: Annotated[str, typer.Option("--key", help="Its own key: p256 or ed25519.")] = "p256",
     days: Days = 365,
     json: Json = False,
 ) -> None:
     """Make the consortium's authority: a key that stays here, and a certificate for everybody."""
+    from securevfl.network.identity.certificates import create_authority
+
     made = create_authority(folder, name=name, key=key, days=days)
-    _report([{"at": str(folder), **describe(made.certificate)}], json, f"Keep {folder}/ca.key secret.")
+    _report([_row(folder, made.certificate)], json, f"Keep {folder}/ca.key secret.")
 
 
 def certificates_issue(
@@ -42,9 +44,10 @@ def certificates_issue(
     json: Json = False,
 ) -> None:
     """Make a key and a certificate for each organisation, in a folder to hand over to it."""
+    from securevfl.network.identity.certificates import issue, load_authority
+
     made = issue(load_authority(folder), names, out=out, hosts=host or (), days=days)
-    rows = [{"at": str(out / name), **describe(each)} for name, each in zip(names, made, strict=True)]
-    _report(rows, json)
+    _report([_row(out / name, each) for name, each in zip(names, made, strict=True)], json)
 
 
 def certificates_request(
@@ -54,9 +57,11 @@ def certificates_request(
     json: Json = False,
 ) -> None:
     """Make an organisation's own key, and a request for the authority that does not contain it."""
+    from securevfl.network.identity.certificates import request
+
     made = request(name, out=out, hosts=host or ())
     note = f"Send {out / name / name}.csr to the authority, and the fingerprint by another channel."
-    _report([{"at": str(out / name), **describe(made)}], json, note)
+    _report([_row(out / name, made)], json, note)
 
 
 def certificates_sign(
@@ -68,9 +73,11 @@ def certificates_sign(
     json: Json = False,
 ) -> None:
     """Certify the key that an organisation made itself; only name and hosts are taken from its request."""
+    from securevfl.network.identity.certificates import load_authority, sign
+
     made = sign(load_authority(folder), name, csr, out=out, days=days)
     note = f"Compare the fingerprint with {name} by another channel before you hand {out / name} over."
-    _report([{"at": str(out / name), **describe(made)}], json, note)
+    _report([_row(out / name, made)], json, note)
 
 
 def certificates_show(
@@ -78,7 +85,15 @@ def certificates_show(
     json: Json = False,
 ) -> None:
     """Show whom certificates and requests name, who issued them, and how many days they have left."""
+    from securevfl.network.identity.describe import describe_file
+
     _report([{"at": str(path), **describe_file(path)} for path in files], json)
+
+
+def _row(place: Path, certified: Certified) -> dict[str, Any]:
+    from securevfl.network.identity.describe import describe
+
+    return {"at": str(place), **describe(certified)}
 
 
 def _report(rows: list[dict[str, Any]], json: bool, note: str = "") -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from securevfl.data import DATASETS, DatasetInfo, VerticalData
-from securevfl.data.registry import find_info
-from securevfl.settings.plan import PROTOCOLS
+if TYPE_CHECKING:
+    from securevfl.data import DatasetInfo
 
 # A narrow terminal leaves out the descriptions, never the name that one has to type.
 _LEAST_DESCRIPTION = 24
@@ -33,6 +32,9 @@ def data(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the data sets and what combines with what, or describe one data set."""
+    from securevfl.data import DATASETS, VerticalData
+    from securevfl.data.registry import find_info
+
     if name is None:
         facts: dict[str, Any] = {
             "datasets": [_facts(key, info) for key, info in DATASETS.items()],
@@ -66,6 +68,8 @@ def combinations() -> dict[str, list[str]]:
 
 
 def _combinations_table(algorithms: dict[str, list[str]]) -> Table:
+    from securevfl.settings.plan import PROTOCOLS
+
     table = Table(title="What combines with what (--algorithm, --protocol)", box=SIMPLE_HEAD)
     table.add_column("algorithm", no_wrap=True)
     for protocol in PROTOCOLS:

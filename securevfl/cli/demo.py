@@ -12,6 +12,7 @@ from rich.console import Console
 from securevfl.cli.audit import audit_with_progress
 from securevfl.cli.show import number, print_json, table
 from securevfl.cli.train import run_with_progress
+from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 DATA = "breast-cancer"
 PARTIES = 3
-COMMON = Plan(
-    algorithm="vafl", data=DATA, parties=PARTIES, epochs=15, batch=32, delays="exponential", record_views=True
-)
+SOURCE = DataSource(data=DATA, parties=PARTIES)
+COMMON: dict[str, Any] = {"epochs": 15, "batch": 32, "settings": {"delays": "exponential"}}
 
 # What each variant is, in the words of the table.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,12 +77,9 @@ def demo(
 
 
 def _plan(changes: dict[str, Any]) -> Plan:
-    """The common plan with a variant's changes; sealed training brings its own settings."""
-    if changes.get("algorithm") != "sealed":
-        return COMMON.with_changes(**changes)
-    from securevfl.algorithms import recommended
-
-    return recommended("sealed", data=DATA, parties=PARTIES, record_views=True, epsilon=changes["epsilon"])
+    """The common plan with a variant's changes; sealed training is best with its own defaults."""
+    common = {} if changes.get("algorithm") == "sealed" else COMMON
+    return Plan(**{**common, **changes, "source": SOURCE, "record_views": True})
 
 
 def _audited(run: Run, data: Any, name: str, *, quiet: bool) -> Report | None:

@@ -19,8 +19,7 @@ from securevfl.errors import InputError
 
 if TYPE_CHECKING:
     from securevfl.network.agreement import Understanding
-    from securevfl.network.config import ServerConfig
-    from securevfl.network.node import Node
+    from securevfl.network.participant import Participant
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
@@ -44,17 +43,20 @@ def serve(
 
     With --predict it leads a prediction with the trained model instead.
     """
-    from securevfl.network.conductor import Conductor
     from securevfl.network.config import read_server_config
+    from securevfl.network.coordinator import Coordinator
+    from securevfl.network.prediction import Predicting
 
     if (predict is None) != (out is None):
         raise InputError("--predict FILE and --out FILE go together: new records, and where to write scores")
     settings = read_server_config(config)
+    again, purpose = f"securevfl serve --config {config}", None
     if predict is not None and out is not None:
-        _predict_as_coordinator(settings, predict, out, f"securevfl serve --config {config}", json)
-        return
-    node = Conductor(settings, on_epoch=lambda line: _epoch(line, json), say=lambda text: _say(text, json))
-    _run(node, f"securevfl serve --config {config}", json)
+        if out.exists():
+            raise InputError(f"{out} exists already; choose another file for the scores")
+        again, purpose = f"{again} --predict {predict} --out {out}", Predicting(predict, out)
+    follow, say = partial(_epoch, json=json), partial(_say, json=json)
+    _run(Coordinator(settings, purpose, on_epoch=follow, say=say), again, json)
 
 
 def join(
@@ -78,6 +80,7 @@ def join(
     """Take part in a run, or in a prediction, with this organisation's own data, ledger and budget."""
     from securevfl.network.config import read_party_config
     from securevfl.network.member import Member
+    from securevfl.network.prediction import Predicting
 
     settings = read_party_config(config)
     again, say = f"securevfl join --config {config}", partial(_say, json=json)
@@ -85,28 +88,9 @@ def join(
     async def confirm(agreement: Understanding) -> bool:
         return yes or await _ask(agreement)
 
-    if predict is not None:
-        from securevfl.network.predicting import read_new_records
-        from securevfl.network.predicting_member import PredictingMember
-
-        new = read_new_records(settings, predict)
-        node = PredictingMember(settings, new=new, confirm=confirm, say=say)
-        _run(node, f"{again} --predict {predict}", json)
-        return
-    _run(Member(settings, confirm=confirm, say=say), again, json)
-
-
-def _predict_as_coordinator(
-    settings: ServerConfig, predict: Path, out: Path, command: str, json: bool
-) -> None:
-    from securevfl.network.predicting import read_new_records
-    from securevfl.network.predicting_conductor import PredictingConductor
-
-    if out.exists():
-        raise InputError(f"{out} exists already; choose another file for the scores")
-    new = read_new_records(settings, predict)
-    node = PredictingConductor(settings, new=new, out=out, say=partial(_say, json=json))
-    _run(node, f"{command} --predict {predict} --out {out}", json)
+    purpose = None if predict is None else Predicting(predict)
+    again += "" if predict is None else f" --predict {predict}"
+    _run(Member(settings, purpose, confirm=confirm, say=say), again, json)
 
 
 def gather(
@@ -164,7 +148,7 @@ async def _line() -> str:
     return sys.stdin.readline()
 
 
-def _run(node: Node, again: str, json: bool) -> None:
+def _run(node: Participant, again: str, json: bool) -> None:
     """Runs a node to its end; an interrupt leaves what is needed to go on."""
     from securevfl.network.logs import log_to
 
@@ -186,7 +170,7 @@ def _run(node: Node, again: str, json: bool) -> None:
         _show(node, result)
 
 
-async def _until_done(node: Node) -> dict[str, Any]:
+async def _until_done(node: Participant) -> dict[str, Any]:
     from securevfl.network.status import StatusServer
 
     task = asyncio.current_task()
@@ -197,7 +181,7 @@ async def _until_done(node: Node) -> dict[str, Any]:
         return await node.run()
 
 
-def _show(node: Node, result: dict[str, Any]) -> None:
+def _show(node: Participant, result: dict[str, Any]) -> None:
     console = Console()
     if "records" in result:
         _show_prediction(console, node, result)
@@ -209,7 +193,7 @@ def _show(node: Node, result: dict[str, Any]) -> None:
     if measured:
         console.print(f"test {measured}")
     if result["privacy"]:
-        console.print(privacy_table(result["privacy"], node.seat.plan.delta if node.seat else 0.0))
+        console.print(privacy_table(result["privacy"], node.site.plan.delta if node.site else 0.0))
     show_absences(console, result)
     if result["stopped"]:
         console.print(f"stopped by {result['stopped']}", markup=False)
@@ -217,10 +201,10 @@ def _show(node: Node, result: dict[str, Any]) -> None:
     console.print(f"files in {node.folder.path}", markup=False, soft_wrap=True)
 
 
-def _show_prediction(console: Console, node: Node, result: dict[str, Any]) -> None:
+def _show_prediction(console: Console, node: Participant, result: dict[str, Any]) -> None:
     known = f", {result['known']} of them known before" if result["known"] else ""
     console.print(f"{result['records']} records predicted{known}", markup=False)
     if result["privacy"]:
-        console.print(privacy_table(result["privacy"], node.seat.plan.delta if node.seat else 0.0))
+        console.print(privacy_table(result["privacy"], node.site.plan.delta if node.site else 0.0))
     if "scores" in result:
         console.print(f"scores in {result['scores']}", markup=False, soft_wrap=True)

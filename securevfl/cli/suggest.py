@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from securevfl.cli.show import number, print_json, table
+from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
@@ -38,15 +39,14 @@ def suggest(
     from securevfl.sweeps.suggest import public_rows
     from securevfl.sweeps.suggest import suggest as make_suggestion
 
-    plan = Plan(
+    source = DataSource(
         data=",".join(data),
         data_folder="" if data_folder is None else str(data_folder),
         parties=parties,
         id_column=id_column,
         label_column=label_column,
-        epsilon=epsilon,
-        delta=delta,
     )
+    plan = Plan(source=source, epsilon=epsilon, delta=delta)
     rows = public_rows(public, plan) if public else None
     console = Console(stderr=True)
     if json or not console.is_terminal:
@@ -56,7 +56,7 @@ def suggest(
             found = make_suggestion(
                 plan, public=rows, progress=lambda what, share: status.update(f"{share:.0%} trying {what}")
             )
-    given = {name: getattr(plan, name) for name in ("data", "data_folder", "id_column", "label_column")}
+    given = vars(source)
     if json:
         print_json(_mapping(found, given))
     else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,8 @@ from rich.console import Console
 
 from securevfl.cli.show import number, print_json, progress_bar, table
 from securevfl.errors import PlanError, RunError
-from securevfl.settings.plan import Plan
+from securevfl.settings.codec import parse_assignment
+from securevfl.settings.plan import KINDS, Plan, read_plan
 
 if TYPE_CHECKING:
     from securevfl.data import VerticalData
@@ -66,7 +66,10 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan.toml; options on the line win over it.")] = None,
     set_field: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other plan field, as name=value (repeat).")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Any other setting of plan, algorithm or simulation, as name=value (repeat)."
+        ),
     ] = None,
     record_views: Annotated[
         bool, typer.Option("--record-views", help="Write what each observer saw.")
@@ -136,38 +139,10 @@ def _plan(file: Path | None, options: dict[str, Any], extra: list[str], resume: 
         from securevfl.federation.folder import RunFolder
 
         return RunFolder(resume).read_plan()
-    changes = {name: value for name, value in options.items() if value is not None}
-    changes |= dict(_assignment(text) for text in extra)
-    base = Plan.from_toml(file) if file is not None else Plan()
-    defaults = _defaults(str(changes.get("algorithm", base.algorithm)))
-    base = Plan.from_toml(file, defaults) if file is not None else base.with_changes(**defaults)
-    return base.with_changes(**changes)
-
-
-def _defaults(algorithm: str) -> Mapping[str, Any]:
-    """What the algorithm prefers where the user says nothing."""
-    from securevfl.algorithms import find_algorithm
-
-    return find_algorithm(algorithm).defaults
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    """Reads name=value; the value's type is that of the plan's field."""
-    import tomllib
-
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise PlanError(f"--set {text!r} is not of the form name=value")
-    name = name.strip().replace("-", "_")
-    kinds = {f.name: str(f.type) for f in dataclasses.fields(Plan)}
-    if kinds.get(name) == "str":
-        return name, value.strip()
-    try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(
-            f"--set {name}: {value!r} is not a TOML value such as 3, 0.5, true, [8, 8]"
-        ) from error
+    values = {} if file is None else read_plan(file)
+    values |= {name: value for name, value in options.items() if value is not None}
+    values |= dict(parse_assignment(text, KINDS) for text in extra)
+    return Plan.from_flat(values)
 
 
 def run_with_progress(
@@ -209,7 +184,9 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
-    console.print(f"{result['algorithm']} on {run.plan.data or 'data'}: test {measured or 'not evaluated'}")
+    console.print(
+        f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
+    )
     for note in notes:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:

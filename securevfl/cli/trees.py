@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from securevfl.protocols.sums.trees import build_trees, describe, draw
-
 
 def trees(
     workers: Annotated[int, typer.Argument(help="Number of workers, at least colluders + 2.")],
@@ -18,6 +16,8 @@ def trees(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw the two trees of a masked sum and what each worker and the worst coalition learns."""
+    from securevfl.protocols.sums.trees import build_trees, describe, draw
+
     pair = build_trees(workers, collusion)
     facts = describe(pair)
     if json:

@@ -1,7 +1,7 @@
 """Vertical data: one block of features per party."""
 
-from .registry import DATASETS, DatasetInfo
-from .synthetic import make_synthetic
-from .vertical import VerticalData
+from securevfl.data.registry import DATASETS, DatasetInfo
+from securevfl.data.synthetic import make_synthetic
+from securevfl.data.vertical import VerticalData
 
 __all__ = ["DATASETS", "DatasetInfo", "VerticalData", "make_synthetic"]

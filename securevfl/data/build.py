@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.errors import DataError
-
-from .bounds import make_bounds
-from .checks import Block, Index, as_block, flat, nearest, not_finite, party_names, width
-from .join import clean_ids, join_on_ids
-from .labels import find_coding, missing_labels, raw_labels
-from .split import divide_rows
-from .vertical import VerticalData
+from securevfl.data.blocks import (
+    Block,
+    Index,
+    as_block,
+    flat,
+    make_bounds,
+    not_finite,
+    party_names,
+    width,
+)
+from securevfl.data.labels import find_coding, missing_labels, raw_labels
+from securevfl.data.split import clean_ids, divide_rows, join_on_ids
+from securevfl.data.vertical import VerticalData
+from securevfl.errors import DataError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +147,7 @@ def from_arrays(
     names = party_names(parties, len(blocks))
     holder = names[0] if label_holder is None else label_holder
     if holder not in (*names, "server"):
-        raise DataError(f"label holder {holder!r} is no party{nearest(str(holder), [*names, 'server'])}")
+        raise DataError(f"label holder {holder!r} is no party; {nearest(holder, [*names, 'server'])}")
     train, lost, notes = _align(blocks, labels, ids, names, holder)
     settings = Settings(
         parties=names,

@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.errors import DataError
-
-from .checks import nearest, shorten
+from securevfl.data.blocks import shorten
+from securevfl.errors import DataError, nearest
 
 Task: TypeAlias = Literal["binary", "multiclass", "regression"]
 ClassValue: TypeAlias = str | int | float
@@ -91,7 +90,7 @@ def find_coding(labels: NDArray[Any], task: str | None) -> Coding:
             numbers are classes, anything else is a quantity.
     """
     if task is not None and task not in TASKS:
-        raise DataError(f"unknown task {task!r}{nearest(str(task), TASKS)}")
+        raise DataError(f"unknown task {task!r}; {nearest(task, TASKS)}")
     if task == "regression" and labels.dtype.kind == "U":
         raise DataError(f"task is regression but the labels are text, such as {str(labels[0])!r}")
     distinct = np.unique(labels)

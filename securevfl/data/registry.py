@@ -9,16 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from securevfl.errors import DataError
-
-from . import embedded, local_files
-from .checks import nearest
-from .files import find_files
-from .labels import Task
-from .schemas import MFEAT_VIEWS
-from .split import ColumnSplit
-from .synthetic import make_synthetic, parse_options
-from .vertical import VerticalData
+from securevfl.data import schemas, sets
+from securevfl.data.labels import Task
+from securevfl.data.readers import find_files
+from securevfl.data.split import ColumnSplit
+from securevfl.data.synthetic import make_synthetic, parse_options
+from securevfl.data.vertical import VerticalData
+from securevfl.errors import DataError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,164 +47,123 @@ class DatasetInfo:
         return bool(self.files)
 
 
-def _fate(label: str, id_column: str, stem: str, **info: Any) -> DatasetInfo:
+def _info(
+    loader: Callable[..., VerticalData], task: Task, rows: int, features: int, description: str, **more: Any
+) -> DatasetInfo:
     return DatasetInfo(
-        loader=partial(local_files.fate, id_column=id_column, label=label, name=info.pop("name")),
-        files=(f"{stem}_hetero_guest.csv", f"{stem}_hetero_host.csv"),
-        parties=None,
-        **info,
+        loader=loader, task=task, rows=rows, features=features, description=description, **more
     )
 
 
+def _sklearn(
+    name: str, bounds: Any, task: Task, rows: int, features: int, text: str, **more: Any
+) -> DatasetInfo:
+    image = (8, 8) if name == "digits" else None
+    loader = partial(sets.from_sklearn, name=name, bounds=bounds, task=task, image_size=image)
+    return _info(loader, task, rows, features, text, **more)
+
+
+def _fate(
+    stem: str, id_column: str, label: str, task: Task, rows: int, features: int, what: str
+) -> DatasetInfo:
+    files = (f"{stem}_hetero_guest.csv", f"{stem}_hetero_host.csv")
+    loader = partial(sets.fate, id_column=id_column, label=label, name=stem)
+    text = f"FATE's guest and host of {what}"
+    return _info(loader, task, rows, features, text, files=files, parties=None)
+
+
+_INCOME = "income above 50K,"
+_DEFAULT = "default of credit card clients"
+_PIXELS: dict[str, Any] = {"test_rows": 10000, "files": schemas.MNIST_FILES, "parties": 7}
+
 DATASETS: Mapping[str, DatasetInfo] = MappingProxyType(
     {
-        "breast-cancer": DatasetInfo(
-            description="Wisconsin diagnostic breast cancer",
-            task="binary",
-            rows=569,
-            features=30,
-            loader=embedded.breast_cancer,
+        "breast-cancer": _sklearn(
+            "breast_cancer",
+            [schemas.BREAST_CANCER_BOUNDS],
+            "binary",
+            569,
+            30,
+            "Wisconsin diagnostic breast cancer",
             parties=3,
         ),
-        "digits": DatasetInfo(
-            description="handwritten digits, 8 x 8 pixels",
-            task="multiclass",
-            rows=1797,
-            features=64,
-            loader=embedded.digits,
+        "digits": _sklearn(
+            "digits", schemas.DIGITS_BOUNDS, "multiclass", 1797, 64, "handwritten digits, 8 x 8 pixels"
         ),
-        "wine": DatasetInfo(
-            description="chemical analysis of three cultivars",
-            task="multiclass",
-            rows=178,
-            features=13,
-            loader=embedded.wine,
+        "wine": _sklearn(
+            "wine", [schemas.WINE_BOUNDS], "multiclass", 178, 13, "chemical analysis of three cultivars"
         ),
-        "diabetes": DatasetInfo(
-            description="disease progression after one year",
-            task="regression",
-            rows=442,
-            features=10,
-            loader=embedded.diabetes,
+        "diabetes": _sklearn(
+            "diabetes", schemas.DIABETES_BOUNDS, "regression", 442, 10, "disease progression after one year"
         ),
-        "synthetic": DatasetInfo(
-            description="seeded generator; options as in synthetic:rows=1000,features=20,classes=2",
-            task="binary",
-            rows=1000,
-            features=20,
-            loader=make_synthetic,
+        "synthetic": _info(
+            make_synthetic,
+            "binary",
+            1000,
+            20,
+            "seeded generator; options as in synthetic:rows=1000,features=20,classes=2",
         ),
-        "a9a": DatasetInfo(
-            description="income above 50K, LIBSVM's binary form of Adult",
-            task="binary",
-            rows=32561,
+        "a9a": _info(
+            sets.a9a,
+            "binary",
+            32561,
+            123,
+            f"{_INCOME} LIBSVM's binary form of Adult",
             test_rows=16281,
-            features=123,
-            loader=local_files.a9a,
             files=("a9a", "a9a.t"),
             parties=(67, 56),
         ),
-        "mnist": DatasetInfo(
-            description="handwritten digits, 28 x 28 pixels",
-            task="multiclass",
-            rows=60000,
-            test_rows=10000,
-            features=784,
-            loader=local_files.mnist,
-            files=local_files.MNIST_FILES,
-            parties=7,
+        "mnist": _info(sets.mnist, "multiclass", 60000, 784, "handwritten digits, 28 x 28 pixels", **_PIXELS),
+        "fashion-mnist": _info(
+            sets.mnist, "multiclass", 60000, 784, "pieces of clothing, 28 x 28 pixels", **_PIXELS
         ),
-        "fashion-mnist": DatasetInfo(
-            description="pieces of clothing, 28 x 28 pixels",
-            task="multiclass",
-            rows=60000,
-            test_rows=10000,
-            features=784,
-            loader=local_files.mnist,
-            files=local_files.MNIST_FILES,
-            parties=7,
-        ),
-        "mfeat": DatasetInfo(
-            description="six views of the same handwritten digits",
-            task="multiclass",
-            rows=2000,
-            features=sum(MFEAT_VIEWS.values()),
-            loader=local_files.mfeat,
-            files=local_files.MFEAT_FILES,
+        "mfeat": _info(
+            sets.mfeat,
+            "multiclass",
+            2000,
+            sum(schemas.MFEAT_VIEWS.values()),
+            "six views of the same handwritten digits",
+            files=schemas.MFEAT_FILES,
             parties=None,
         ),
-        "adult": DatasetInfo(
-            description="income above 50K, text columns as 0/1 columns",
-            task="binary",
-            rows=32561,
+        "adult": _info(
+            sets.adult,
+            "binary",
+            32561,
+            105,
+            f"{_INCOME} text columns as 0/1 columns",
             test_rows=16281,
-            features=105,
-            loader=local_files.adult,
             files=("adult.data", "adult.test"),
         ),
-        "uci-credit": DatasetInfo(
-            description="default of credit card clients",
-            task="binary",
-            rows=30000,
-            features=23,
-            loader=local_files.uci_credit,
+        "uci-credit": _info(sets.uci_credit, "binary", 30000, 23, _DEFAULT, files=("UCI_Credit_Card.csv",)),
+        "uci-credit-one-hot": _info(
+            partial(sets.uci_credit, codes=True),
+            "binary",
+            30000,
+            93,
+            f"{_DEFAULT}, codes as 0/1 columns",
             files=("UCI_Credit_Card.csv",),
         ),
-        "uci-credit-one-hot": DatasetInfo(
-            description="default of credit card clients, codes as 0/1 columns",
-            task="binary",
-            rows=30000,
-            features=93,
-            loader=local_files.uci_credit_one_hot,
-            files=("UCI_Credit_Card.csv",),
-        ),
-        "give-me-some-credit": DatasetInfo(
-            description="serious delinquency within two years; gaps are marked by two 0/1 columns",
-            task="binary",
-            rows=150000,
-            features=12,
-            loader=local_files.give_me_some_credit,
+        "give-me-some-credit": _info(
+            sets.give_me_some_credit,
+            "binary",
+            150000,
+            12,
+            "serious delinquency within two years; gaps are marked by two 0/1 columns",
             files=("cs-training.csv",),
         ),
-        "parkinson": DatasetInfo(
-            description="Parkinson's disease from speech, one record per person, four groups of measurements",
-            task="binary",
-            rows=252,
-            features=751,
-            loader=local_files.parkinson,
+        "parkinson": _info(
+            sets.parkinson,
+            "binary",
+            252,
+            751,
+            "Parkinson's disease from speech, one record per person, four groups of measurements",
             files=("pd_speech_252_subjects.csv",),
             parties=None,
         ),
-        "fate-breast": _fate(
-            "y",
-            "id",
-            "breast",
-            name="fate-breast",
-            description="FATE's guest and host of breast cancer",
-            task="binary",
-            rows=569,
-            features=30,
-        ),
-        "fate-credit": _fate(
-            "y",
-            "id",
-            "default_credit",
-            name="fate-credit",
-            description="FATE's guest and host of credit card default",
-            task="binary",
-            rows=30000,
-            features=23,
-        ),
-        "fate-motor": _fate(
-            "motor_speed",
-            "idx",
-            "motor",
-            name="fate-motor",
-            description="FATE's guest and host of motor speed",
-            task="regression",
-            rows=800,
-            features=11,
-        ),
+        "fate-breast": _fate("breast", "id", "y", "binary", 569, 30, "breast cancer"),
+        "fate-credit": _fate("default_credit", "id", "y", "binary", 30000, 23, "credit card default"),
+        "fate-motor": _fate("motor", "idx", "motor_speed", "regression", 800, 11, "motor speed"),
     }
 )
 
@@ -222,7 +178,7 @@ def find_info(name: str) -> DatasetInfo:
         raise DataError(f"data set name must be text, found {name!r}")
     base, colon, _ = name.partition(":")
     if base not in DATASETS:
-        raise DataError(f"unknown data set {base!r}{nearest(base, DATASETS)}")
+        raise DataError(f"unknown data set {base!r}; {nearest(base, DATASETS)}")
     if colon and base != "synthetic":
         raise DataError(f"data set {base!r} has no options; found {name!r}")
     return DATASETS[base]

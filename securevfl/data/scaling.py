@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from .checks import Block, flat
+from securevfl.data.blocks import Block, flat
 
 Scaling: TypeAlias = Literal["none", "standard", "public"]
 SCALINGS: tuple[Scaling, ...] = ("none", "standard", "public")

@@ -1,4 +1,4 @@
-"""Public descriptions of local sets: codes, bounds and column groups. No value is taken from rows."""
+"""Public descriptions of known sets: files, codes, bounds and column groups. No value is taken from rows."""
 
 from __future__ import annotations
 
@@ -42,6 +42,25 @@ ADULT: dict[str, tuple[str, ...] | tuple[float, float]] = {
     ),
 }
 
+# Summary statistics (min, max) printed in scikit-learn's description of the set, rounded as printed there.
+# A value just outside its rounded bound is clipped by public scaling.
+BREAST_CANCER_BOUNDS: tuple[tuple[float, float], ...] = (
+    (6.981, 28.11), (9.71, 39.28), (43.79, 188.5), (143.5, 2501.0), (0.053, 0.163),
+    (0.019, 0.345), (0.0, 0.427), (0.0, 0.201), (0.106, 0.304), (0.05, 0.097),
+    (0.112, 2.873), (0.36, 4.885), (0.757, 21.98), (6.802, 542.2), (0.002, 0.031),
+    (0.002, 0.135), (0.0, 0.396), (0.0, 0.053), (0.008, 0.079), (0.001, 0.03),
+    (7.93, 36.04), (12.02, 49.54), (50.41, 251.2), (185.2, 4254.0), (0.071, 0.223),
+    (0.027, 1.058), (0.0, 1.252), (0.0, 0.291), (0.156, 0.664), (0.055, 0.208),
+)  # fmt: skip
+WINE_BOUNDS: tuple[tuple[float, float], ...] = (
+    (11.0, 14.8), (0.74, 5.80), (1.36, 3.23), (10.6, 30.0), (70.0, 162.0), (0.98, 3.88), (0.34, 5.08),
+    (0.13, 0.66), (0.41, 3.58), (1.3, 13.0), (0.48, 1.71), (1.27, 4.00), (278.0, 1680.0),
+)  # fmt: skip
+# The description says: centred, sum of squares 1 over 442 rows, so the deviation is 1/sqrt(442) = 0.048;
+# 0.2 is a little over four deviations.
+DIABETES_BOUNDS: tuple[float, float] = (-0.2, 0.2)
+DIGITS_BOUNDS: tuple[float, float] = (0.0, 16.0)
+
 # Codes of the credit card set; the repayment states run from -2 (no use) to 8 (months late).
 UCI_CREDIT_CODES: dict[str, tuple[int, ...]] = {
     "SEX": (1, 2),
@@ -64,7 +83,14 @@ UCI_CREDIT_BOUNDS: dict[str, tuple[float, float]] = {
     **{f"PAY_AMT{month}": (0.0, 100_000.0) for month in range(1, 7)},
 }
 
+MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 MFEAT_VIEWS: dict[str, int] = {"fac": 216, "fou": 76, "kar": 64, "mor": 6, "pix": 240, "zer": 47}
+MFEAT_FILES = tuple(f"mfeat-{view}.csv" for view in MFEAT_VIEWS)
 
 
 def parkinson_view(column: str) -> str:

@@ -17,17 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.errors import DataError
+from securevfl.data.blocks import Block, Bounds, Index, as_block, make_bounds, not_finite
+from securevfl.data.labels import TASKS, Coding, Task, find_coding, missing_labels, raw_labels
+from securevfl.data.readers import read_table
+from securevfl.data.sources import encode_table
+from securevfl.data.split import clean_ids, divide_rows
+from securevfl.data.vertical import VerticalData
+from securevfl.errors import DataError, nearest
 from securevfl.protocols.alignment.protocol import NORMALISATIONS, prepare_ids
-
-from .bounds import Bounds, make_bounds
-from .checks import Block, Index, as_block, nearest, not_finite
-from .csv_files import encode_table
-from .join import clean_ids
-from .labels import TASKS, Coding, Task, find_coding, missing_labels, raw_labels
-from .split import divide_rows
-from .tables import read_table
-from .vertical import VerticalData
 
 OUTLINE_FILE = "outline.json"
 
@@ -81,7 +78,7 @@ class OwnTable:
         table, coded = read_table(path, delimiter), dict(one_hot or {})
         for column in (id_column, *([label_column] if label_column else []), *leave_out, *coded):
             if column not in table.header:
-                raise DataError(f"{table.path}: no column {column!r}{nearest(column, table.header)}")
+                raise DataError(f"{table.path}: no column {column!r}; {nearest(column, table.header)}")
         ids, columns, block, labels = encode_table(
             table,
             where=str(table.path),
@@ -123,7 +120,7 @@ class OwnTable:
         missing = [column for column in (id_column, *needed) if column not in table.header]
         if missing:
             raise DataError(
-                f"{table.path}: no column {missing[0]!r}, which training had"
+                f"{table.path}: no column {missing[0]!r}, which training had; "
                 f"{nearest(missing[0], table.header)}"
             )
         if not columns:

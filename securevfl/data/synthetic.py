@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.errors import DataError
-
-from .build import Rows, Settings, build
-from .checks import check_seed, nearest
-from .split import ColumnSplit
-from .vertical import VerticalData
+from securevfl.data.blocks import check_seed
+from securevfl.data.build import Rows, Settings, build
+from securevfl.data.split import ColumnSplit
+from securevfl.data.vertical import VerticalData
+from securevfl.errors import DataError, nearest
 
 # The declared public bounds of every column: values are drawn from N(0, 1) and clipped here.
 REACH = 4.0
@@ -51,7 +50,7 @@ def make_synthetic(
     useful = max(1, features // 2) if informative is None else informative
     _check(rows=rows, features=features, classes=classes, informative=useful, noise=noise, positive=positive)
     if task not in (None, "binary", "multiclass", "regression"):
-        raise DataError(f"unknown task {task!r}{nearest(str(task), ('binary', 'multiclass', 'regression'))}")
+        raise DataError(f"unknown task {task!r}; {nearest(task, ('binary', 'multiclass', 'regression'))}")
     if (task == "binary" and classes != 2) or (task == "multiclass" and classes < 3):
         raise DataError(f"task {task} does not go with classes={classes}")
     generator = np.random.default_rng(check_seed(seed))
@@ -122,7 +121,7 @@ def parse_options(text: str) -> dict[str, Any]:
     for item in filter(None, text.split(",")):
         key, _, value = (part.strip() for part in item.partition("="))
         if key not in _OPTIONS:
-            raise DataError(f"synthetic: unknown option {key!r}{nearest(key, _OPTIONS)}")
+            raise DataError(f"synthetic: unknown option {key!r}; {nearest(key, _OPTIONS)}")
         try:
             options[key] = _OPTIONS[key](value)
         except ValueError:

@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from securevfl.errors import DataError
-
-from .bounds import Bounds
-from .checks import Block, flat, nearest, shorten, width
-from .labels import ClassValue, Task
-from .scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard, unscaled
-from .split import ColumnSplit, divide_columns
+from securevfl.data.blocks import Block, Bounds, flat, shorten, width
+from securevfl.data.labels import ClassValue, Task
+from securevfl.data.scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard, unscaled
+from securevfl.data.split import ColumnSplit, divide_columns
+from securevfl.errors import DataError, nearest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -121,9 +119,7 @@ class VerticalData:
 
     def describe(self) -> dict[str, Any]:
         """Everything worth knowing before training, ready for JSON."""
-        from .describe import describe
-
-        return describe(self)
+        return _describe(self)
 
     def split(self, parties: ColumnSplit) -> VerticalData:
         """The same records with the columns divided anew; blocks become two-dimensional.
@@ -171,7 +167,7 @@ class VerticalData:
             label: Standardise regression labels on the training part; kept in `label_scaling`.
         """
         if how not in SCALINGS:
-            raise DataError(f"unknown scaling {how!r}{nearest(str(how), SCALINGS)}")
+            raise DataError(f"unknown scaling {how!r}; {nearest(how, SCALINGS)}")
         data = self._label_scaled() if label else self
         if how == "standard":
             fitted = [
@@ -294,7 +290,7 @@ class VerticalData:
         Raises:
             DataError: The input cannot be used; the message names the party, column or ID.
         """
-        from .build import from_arrays
+        from securevfl.data.build import from_arrays
 
         return from_arrays(
             blocks,
@@ -352,7 +348,7 @@ class VerticalData:
             missing: `error`, or `drop` to leave out rows with missing values and say how many.
             name: What to call the data in reports; the file names by default.
         """
-        from .csv_files import from_csv
+        from securevfl.data.sources import from_csv
 
         return from_csv(
             files,
@@ -400,7 +396,7 @@ class VerticalData:
             task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
             name: What to call the data in reports; the file name by default.
         """
-        from .libsvm import from_libsvm
+        from securevfl.data.sources import from_libsvm
 
         return from_libsvm(
             train_file,
@@ -434,7 +430,7 @@ class VerticalData:
             seed: Seed of the train/test split, and of the synthetic generator.
             test_fraction: Share of rows for the test part; a set with a test part of its own ignores it.
         """
-        from .registry import load
+        from securevfl.data.registry import load
 
         return load(name, parties=parties, folder=folder, seed=seed, test_fraction=test_fraction)
 
@@ -464,3 +460,52 @@ def _take_columns(
         flat(blocks[0]) if len(blocks) == 1 else np.concatenate([flat(block) for block in blocks], axis=1)
     )
     return tuple(np.ascontiguousarray(joined[:, numbers]) for _, numbers in shares)
+
+
+def _describe(data: VerticalData) -> dict[str, Any]:
+    """Rows, parties, labels, public bounds, scaling and notes."""
+    return {
+        "name": data.name,
+        "task": data.task,
+        "rows": {"train": data.n_train, "test": data.n_test},
+        "features": sum(data.widths),
+        "outputs": data.outputs,
+        "label_holder": data.label_holder,
+        "parties": [_party(data, number) for number in range(len(data.parties))],
+        "labels": _labels(data),
+        "scaling": data.scaling,
+        "image_size": list(data.image_size) if data.image_size else None,
+        "notes": list(data.notes),
+    }
+
+
+def _party(data: VerticalData, number: int) -> dict[str, Any]:
+    block, table = data.train[number], data.bounds[number]
+    return {
+        "name": data.parties[number],
+        "features": data.widths[number],
+        "shape": list(block.shape[1:]),
+        "sparse": bool(sparse.issparse(block)),
+        "bounded": 0 if table is None else int((~np.isnan(table[:, 0])).sum()),
+        "rows_lost": data.rows_lost[number] if data.rows_lost else 0,
+    }
+
+
+def _labels(data: VerticalData) -> dict[str, Any]:
+    if data.task == "regression":
+        return {"train": _spread(data.y_train), "test": _spread(data.y_test)}
+    return {
+        "classes": list(data.classes),
+        "train": np.bincount(data.y_train.astype(np.int64), minlength=len(data.classes)).tolist(),
+        "test": np.bincount(data.y_test.astype(np.int64), minlength=len(data.classes)).tolist(),
+    }
+
+
+def _spread(labels: NDArray[Any]) -> dict[str, float]:
+    values = labels.astype(np.float64)
+    return {
+        "min": float(values.min()),
+        "mean": float(values.mean()),
+        "max": float(values.max()),
+        "deviation": float(values.std()),
+    }

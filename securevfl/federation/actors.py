@@ -1,8 +1,8 @@
-"""A run whose organisations are spread over processes: the label holder here, the others wherever they are.
+"""The carrier whose sites are in processes of their own: the label holder's here, the others on Ray.
 
-The engine carries the messages, in their wire form, and moves the clock. At every instant all organisations
-that have something to do are stepped at the same time; their messages go on in the order of the
-organisations, so the result does not depend on who was faster.
+It carries the messages, in their wire form, and moves the clock. At every instant all organisations that have
+something to do are stepped at the same time; their messages go on in the order of the organisations, so the
+result does not depend on who was faster.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
-from securevfl.algorithms import Progress, find_algorithm
+from securevfl import errors
+from securevfl.algorithms import Progress
 from securevfl.data import VerticalData
-from securevfl.errors import DeadlockError, PlanError, RunError
-from securevfl.federation.engine import Engine, first_cause, run_roles
+from securevfl.errors import DeadlockError, PlanError, RunError, SecureVFLError
+from securevfl.federation.cluster import connect
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.share import Share, pack_share
-from securevfl.federation.stepped import Step, SteppedNetwork, SteppedPhase
+from securevfl.federation.stepped import Share, Step, SteppedSite, pack_share, unpack_share
+from securevfl.federation.virtual import SimulatedCarrier
 from securevfl.settings.plan import Plan
 
 
@@ -30,46 +32,42 @@ class Pending(Protocol):
 
 
 class Handle(Protocol):
-    """A `Seat` somewhere."""
+    """A `SteppedSite` somewhere."""
 
     def call(self, method: str, *arguments: Any) -> Pending:
-        """Calls a method of the seat without waiting for it."""
+        """Calls a method of the site without waiting for it."""
 
     def ready(self) -> None:
-        """Waits until the seat is made.
+        """Waits until the site is made.
 
         Raises:
             PlanError: The plan does not fit the organisation's data.
         """
 
 
-class Seats(Protocol):
-    """Where seats are made."""
+class Pool(Protocol):
+    """Where sites are made."""
 
-    def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Handle:
-        """Begins to make the seat of an organisation."""
+    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Handle:
+        """Begins to make the site of an organisation."""
 
     def close(self) -> None:
-        """Ends all seats."""
+        """Ends all sites."""
 
 
-class ActorEngine(Engine):
-    """An engine that runs the label holder itself and steps everybody else.
+class ActorCarrier(SimulatedCarrier):
+    """Runs the label holder's site itself and steps everybody else's.
 
     Args:
         plan: The resolved plan.
         data: The scaled data.
         folder: The run's folder, which all processes see.
-        seats: Makes a seat for every other organisation; closed with the engine.
+        pool: Makes a site for every other organisation; closed with the carrier.
         progress: Called after every step of the server.
-        on_epoch: Called with each line of metrics.
 
     Raises:
         PlanError: The algorithm is not a federated one.
     """
-
-    network: SteppedNetwork
-    away: dict[str, Handle]
 
     def __init__(
         self,
@@ -77,56 +75,54 @@ class ActorEngine(Engine):
         data: VerticalData,
         *,
         folder: RunFolder,
-        seats: Seats,
+        pool: Pool,
         progress: Callable[[Progress], None] | None = None,
-        on_epoch: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        self._seats, self.away = seats, {}
-        self._away_numbers: dict[str, int] = {}
+        self._pool, self.away = pool, dict[str, Handle]()
+        self._own: SteppedSite | None = None
         try:
-            if not find_algorithm(plan.algorithm).federated:
+            super().__init__(plan, data, folder=folder, progress=progress)
+            if not self.algorithm.federated:
                 raise PlanError(f"algorithm {plan.algorithm!r} has a single participant; leave Ray out")
-            super().__init__(plan, data, folder=folder, progress=progress, on_epoch=on_epoch)
+            self._own = SteppedSite(self.label_holder, plan, data, folder, self.report)
             for name in dict.fromkeys(self.hosts.values()):
                 if name != self.label_holder:
-                    self.away[name] = seats.open_seat(name, plan, pack_share(data, name), folder)
-            for seat in self.away.values():
-                seat.ready()
+                    self.away[name] = pool.open_site(name, plan, pack_share(data, name), folder)
+            for site in self.away.values():
+                site.ready()
         except BaseException:
-            seats.close()
+            if self._own is not None:
+                self._own.close()
+            pool.close()
             raise
-        self._spent: dict[str, float] = dict.fromkeys(self.away, 0.0)
+        self.network = self._own.network
+        self._spent = dict.fromkeys(self.away, 0.0)
 
-    def _here(self) -> list[str]:
-        return [self.label_holder]
+    @property
+    def home(self) -> SteppedSite:
+        """The label holder's site."""
+        if self._own is None:
+            raise RuntimeError("the carrier was not built")
+        return self._own
 
-    def _network(self) -> SteppedNetwork:
-        return SteppedNetwork(
-            self.label_holder,
-            self.hosts,
-            latency=self.plan.latency,
-            codec=self.plan.wire,
-            observe=self.observatory.observe,
-        )
+    def ask(self, method: str, each: Mapping[str, tuple[Any, ...]] | None = None) -> dict[str, Any]:
+        """See `SimulatedCarrier.ask`; all work at the same time."""
+        given = each or {}
+        pending = {name: site.call(method, *given.get(name, ())) for name, site in self.away.items()}
+        own = getattr(self.home, method)(*given.get(self.label_holder, ()))
+        return {self.label_holder: own} | {name: call.result() for name, call in pending.items()}
 
-    def _ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        pending = {name: seat.call(method, *arguments) for name, seat in self.away.items()}
-        return {name: each.result() for name, each in pending.items()}
+    # -- parts ----------------------------------------------------------------------------------------------
 
-    # -- phases ---------------------------------------------------------------------------------------------
-
-    def _phase(self, part: str) -> None:
-        own = SteppedPhase(run_roles((self.server, *self.parties), part), self.network, start=self.time)
+    async def phase(self, part: str, epoch: int) -> None:
+        """See `Carrier.phase`."""
         try:
-            self._ask_all("begin", part, self.time)
-            self._run(own)
-        except BaseExceptionGroup as errors:
-            raise first_cause(errors) from None
+            self.ask("start", dict.fromkeys((self.label_holder, *self.away), (part, self.time)))
+            self._play()
         finally:
-            own.close()
-            self._ask_all("end")
+            self.ask("end")
 
-    def _run(self, own: SteppedPhase) -> None:
+    def _play(self) -> None:
         """Steps everybody until all are done, always at the earliest time at which anybody has work."""
         names = [self.label_holder, *self.away]
         under_way: list[tuple[float, int, str, bytes]] = []
@@ -137,7 +133,8 @@ class ActorEngine(Engine):
             due = [wake for name, wake in wakes.items() if wake is not None and not done[name]]
             times = due + ([under_way[0][0]] if under_way else [])
             if not times:
-                raise DeadlockError(f"every role waits and nothing is under way: {self._explain()}")
+                waits = "; ".join(self.ask("explain").values())
+                raise DeadlockError(f"every role waits and nothing is under way: {waits}")
             # By differences, as the clock of a single process moves, so that the times are the same.
             self.time += max(0.0, min(times) - self.time)
             arrived: dict[str, list[bytes]] = {
@@ -146,69 +143,139 @@ class ActorEngine(Engine):
             while under_way and under_way[0][0] <= self.time:
                 _, _, name, data = heapq.heappop(under_way)
                 arrived.setdefault(name, []).append(data)
-            for name, step in self._step(own, arrived).items():
+            for name, step in self._step(arrived).items():
                 wakes[name], done[name] = step.wake, step.done
                 for receiver, data in step.messages:
                     count += 1
-                    heapq.heappush(under_way, (self.time + self.plan.latency, count, receiver, data))
+                    heapq.heappush(
+                        under_way, (self.time + self.plan.simulation.latency, count, receiver, data)
+                    )
                     self.network.messages += 1
                     self.network.bytes += len(data)
 
-    def _step(self, own: SteppedPhase, arrived: Mapping[str, list[bytes]]) -> dict[str, Step]:
+    def _step(self, arrived: Mapping[str, list[bytes]]) -> dict[str, Step]:
         """One step of all that have work, at the same time; the answers in the order of the organisations."""
         pending = {
-            name: seat.call("step", self.time, arrived[name])
-            for name, seat in self.away.items()
+            name: site.call("step", self.time, arrived[name])
+            for name, site in self.away.items()
             if name in arrived
         }
         steps: dict[str, Step] = {}
         if self.label_holder in arrived:
-            steps[self.label_holder] = own.step(self.time, arrived[self.label_holder])
-        for name, each in pending.items():
-            steps[name], self._spent[name], numbers = each.result()
-            self._away_numbers |= numbers
+            steps[self.label_holder] = self.home.step(self.time, arrived[self.label_holder])[0]
+        for name, call in pending.items():
+            steps[name], self._spent[name] = call.result()
         return steps
 
-    def _explain(self) -> str:
-        return "; ".join([self.network.explain(), *self._ask_all("explain").values()])
-
-    def _open_reserves(self) -> None:
-        self._ask_all("open_reserve")
-
-    # -- state ----------------------------------------------------------------------------------------------
-
     def spent(self) -> dict[str, float]:
-        """Each owner's mu so far."""
-        return super().spent() | self._spent
-
-    def _numbers(self) -> dict[str, int]:
-        return super()._numbers() | self._away_numbers
-
-    def _states(self) -> dict[str, Any]:
-        states = super()._states()
-        for name, state in self._ask_all("state").items():
-            states["parties"] |= state["parties"]
-            states["gates"][name] = state["gate"]
-        return states
-
-    def _load_states(self, state: dict[str, Any]) -> None:
-        super()._load_states(state)
-        self._away_numbers = {
-            address: int(number)
-            for address, number in state["numbers"].items()
-            if self.hosts[address] != self.label_holder
-        }
-        for name, seat in self.away.items():
-            seat.call("load", state["parties"], state["gates"][name], self._away_numbers).result()
-
-    def _save_models(self) -> None:
-        super()._save_models()
-        self._ask_all("finish")
+        """Each owner's mu so far, as of its last step."""
+        return {self.label_holder: self.home.spent()} | self._spent
 
     def close(self) -> None:
         """Closes ledgers and views everywhere."""
-        super().close()
-        for seat in self.away.values():
+        self.home.close()
+        for site in self.away.values():
             with suppress(RunError):  # it has died, and its files with it
-                seat.call("close").result()
-        self._seats.close()
+                site.call("close").result()
+        self._pool.close()
+
+
+# -- on Ray -------------------------------------------------------------------------------------------------
+
+Answer = tuple[str, Any]
+
+
+def answer(action: Callable[[], Any]) -> Answer:
+    """What an action gave: ("", value), or the name and the text of an error of ours."""
+    try:
+        return "", action()
+    except SecureVFLError as error:
+        return type(error).__name__, str(error)
+
+
+def value_of(given: Answer) -> Any:
+    """The value of an answer; an error is raised again on this side."""
+    name, value = given
+    if name:
+        raise getattr(errors, name)(value)
+    return value
+
+
+class SiteActor:
+    """Holds one site in a process of its own; errors travel as text."""
+
+    site: Any
+
+    def open(self, *arguments: Any) -> Answer:
+        """Makes the site."""
+        return answer(lambda: self._open(*arguments))
+
+    def _open(self, name: str, plan: Plan, share: Share, folder: Path) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # as in a sweep: the actors share the machine
+        self.site = SteppedSite(name, plan, unpack_share(share), RunFolder(folder))
+
+    def call(self, method: str, *arguments: Any) -> Answer:
+        """Calls a method of the site."""
+        return answer(lambda: getattr(self.site, method)(*arguments))
+
+
+class RayHandle:
+    """A site in a Ray actor."""
+
+    def __init__(self, ray: Any, actor: Any, name: str, opened: RayCall) -> None:
+        self._ray, self._actor, self._name, self._opened = ray, actor, name, opened
+
+    def ready(self) -> None:
+        """See `Handle.ready`."""
+        self._opened.result()
+
+    def call(self, method: str, *arguments: Any) -> RayCall:
+        """See `Handle.call`."""
+        return RayCall(self._ray, self._actor.call.remote(method, *arguments), self._name)
+
+
+class RayCall:
+    """A call that an actor works on."""
+
+    def __init__(self, ray: Any, reference: Any, name: str) -> None:
+        self._ray, self._reference, self._name = ray, reference, name
+
+    def result(self) -> Any:
+        """See `Pending.result`."""
+        try:
+            return value_of(self._ray.get(self._reference))
+        except self._ray.exceptions.RayActorError as error:
+            raise RunError(
+                f"the process of {self._name} has died; go on from the last epoch with --resume"
+            ) from error
+
+
+class RayPool:
+    """The actors of one run.
+
+    Args:
+        address: Address of a running cluster, ``auto`` for the one of this machine, ``local`` to start one
+            here for the time of the run.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        InputError: No cluster answers.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._ray = connect(address)
+        # No processor is reserved: organisations wait for each other most of the time, and a simulation may
+        # have more of them than the cluster has processors.
+        self._make = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(SiteActor)
+
+    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> RayHandle:
+        """Starts an actor for the organisation's site; all start at the same time."""
+        actor = self._make.remote()
+        opened = actor.open.remote(name, plan, share, folder.path.absolute())
+        return RayHandle(self._ray, actor, name, RayCall(self._ray, opened, name))
+
+    def close(self) -> None:
+        """Ends the actors and leaves the cluster."""
+        self._ray.shutdown()

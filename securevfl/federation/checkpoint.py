@@ -7,16 +7,16 @@ safetensors file, the rest to the JSON in its header. A checkpoint replaces the 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from securevfl.errors import RunError
+from securevfl.files import write_bytes
 
 NAME = "checkpoint.safetensors"
 
@@ -25,16 +25,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Writes a checkpoint; a crash leaves the old one or the new one, never half of one."""
     tensors: dict[str, torch.Tensor] = {}
     plain = _split(state, "", tensors)
-    path = folder / NAME
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(tensors, part, metadata={"state": json.dumps(plain)})
-        part.chmod(0o600)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"checkpoint {path} cannot be written: {error}") from error
+    write_bytes(folder / NAME, save(tensors, {"state": json.dumps(plain)}))
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:

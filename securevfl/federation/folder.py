@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import RunError
-from securevfl.privacy.views import write_text
+from securevfl.files import append_line, read_json, write_text
 from securevfl.settings.plan import Plan
 
 
@@ -85,11 +85,7 @@ class RunFolder:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Adds one line to ``metrics.jsonl``."""
-        try:
-            with self.metrics_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.metrics_file} cannot be written: {error.strerror}") from error
+        append_line(self.metrics_file, json.dumps(line))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; a line that a crash tore is left out."""
@@ -118,10 +114,7 @@ class RunFolder:
             raise RunError(
                 f"the run in {self.path} has not finished; go on with: securevfl train --resume {self.path}"
             )
-        try:
-            return dict(json.loads(self.result_file.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise RunError(f"{self.result_file} is damaged: {error}") from error
+        return dict(read_json(self.result_file))
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -14,16 +14,16 @@ from scipy import special
 from torch import nn
 
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms import SERVER, Algorithm, find_algorithm
+from securevfl.algorithms import Algorithm, find_algorithm
 from securevfl.algorithms.prediction import PooledPredicting, Predicting
 from securevfl.algorithms.sealed.prediction import SealedPredicting
 from securevfl.data import VerticalData
 from securevfl.errors import RunError
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.organisations import Organisation, build_organisations, kept_records
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
-from securevfl.models import load_module
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
@@ -41,7 +41,7 @@ class Predictor:
         encoders: Trained encoders by party; those that are missing are read from the folder.
         head: The label holder's trained model, or None to read it.
         trained: Of a run in memory: how new rows are taken, and which records have paid.
-        organisations: Of a run in memory: whose gates go on counting.
+        sites: Of a run in memory: whose gates go on counting, by organisation.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class Predictor:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     head: nn.Module | None = None
     trained: Trained | None = None
-    organisations: Sequence[Organisation] = ()
+    sites: Mapping[str, Site] = field(default_factory=dict)
 
     def predict(self, blocks: Sequence[Any] | Mapping[str, Any], ids: Sequence[Any] | None) -> Floats:
         """See `securevfl.federation.run.Run.predict`."""
@@ -59,18 +59,18 @@ class Predictor:
     def _predict(self, blocks: Sequence[Any] | Mapping[str, Any], ids: Sequence[Any] | None) -> Floats:
         trained = self._trained()
         rows = trained.take(blocks)
-        engine = self._engine(trained, rows, self._algorithm(trained, ids, rows.n_train))
+        carrier = self._carrier(trained, rows, self._algorithm(trained, ids, rows.n_train))
         try:
-            if self.folder is not None:
-                self._read_models(engine, self.folder)
-            engine.evaluate()
+            drive(Schedule(carrier).predict())
         finally:
-            self._finish(trained, engine)
-        return in_label_units(rows, engine.server.predictions.detach().cpu().double().numpy())
+            self._finish(trained, carrier)
+        return in_label_units(rows, carrier.server.predictions.detach().cpu().double().numpy())
 
     def records(self) -> list[ReleaseRecord]:
         """All releases so far."""
-        return kept_records(self.organisations) if self.folder is None else written_records(self.folder.path)
+        if self.folder is not None:
+            return written_records(self.folder.path)
+        return [record for site in self.sites.values() for record in site.records()]
 
     def _trained(self) -> Trained:
         """A folder is read anew each time: others may have predicted with it meanwhile."""
@@ -86,82 +86,53 @@ class Predictor:
         numbers = trained.number(ids, count)
         if self.folder is not None:
             trained.save_records(self.folder)  # before anything is charged to these indices
-        return predicting(self.plan, numbers, told_apart=ids is not None)
+        return predicting(self.plan, numbers, identified=ids is not None)
 
-    def _engine(self, trained: Trained, rows: VerticalData, algorithm: Algorithm) -> Engine:
-        engine = Engine(
+    def _carrier(self, trained: Trained, rows: VerticalData, algorithm: Algorithm) -> VirtualCarrier:
+        gates = {name: site.gate for name, site in self.sites.items() if site.gate is not None}
+        for gate in gates.values():
+            gate.budget.grow(trained.records)
+        carrier = VirtualCarrier(
             self.plan,
             rows,
             folder=self.folder,
             encoders=self.encoders,
             head=self.head,
             algorithm=algorithm,
-            organisations=self._organisations(trained, algorithm) if algorithm.federated else (),
-        )
-        engine.time = trained.time
-        for link in engine.network.links.values():
-            link.number = trained.messages
-        return engine
-
-    def _organisations(self, trained: Trained, algorithm: Algorithm) -> Sequence[Organisation]:
-        if self.folder is None:
-            for each in self.organisations:
-                each.gate.budget.grow(trained.records)
-            return self.organisations
-        data = trained.template
-        holder = SERVER if self.plan.label_holder == "server" else data.label_holder
-        return build_organisations(
-            (*data.parties, *algorithm.helpers, holder),
-            self.plan,
-            label_holder=holder,
-            folder=self.folder,
             records=trained.records,
-            test_records=0,
+            gates=gates,
         )
+        carrier.time = trained.time
+        for link in carrier.network.links.values():
+            link.number = trained.messages
+        return carrier
 
-    def _read_models(self, engine: Engine, folder: RunFolder) -> None:
-        for party, encoder in engine.setup.encoders.items():
-            if party not in self.encoders:
-                load_own(folder, party, encoder)
-        if self.head is None:
-            load_own(folder, SERVER, engine.setup.head)
-
-    def _finish(self, trained: Trained, engine: Engine) -> None:
-        trained.time = engine.time
-        trained.messages = max(link.number for link in engine.network.links.values())
+    def _finish(self, trained: Trained, carrier: VirtualCarrier) -> None:
+        trained.time = carrier.time
+        trained.messages = max(link.number for link in carrier.network.links.values())
         if self.folder is not None:
             trained.save_records(self.folder)
-            engine.observatory.save(self.folder)
-            engine.close()
+            carrier.ask("write_observed")
+            carrier.close()
 
 
-def predicting(plan: Plan, numbers: Rows, *, told_apart: bool) -> Algorithm:
+def predicting(plan: Plan, numbers: Rows, *, identified: bool) -> Algorithm:
     """The roles that apply a federated model to new records.
 
     Args:
         plan: The resolved plan of the run.
         numbers: Record index of each new record.
-        told_apart: False where the records have no IDs, so that they may be earlier ones.
+        identified: False where the records have no IDs, so that they may be earlier ones.
     """
     if plan.mode == "sealed":
-        return SealedPredicting(numbers if told_apart else None)
+        return SealedPredicting(numbers if identified else None)
     # In mode strict every record pays for every release anyway.
-    return Predicting(numbers, told_apart=told_apart or plan.mode == "strict")
+    return Predicting(numbers, told_apart=identified or plan.mode == "strict")
 
 
 def written_records(folder: Path) -> list[ReleaseRecord]:
     """The releases of a run's ledgers; none where nothing could leave."""
     return read_records(folder) if (folder / "ledger").is_dir() else []
-
-
-def load_own(folder: RunFolder, name: str, module: nn.Module) -> None:
-    """Fills a module from the run's file; says what to do where the run had a module of the caller's own."""
-    try:
-        load_module(folder.model(name), module)
-    except RunError as error:
-        raise RunError(
-            f"{error}; for a module of your own: load_run(folder, encoders=..., head=...)"
-        ) from error
 
 
 def in_label_units(data: VerticalData, outputs: Floats) -> Floats:

@@ -20,7 +20,7 @@ from securevfl.errors import PlanError
 from securevfl.federation.folder import RunFolder
 from securevfl.models import save_module
 from securevfl.privacy.ledger import Ledger
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.rows import Rows
 from securevfl.privacy.views import Receipts, ViewWriter
 from securevfl.settings.plan import Plan
@@ -141,7 +141,7 @@ class Recorder:
             raise PlanError(f"{sender!r} or {receiver!r} is not a party of this run")
         self._number += 1
         arrays = {name: _array(value) for name, value in fields.items()}
-        message = Message(
+        message = Packet(
             kind=kind,
             sender=sender,
             receiver=receiver,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
 from securevfl.federation.callbacks import Callback, Callbacks
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.prediction import Floats, Predictor, load_own, written_records
+from securevfl.federation.prediction import Floats, Predictor, written_records
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.site import load_own
+from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
 from securevfl.settings.plan import Plan
 
 
@@ -154,36 +157,37 @@ def train(
     elif folder is not None:
         folder.create(resolved)
     follow = Callbacks(tuple(callbacks))
-    make = partial(Engine, encoders=encoders or {}, head=head) if ray is None else _engine_on(ray)
+    make = partial(VirtualCarrier, encoders=encoders or {}, head=head) if ray is None else _actors_on(ray)
+    begun = time.monotonic()
     with nullcontext() if folder is None else folder.locked():
-        engine = _run_engine(make, resolved, scaled, folder, progress, follow, resume=resume)
-    records = engine.records() if folder is None else written_records(folder.path)
-    result = _result(engine, records)
+        schedule, carrier = _run(make, resolved, scaled, folder, progress, follow, resume=resume)
+    records = carrier.records() if folder is None else written_records(folder.path)
+    result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
     if folder is not None:
         folder.write_result(result)
     follow.on_finish(result)
-    if ray is not None and folder is not None:
-        return load_run(folder.path)  # the models were trained elsewhere
+    if not isinstance(carrier, VirtualCarrier):
+        return load_run(Path(str(out)))  # the models were trained elsewhere
     return Run(
         plan=resolved,
-        metrics=engine.metrics,
+        metrics=schedule.metrics,
         result=result,
         folder=None if folder is None else folder.path,
-        encoders=engine.setup.encoders,
-        head=engine.setup.head,
+        encoders=carrier.encoders,
+        head=carrier.head,
         predictor=Predictor(
             plan=resolved,
             folder=folder,
-            encoders=engine.setup.encoders,
-            head=engine.setup.head,
-            trained=engine.trained(),
-            organisations=engine.organisations if folder is None else (),
+            encoders=carrier.encoders,
+            head=carrier.head,
+            trained=carrier.trained(),
+            sites=carrier.sites if folder is None else {},
         ),
     )
 
 
-def _run_engine(
-    make: Callable[..., Engine],
+def _run(
+    make: Callable[..., SimulatedCarrier],
     resolved: Plan,
     scaled: VerticalData,
     folder: RunFolder | None,
@@ -191,33 +195,33 @@ def _run_engine(
     follow: Callbacks,
     *,
     resume: bool,
-) -> Engine:
-    """Builds the engine and runs it to its end; a folder in which nothing has begun is removed again."""
+) -> tuple[Schedule, SimulatedCarrier]:
+    """Builds the sites and runs the schedule; a folder in which nothing has begun is removed again."""
     try:
-        engine = make(resolved, scaled, folder=folder, progress=progress, on_epoch=follow.on_epoch)
+        carrier = make(resolved, scaled, folder=folder, progress=progress)
     except SecureVFLError:
         if folder is not None and not resume:
             folder.remove()  # made a moment ago; nothing has been released
         raise
+    schedule = Schedule(carrier, on_epoch=follow.on_epoch)
     try:
         follow.on_start(resolved)
-        engine.run()
+        drive(schedule.train())
     except BaseException as error:
         follow.on_error(error)
         raise
     finally:
-        engine.close()
-    return engine
+        carrier.close()
+    return schedule, carrier
 
 
-def _engine_on(ray: str) -> Callable[..., Engine]:
-    """Builds engines on a cluster, which is looked for only then."""
+def _actors_on(ray: str) -> Callable[..., SimulatedCarrier]:
+    """Builds sites on a cluster, which is looked for only then."""
 
-    def make(*given: Any, **options: Any) -> Engine:
-        from securevfl.federation.actors import ActorEngine
-        from securevfl.federation.pool import RayPool
+    def make(*given: Any, **options: Any) -> SimulatedCarrier:
+        from securevfl.federation import actors
 
-        return ActorEngine(*given, seats=RayPool(ray), **options)
+        return actors.ActorCarrier(*given, pool=actors.RayPool(ray), **options)
 
     return make
 
@@ -259,14 +263,12 @@ def load_run(
 def _check_same_plan(folder: RunFolder | None, plan: Plan) -> None:
     if folder is None:
         raise PlanError("resume needs the folder of the run to go on with")
-    saved = folder.read_plan()
-    changed = [f.name for f in fields(plan) if getattr(plan, f.name) != getattr(saved, f.name)]
-    if changed:
-        name = changed[0]
-        raise RunError(
-            f"{folder.path} belongs to another plan: {name} was {getattr(saved, name)!r}, "
-            f"now it is {getattr(plan, name)!r}"
-        )
+    saved, now = folder.read_plan().to_flat(), plan.to_flat()
+    for name, value in saved.items():
+        if now.get(name) != value:
+            raise RunError(
+                f"{folder.path} belongs to another plan: {name} was {value!r}, now it is {now.get(name)!r}"
+            )
     if folder.result_file.exists():
         raise RunError(f"the run in {folder.path} is finished; there is nothing to resume")
 
@@ -322,17 +324,27 @@ def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
     return counted
 
 
-def _result(engine: Engine, records: list[ReleaseRecord]) -> dict[str, Any]:
+def run_result(
+    schedule: Schedule, carrier: SimulatedCarrier, records: list[ReleaseRecord], *, wall: float = 0.0
+) -> dict[str, Any]:
+    """The result of a run in virtual time.
+
+    Args:
+        schedule: What was run.
+        carrier: Where.
+        records: All releases.
+        wall: Seconds that it took.
+    """
+    figures = carrier.figures()
     return result_content(
-        engine.plan,
+        carrier.plan,
         records,
-        label_holder=engine.setup.label_holder,
-        server=engine.server,
-        epochs=engine.server.epochs_done,
-        time={"virtual": engine.time, "wall": round(engine.wall, 3)},
-        messages=engine.network.messages,
-        bytes=engine.network.bytes,
-        stopped=engine.stopped,
+        label_holder=carrier.label_holder,
+        server=carrier.server,
+        epochs=schedule.epochs,
+        time={"virtual": figures.pop("time"), "wall": round(wall, 3)},
+        stopped=schedule.stopped,
+        **figures,
     )
 
 

@@ -1,4 +1,4 @@
-"""Virtual time in several processes: each organisation runs until it is idle, somebody else moves the clock.
+"""Virtual time in several processes: each site runs until it is idle, somebody else moves the clock.
 
 Every organisation has a loop of its own that never waits. A step sets its clock, hands over what has arrived,
 runs whatever can run, and reports what left and when it wants to be woken. Whoever steps all organisations
@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from securevfl.algorithms import find_algorithm
+from securevfl.data import VerticalData
+from securevfl.data.share import absent_block, absent_labels
 from securevfl.errors import ProtocolError
-from securevfl.federation.links import QueueLink
+from securevfl.federation.folder import RunFolder
 from securevfl.federation.loop import undisturbed
-from securevfl.federation.virtual import VirtualNetwork
-from securevfl.privacy.messages import Message
+from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
+from securevfl.federation.virtual import VirtualClock, VirtualNetwork
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Link
+from securevfl.settings.plan import Plan
 
 # asyncio runs timers that are due within its clock's resolution.
 _AT_ONCE = 1e-9
@@ -89,14 +95,16 @@ class SteppedNetwork(VirtualNetwork):
         *,
         latency: float = 0.0,
         codec: bool = False,
-        observe: Callable[[Message, float], None] | None = None,
+        observe: Callable[[Packet, float], None] | None = None,
     ) -> None:
         super().__init__(hosts, latency=latency, codec=codec, observe=observe)
         self.name = name
-        self.links = {each: QueueLink(each, self.post) for each, host in self.hosts.items() if host == name}
+        self.links = {
+            each: Link(each, self.post, self.hosts) for each, host in self.hosts.items() if host == name
+        }
         self.outbox: list[tuple[str, bytes]] = []
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Delivers a message within the organisation, or puts it into the outbox."""
         host = self.hosts.get(message.receiver)
         if host is None or host == self.name:
@@ -108,7 +116,7 @@ class SteppedNetwork(VirtualNetwork):
 
     def arrive(self, data: bytes, time: float) -> None:
         """Takes a message from another organisation."""
-        message = Message.from_bytes(data)
+        message = Packet.from_bytes(data)
         link = self.links.get(message.receiver)
         if link is None or self.hosts.get(message.sender, self.name) == self.name:
             raise ProtocolError(
@@ -143,7 +151,7 @@ class SteppedPhase:
         """Hands over what has arrived and runs until nothing can run any more.
 
         Raises:
-            BaseExceptionGroup: Roles have failed; the phase is over.
+            Exception: A role has failed; the phase is over.
         """
         for data in arrived:
             self._network.arrive(data, now)
@@ -161,3 +169,97 @@ class SteppedPhase:
                 self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
             self._loop.close()
         self._network.take()
+
+
+class SteppedSite(Site):
+    """A site that is stepped from outside, in whatever process.
+
+    Args:
+        name: The organisation.
+        plan: The resolved plan.
+        data: The scaled data, or its share of it.
+        folder: The run's folder, which all processes see.
+        report: Called with (records processed, loss) after each step of the server.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        data: VerticalData,
+        folder: RunFolder,
+        report: Callable[[int, float | None], None] = lambda processed, loss: None,
+    ) -> None:
+        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
+        self.network = SteppedNetwork(
+            name, hosts, latency=plan.simulation.latency, codec=plan.simulation.wire, observe=self.observe
+        )
+        self._phase: SteppedPhase | None = None
+        super().__init__(
+            name,
+            plan,
+            data,
+            hosts=hosts,
+            links=self.network.links,
+            clock=VirtualClock(),
+            folder=folder,
+            report=report,
+        )
+
+    def start(self, part: str, time: float) -> None:
+        """Begins a part; nothing runs before the first step."""
+        self.begin(part)
+        for link in self.network.links.values():
+            link.phase = PARTS[part]
+        self._phase = SteppedPhase(run_roles(self.roles.values(), part), self.network, start=time)
+
+    def step(self, now: float, arrived: Sequence[bytes]) -> tuple[Step, float]:
+        """One step of the part; what it did, and the mu spent so far."""
+        if self._phase is None:
+            raise RuntimeError(f"{self.name} is stepped outside a part")
+        return self._phase.step(now, arrived), self.spent()
+
+    def end(self) -> None:
+        """Ends the part, finished or not."""
+        if self._phase is not None:
+            self._phase.close()
+            self._phase = None
+        self.network.forget_undelivered()
+
+    def explain(self) -> str:
+        """Who waits here for what."""
+        return self.network.explain()
+
+    def close(self) -> None:
+        """Closes ledger and view."""
+        self.end()
+        super().close()
+
+
+# -- what a site is sent of the data ------------------------------------------------------------------------
+
+Share = dict[str, Any]
+
+
+def pack_share(data: VerticalData, name: str) -> Share:
+    """An organisation's own block and public facts; no other features, no scalings of them, no labels."""
+    content = {each.name: getattr(data, each.name) for each in fields(data)}
+    for part in ("train", "test"):
+        blocks = zip(data.parties, content[part], strict=True)
+        content[part] = tuple(block if party == name else block.shape for party, block in blocks)
+    scales = zip(data.parties, data.scales, strict=False)
+    content["scales"] = tuple(steps if party == name else () for party, steps in scales)
+    content |= {"y_train": data.n_train, "y_test": data.n_test, "labels_absent": True}
+    content["absent"] = tuple(party for party in data.parties if party != name)
+    return content
+
+
+def unpack_share(share: Share) -> VerticalData:
+    """The data as the organisation has it; what is absent is NaN throughout and takes no memory."""
+    content = dict(share)
+    for part in ("train", "test"):
+        blocks = content[part]
+        content[part] = tuple(absent_block(*each) if isinstance(each, tuple) else each for each in blocks)
+    for part in ("y_train", "y_test"):
+        content[part] = absent_labels(content["task"], content[part])
+    return VerticalData(**content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +13,12 @@ import numpy as np
 from scipy import sparse
 
 from securevfl.data import VerticalData
-from securevfl.data.checks import as_block, not_finite
+from securevfl.data.blocks import as_block, not_finite
 from securevfl.data.scaling import Scale
 from securevfl.data.share import absent_block, read_outline
 from securevfl.errors import DataError, ProtocolError, RunError
 from securevfl.federation.folder import RunFolder
+from securevfl.files import write_text
 from securevfl.privacy.rows import Rows
 
 SERVER_FILE = "server"
@@ -317,16 +317,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write_private(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a file in one step; scales and IDs are private, so it is readable by its owner alone."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.unlink(missing_ok=True)
-        with os.fdopen(
-            os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    """Scales and IDs are private."""
+    write_text(path, json.dumps(content))

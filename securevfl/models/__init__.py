@@ -1,14 +1,29 @@
 """Encoders, perturbed layers, fusion and heads, and the mathematics that comes with them."""
 
-from securevfl.models.bounds import layer_bounds
-from securevfl.models.build import ENCODERS, EncoderSpec, build_encoder, initialise, seeded
-from securevfl.models.checks import check_encoder, couples_records, evaluate
-from securevfl.models.devices import DEVICES, pick_device
-from securevfl.models.encoders import CNNEncoder, LinearEncoder, LSTMEncoder, MLPEncoder, PreparedLinear
+from securevfl.models.build import (
+    DEVICES,
+    ENCODERS,
+    EncoderSpec,
+    build_encoder,
+    check_encoder,
+    couples_records,
+    evaluate,
+    initialise,
+    pick_device,
+    seeded,
+)
+from securevfl.models.encoders import (
+    ACTIVATIONS,
+    CNNEncoder,
+    HiddenLayer,
+    LinearEncoder,
+    LSTMEncoder,
+    LSTMLayer,
+    MLPEncoder,
+    PreparedLinear,
+)
 from securevfl.models.files import load_module, save_module
-from securevfl.models.fusion import FUSIONS, Fusion
-from securevfl.models.heads import HEADS, SumHead, build_head
-from securevfl.models.layers import ACTIVATIONS, HiddenLayer, LSTMLayer
+from securevfl.models.heads import FUSIONS, HEADS, Fusion, SumHead, build_head
 from securevfl.models.losses import (
     TASKS,
     area_under_curve,
@@ -24,6 +39,7 @@ from securevfl.models.smoothness import (
     LayerBound,
     Smoothness,
     activation_rms,
+    layer_bounds,
     objective_gap,
     objective_gap_as_printed,
     smoothness,

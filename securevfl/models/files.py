@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -12,40 +10,22 @@ from safetensors.torch import load, save
 from torch import nn
 
 from securevfl.errors import RunError
+from securevfl.files import write_bytes
 
 
 def save_module(path: Path | str, module: nn.Module) -> None:
     """Writes a module's parameters and persistent buffers, readable by their owner alone.
 
-    The file appears whole or not at all: it is written and synced beside its place, then moved there.
-
     Raises:
         RunError: The module has state that is not a tensor, or the folder cannot be written.
     """
-    target = Path(path)
     state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise RunError(f"model state {name!r} is a {type(value).__name__}; only tensors can be saved")
     # Clones, because encoders of a stack share one storage, which safetensors refuses.
     content = save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()})
-    try:
-        _write_private(target, content)
-    except OSError as error:
-        raise RunError(f"cannot write the model file {target}: {error.strerror}") from error
-
-
-def _write_private(target: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # mkstemp makes it 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_bytes(path, content)
 
 
 def load_module(path: Path | str, module: nn.Module) -> None:

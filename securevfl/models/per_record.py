@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from securevfl.errors import PlanError
-from securevfl.models.checks import couples_records
+from securevfl.models.build import couples_records
 from securevfl.models.encoders import LinearEncoder, MLPEncoder
 from securevfl.models.perturbed import drawn_noise, replaying
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.errors import PlanError
-from securevfl.models.layers import HiddenLayer, LSTMLayer
+from securevfl.models.encoders import HiddenLayer, LSTMLayer
 
 
 class NoiseSource(Protocol):

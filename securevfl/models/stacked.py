@@ -19,8 +19,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from securevfl.errors import PlanError
-from securevfl.models.encoders import CNNEncoder, LinearEncoder, LSTMEncoder, MLPEncoder
-from securevfl.models.layers import HiddenLayer
+from securevfl.models.encoders import CNNEncoder, HiddenLayer, LinearEncoder, LSTMEncoder, MLPEncoder
 from securevfl.models.perturbed import HiddenNoise
 
 _STACKABLE = (LinearEncoder, MLPEncoder, CNNEncoder, LSTMEncoder)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,21 @@ from securevfl.algorithms import SERVER, find_algorithm
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
-from securevfl.network.greeting import PREDICT
+from securevfl.network.frames import PREDICT
 from securevfl.network.identity.identity import Identity, check_name, load_identity
 from securevfl.protocols.alignment.protocol import NORMALISATIONS
-from securevfl.settings.plan import PROTOCOLS, Plan
-from securevfl.settings.tables import (
-    build_table,
+from securevfl.settings.codec import (
+    address,
+    build,
     check_address,
-    check_number,
-    check_type,
+    choice,
+    convert,
     read_toml,
     take_table,
-    take_text,
+    within,
 )
+from securevfl.settings.families import ALGORITHM_FAMILIES, LocalSettings, Settings
+from securevfl.settings.plan import PROTOCOLS, Plan
 
 ALIGNMENTS = ("psi", "none")
 MAX_RUN_NAME = 200
@@ -31,7 +34,7 @@ MAX_TIME_UNIT = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Settings):
     """Where an organisation's table is and how to read it.
 
     Attributes:
@@ -82,7 +85,7 @@ def _pair(column: str, bounds: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(Settings):
     """How patient an organisation is, and where it reports.
 
     Attributes:
@@ -92,15 +95,17 @@ class NetworkConfig:
         status: `host:port` of the health and metrics page; empty for none.
     """
 
-    patience: float = 600.0
-    absence: float = 5.0
-    phase_timeout: float = 3600.0
-    status: str = ""
+    patience: float = within(600.0)
+    absence: float = within(5.0)
+    phase_timeout: float = within(3600.0)
+    status: str = address()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acceptance:
+class Acceptance(Settings):
     """What an organisation agrees to without being asked.
+
+    Its rules mean what they seem to: a NaN would accept any epsilon, a misspelt name would refuse all.
 
     Attributes:
         algorithms: Names; empty allows all.
@@ -111,12 +116,12 @@ class Acceptance:
         predictions: Most records that one prediction may ask for; 0 asks for no bound.
     """
 
-    algorithms: list[str] = field(default_factory=list)
-    protocols: list[str] = field(default_factory=list)
-    epsilon: float = 0.0
-    delta: float = 1e-5
+    algorithms: tuple[str, ...] = choice((), ALGORITHM_FAMILIES, "algorithm")
+    protocols: tuple[str, ...] = choice((), PROTOCOLS, "protocol")
+    epsilon: float = within(0.0)
+    delta: float = within(1e-5, high=1.0)
     digest: str = ""
-    predictions: int = 0
+    predictions: int = within(0)
 
     def objection(self, plan: Plan, digest: str) -> str:
         """Why a plan is not acceptable; empty if it is."""
@@ -141,7 +146,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig:
+class ParticipantConfig(Settings):
     """What coordinator and party have in common.
 
     Attributes:
@@ -162,13 +167,13 @@ class NodeConfig:
     identity: Identity
     data: DataConfig | None = None
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    listen: str = ""
-    public: str = ""
+    listen: str = address()
+    public: str = address()
     encoder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(NodeConfig):
+class ServerConfig(ParticipantConfig):
     """The coordinator: the organisation with the labels.
 
     Attributes:
@@ -187,7 +192,7 @@ class ServerConfig(NodeConfig):
     normalise: str = "exact"
     test_fraction: float = 0.2
     task: str = ""
-    time_unit: float = 0.001
+    time_unit: float = within(0.001, high=MAX_TIME_UNIT)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -196,18 +201,21 @@ class ServerConfig(NodeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartyConfig(NodeConfig):
+class PartyConfig(ParticipantConfig):
     """Any other organisation.
 
     Attributes:
         coordinator: Name of the coordinator's organisation.
         address: Where it is reached, `host:port`.
         accept: What this organisation agrees to without being asked; None asks at the terminal.
+        local: What it decides for its own machine, whatever the coordinator has; a plan that travels says
+            nothing about it.
     """
 
     coordinator: str
     address: str
     accept: Acceptance | None = None
+    local: LocalSettings = field(default_factory=LocalSettings)
 
 
 def read_server_config(path: Path) -> ServerConfig:
@@ -217,26 +225,29 @@ def read_server_config(path: Path) -> ServerConfig:
         InputError: A key is unknown, missing or of the wrong type; the message names it.
     """
     content = read_toml(path)
-    common = _common(path, content)
-    plan = _plan(path, content.pop("plan", {}))
-    parties = _parties(path, content, common["identity"].name)
-    config: ServerConfig = build_table(
-        ServerConfig, path, content, taken=("plan", "data", "network"), **common, plan=plan, parties=parties
-    )
-    if not config.listen:
-        raise InputError(f'{path}: listen is missing; write listen = "0.0.0.0:8750"')
-    if config.data is None or not config.data.label_column:
-        raise InputError(f"{path}: the coordinator holds the labels; write [data] with label_column")
-    if config.align not in ALIGNMENTS:
-        raise InputError(f"{path}: align is {config.align!r}; use one of {', '.join(ALIGNMENTS)}")
-    if config.normalise not in NORMALISATIONS:
-        raise InputError(f"{path}: normalise is {config.normalise!r}; use {', '.join(NORMALISATIONS)}")
-    if config.task and config.task not in TASKS:
-        raise InputError(f"{path}: task is {config.task!r}; use one of {', '.join(TASKS)}")
-    if not 0 < config.test_fraction < 1:
-        raise InputError(f"{path}: test_fraction is {config.test_fraction!r}; it must be between 0 and 1")
-    check_number(path, "time_unit", config.time_unit, high=MAX_TIME_UNIT)
+    with _naming(path):
+        common = _common(path, content)
+        plan = _plan(path, content.pop("plan", {}))
+        parties = _parties(content, common["identity"].name)
+        config = build(
+            ServerConfig, content, others=("plan", "data", "network"), **common, plan=plan, parties=parties
+        )
+        _check_server(config)
     return config
+
+
+def _check_server(config: ServerConfig) -> None:
+    if not config.listen:
+        raise PlanError('listen is missing; write listen = "0.0.0.0:8750"')
+    if config.data is None or not config.data.label_column:
+        raise PlanError("the coordinator holds the labels; write [data] with label_column")
+    for name, known in (("align", ALIGNMENTS), ("normalise", NORMALISATIONS), ("task", ("", *TASKS))):
+        if getattr(config, name) not in known:
+            raise PlanError(
+                f"{name} is {getattr(config, name)!r}; use one of {', '.join(filter(None, known))}"
+            )
+    if not 0 < config.test_fraction < 1:
+        raise PlanError(f"test_fraction is {config.test_fraction!r}; it must be between 0 and 1")
 
 
 def read_party_config(path: Path) -> PartyConfig:
@@ -246,25 +257,26 @@ def read_party_config(path: Path) -> PartyConfig:
         InputError: A key is unknown, missing or of the wrong type; the message names it.
     """
     content = read_toml(path)
-    common = _common(path, content)
-    accept = take_table(path, content, "accept")
-    config: PartyConfig = build_table(
-        PartyConfig,
-        path,
-        content,
-        taken=("accept", "data", "network"),
-        **common,
-        accept=None if accept is None else _acceptance(path, accept),
-        coordinator=check_name(take_text(path, content, "coordinator")),
-        address=check_address(take_text(path, content, "address")),
-    )
-    if config.coordinator == config.identity.name:
-        raise InputError(
-            f"{path}: coordinator is {config.coordinator!r}, whose own certificate is used here; write who "
-            "leads the run"
+    with _naming(path):
+        common = _common(path, content)
+        accept = take_table(content, "accept")
+        config = build(
+            PartyConfig,
+            content,
+            others=("accept", "local", "data", "network"),
+            **common,
+            accept=None if accept is None else build(Acceptance, accept, table="accept"),
+            local=build(LocalSettings, take_table(content, "local") or {}, table="local"),
+            coordinator=check_name(_take_text(content, "coordinator")),
+            address=check_address(_take_text(content, "address")),
         )
-    if config.data is not None and config.data.label_column:
-        raise InputError(f"{path}: only the coordinator has a label_column; leave the column out instead")
+        if config.coordinator == config.identity.name:
+            raise PlanError(
+                f"coordinator is {config.coordinator!r}, whose own certificate is used here; write who leads "
+                "the run"
+            )
+        if config.data is not None and config.data.label_column:
+            raise PlanError("only the coordinator has a label_column; leave the column out instead")
     return config
 
 
@@ -272,79 +284,66 @@ def read_tables(paths: Sequence[Path]) -> dict[str, OwnTable]:
     """The tables that configurations name, by organisation."""
     tables = {}
     for path in paths:
-        content = read_toml(path)
-        common = _common(path, content)
+        with _naming(path):
+            common = _common(path, read_toml(path))
         if common["data"] is not None:
             tables[common["identity"].name] = common["data"].read(common["base"])
     return tables
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the file's name before what is wrong in it."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+def _take_text(content: dict[str, Any], name: str) -> str:
+    if name not in content:
+        raise PlanError(f"{name} is missing")
+    return str(convert(name, content.pop(name), str))
+
+
 def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     base = Path(path).resolve().parent
-    data, network = take_table(path, content, "data"), take_table(path, content, "network")
-    certificates = base / take_text(path, content, "certificates")
+    data, network = take_table(content, "data"), take_table(content, "network")
+    certificates = base / _take_text(content, "certificates")
     return {
-        "run": _run_name(path, take_text(path, content, "run")),
+        "run": _run_name(_take_text(content, "run")),
         "base": base,
-        "folder": base / take_text(path, content, "folder"),
+        "folder": base / _take_text(content, "folder"),
         "identity": load_identity(certificates),
-        "data": None if data is None else build_table(DataConfig, path, data, table="data"),
-        "network": _network(path, network or {}),
+        "data": None if data is None else build(DataConfig, data, table="data"),
+        "network": build(NetworkConfig, network or {}, table="network"),
     }
 
 
-def _run_name(path: Path, run: str) -> str:
+def _run_name(run: str) -> str:
     if not run.strip() or not run.isprintable() or len(run) > MAX_RUN_NAME:
-        raise InputError(f"{path}: run is {run[:40]!r}; use 1 to {MAX_RUN_NAME} printable characters")
+        raise PlanError(f"run is {run[:40]!r}; use 1 to {MAX_RUN_NAME} printable characters")
     if run.endswith(PREDICT):
-        raise InputError(f"{path}: run is {run!r}; names that end with {PREDICT!r} stand for predictions")
+        raise PlanError(f"run is {run!r}; names that end with {PREDICT!r} stand for predictions")
     return run
 
 
-def _parties(path: Path, content: dict[str, Any], own: str) -> tuple[str, ...]:
-    names = content.pop("parties", [])
-    check_type(path, "parties", names, "list[str]")
+def _parties(content: dict[str, Any], own: str) -> tuple[str, ...]:
+    names = convert("parties", content.pop("parties", []), list[str])
     parties = tuple(check_name(name) for name in names)
     if not parties or len({*parties, own}) <= len(parties):
-        raise InputError(f"{path}: parties must name at least one other organisation, each once")
+        raise PlanError("parties must name at least one other organisation, each once")
     if SERVER in (own, *parties):
-        raise InputError(f"{path}: no organisation may be called {SERVER!r}; certify it under another name")
+        raise PlanError(f"no organisation may be called {SERVER!r}; certify it under another name")
     return parties
-
-
-def _network(path: Path, content: dict[str, Any]) -> NetworkConfig:
-    config: NetworkConfig = build_table(NetworkConfig, path, content, table="network")
-    for name in ("patience", "absence", "phase_timeout"):
-        check_number(path, name, getattr(config, name))
-    return config
-
-
-def _acceptance(path: Path, content: dict[str, Any]) -> Acceptance:
-    """Rules that mean what they seem to: a NaN would accept any epsilon, a misspelt name would refuse all."""
-    accept: Acceptance = build_table(Acceptance, path, content, table="accept")
-    for name in ("epsilon", "predictions"):
-        check_number(path, name, getattr(accept, name))
-    check_number(path, "delta", accept.delta, high=1.0)
-    for name in accept.algorithms:
-        find_algorithm(name)
-    for name in accept.protocols:
-        if name not in PROTOCOLS:
-            raise InputError(f"{path}: unknown protocol {name!r}; known are {', '.join(PROTOCOLS)}")
-    return accept
 
 
 def _plan(path: Path, content: Any) -> Plan:
     if isinstance(content, str):
-        file = Path(path).resolve().parent / content
-        base = Plan.from_toml(file)
-        return Plan.from_toml(file, find_algorithm(base.algorithm).defaults)
+        return Plan.from_toml(Path(path).resolve().parent / content)
     if not isinstance(content, Mapping):
-        raise InputError(f"{path}: plan is {content!r}; write a [plan] table or the name of a plan file")
+        raise PlanError(f"plan is {content!r}; write a [plan] table or the name of a plan file")
     try:
-        return Plan.from_mapping({**_defaults(content), **content})
+        return Plan.from_mapping(content)
     except PlanError as error:
-        raise PlanError(f"{path}, [plan]: {error}") from error
-
-
-def _defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    return find_algorithm(str(content.get("algorithm", Plan().algorithm))).defaults
+        raise PlanError(f"[plan]: {error}") from error

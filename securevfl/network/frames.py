@@ -1,22 +1,35 @@
-"""Frames: what travels in one gRPC message.
+"""Frames: what travels in one gRPC message, and how a stream begins.
 
 A fixed header (magic, version, kind, number, acknowledgement) and a payload. Numbered frames are delivered
 once and in order; `session.py` sees to that. Nothing in a frame is trusted before its sender's certificate,
 its size and its form have been checked.
+
+The first frame of each side is a greeting: who talks to whom about which run, and what each has received so
+far. Control messages are what the coordinator and everybody else tell each other between and around phases.
+Each kind has fixed fields of fixed types. A message of another form is refused where it arrives, so that
+whoever handles one can rely on it, and nothing from outside passes for an event of this process.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from securevfl import __version__
 from securevfl.errors import WireError
+from securevfl.protocols.wire import Value, pack, unpack
 
 MAGIC = b"SVFN"
 VERSION = 1
 MAX_FRAME = 256 << 20
 PHASE_BYTES = 16
+MAX_HELLO = 4096
+MAX_REASON = 500
+PREDICT = "/predict"
+"""Follows a run's name where its organisations predict, so that nobody mistakes that for training."""
 
 _HEADER = struct.Struct("<4sBBHQQ")  # magic, version, kind, nothing, number, acknowledged number
 MAX_PAYLOAD = MAX_FRAME - _HEADER.size
@@ -85,3 +98,174 @@ class Frame(NamedTuple):
         if numbered != (number > 0):
             raise WireError(f"a {kind.name} frame with number {number}")
         return cls(kind, data[_HEADER.size :], number, acknowledged)
+
+
+# -- greetings ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """The first frame of each side.
+
+    Attributes:
+        sender: The organisation that greets.
+        receiver: The one that is greeted.
+        run: Name of the run.
+        incarnation: The sender's process.
+        known: The receiver's process as the sender knows it; empty if it does not.
+        received: How many frames of that process the sender has received.
+    """
+
+    sender: str
+    receiver: str
+    run: str
+    incarnation: bytes
+    known: bytes
+    received: int
+
+    def to_bytes(self, kind: Kind) -> bytes:
+        """The frame on the wire, a HELLO or a WELCOME."""
+        payload = pack("hello", {"software": __version__, **vars(self)})
+        return Frame(kind=kind, payload=payload).to_bytes()
+
+
+def read_greeting(frame: Frame) -> Greeting:
+    """Reads the first frame of the other side; what it claims is still to be checked.
+
+    Raises:
+        WireError: It is malformed.
+    """
+    kind, fields = unpack(frame.payload, max_bytes=MAX_HELLO)
+    received = fields.get("received")
+    if kind != "hello":
+        raise WireError("a greeting that is none")
+    if type(received) is not int or received < 0:
+        raise WireError("a greeting that does not say what was received")
+    incarnation, known = _raw(fields.get("incarnation")), _raw(fields.get("known"))
+    if len(incarnation) != 16:
+        raise WireError("a greeting without incarnation")
+    sender, receiver, run = (_text(fields.get(key)) for key in ("sender", "receiver", "run"))
+    return Greeting(
+        sender=sender, receiver=receiver, run=run, incarnation=incarnation, known=known, received=received
+    )
+
+
+def _text(value: Value) -> str:
+    if not isinstance(value, str):
+        raise WireError("a greeting that does not say who talks to whom about what")
+    return value
+
+
+def _raw(value: Value) -> bytes:
+    if not isinstance(value, bytes):
+        raise WireError("a greeting without incarnation")
+    return value
+
+
+def other_run(here: str, peer: str, there: str) -> str:
+    """Why two that take part in different runs cannot talk."""
+    if there == here + PREDICT:
+        return f"{here!r} is trained here, {peer} wants to predict; both must do the same"
+    if here == there + PREDICT:
+        return f"{there!r} predicts here, {peer} wants to train; it must join with --predict, too"
+    return f"the run here is {here!r}, {peer} takes part in {there!r}"
+
+
+def refusal(reason: str) -> bytes:
+    """The frame that refuses a stream, on the wire."""
+    return Frame(kind=Kind.REFUSE, payload=pack("refuse", {"reason": reason[:MAX_REASON]})).to_bytes()
+
+
+def reason_of(frame: Frame) -> str:
+    """Why the other side refuses."""
+    reason = unpack(frame.payload, max_bytes=MAX_HELLO)[1].get("reason")
+    return reason[:MAX_REASON] if isinstance(reason, str) else "no reason given"
+
+
+# -- control messages ---------------------------------------------------------------------------------------
+
+ROUND_BYTES = 8
+SALT_BYTES = 32
+MAX_CONTROL = 1 << 20
+LARGE = frozenset({"alignment", "propose", "join", "records"})
+"""Kinds that carry sets of IDs or record numbers, plans or bounds, and may fill a whole frame."""
+
+_INTRODUCTION: dict[str, Any] = {
+    "name": str,
+    "address": str,
+    "incarnation": bytes,
+    "public_key": bytes,
+    "certificate": bytes,
+    "signature": bytes,
+}
+
+OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
+    "introduction": _INTRODUCTION,
+    "meet": {"round": bytes, "away": str},
+    "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
+    "alignment": {"round": bytes, "content": bytes},
+    "compare": {"round": bytes, "normalise": str},
+    "records": {"numbers": list, "salt": bytes},
+    "propose": {"proposal": str, "digest": str},
+    "agreed": {"digest": str},
+    "begin": {"phase": bytes, "part": str, "epoch": int, "restore": int},
+    "abort": {"phase": bytes},
+    "stop": {"reason": str, "again": bool},
+    "finish": {"epochs": int, "stopped": str},
+    "goodbye": {},
+}
+
+OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
+    "join": {**_INTRODUCTION, "facts": str, "aligned": str, "checkpoints": list, "finished": bool},
+    "met": {"round": bytes},
+    "alignment": {"round": bytes, "content": bytes},
+    "aligned": {"round": bytes},
+    "compared": {"round": bytes, "ids": str},
+    "confirmed": {"digest": str},
+    "done": {"phase": bytes},
+    "refused": {"phase": bytes, "reason": str},
+    "failed": {"reason": str},
+    "aborted": {"phase": bytes, "checkpoints": list},
+    "finished": {},
+}
+
+_LISTS = {"checkpoints": "epochs", "numbers": "record numbers"}
+_LENGTHS = {
+    "phase": PHASE_BYTES,
+    "round": ROUND_BYTES,
+    "incarnation": 16,
+    "public_key": 32,
+    "salt": SALT_BYTES,
+}
+
+
+def read_control(payload: bytes, known: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """A control message's kind and fields.
+
+    Args:
+        payload: What arrived.
+        known: The kinds that its sender may send, `OF_COORDINATOR` or `OF_MEMBERS`.
+
+    Raises:
+        WireError: It is none of them, or has other fields.
+    """
+    kind, fields = unpack(payload)
+    form = known.get(kind)
+    if form is None:
+        raise WireError(f"a control message {kind!r}, which this version does not know")
+    if len(payload) > MAX_CONTROL and kind not in LARGE:
+        raise WireError(f"a control message {kind!r} of {len(payload):,} bytes")
+    if fields.keys() != form.keys():
+        raise WireError(f"{kind!r} has the fields {sorted(fields)}, expected {sorted(form)}")
+    for name, expected in form.items():
+        _check_field(kind, name, fields[name], expected)
+    return kind, fields
+
+
+def _check_field(kind: str, name: str, value: Value, expected: Any) -> None:
+    if type(value) is not expected:
+        raise WireError(f"{kind!r}: {name} is of type {type(value).__name__}, expected {expected.__name__}")
+    if isinstance(value, list) and not all(type(each) is int and 0 <= each < 1 << 31 for each in value):
+        raise WireError(f"{kind!r}: {name} is not a list of {_LISTS[name]}")
+    if isinstance(value, bytes) and len(value) != _LENGTHS.get(name, len(value)):
+        raise WireError(f"{kind!r}: {name} has {len(value)} bytes, expected {_LENGTHS[name]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from securevfl.errors import LedgerError, RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import label_exposure, spending
-from securevfl.network.agreement import ALIGNMENT_FILE, load_alignment
+from securevfl.files import write_json
+from securevfl.network.alignment import ALIGNMENT_FILE, load_alignment
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
-from securevfl.privacy.views import write_text
 
 PARTS = ("ledger", "views", "receipts", "models")
 
@@ -53,7 +52,7 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         if source is not None:  # a helper knows no IDs
             shutil.copy(source, out / name)
     content = {**found[0][1], "homes": sorted(homes)}
-    write_text(out / AGREEMENT_FILE, json.dumps(content, indent=1) + "\n")
+    write_json(out / AGREEMENT_FILE, content)
     _write_result(out, [folder for folder, _ in found])
     missing = sorted(set(content["organisations"]) - set(homes))
     return {"organisations": sorted(homes), "missing": missing, "out": str(out)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sys
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import RunError
+from securevfl.files import private_opener
 
 _FIELDS = ("address", "peer", "restarted", "reason", "part", "epoch", "count", "organisation", "run")
 MAX_TEXT = 500
@@ -64,7 +64,7 @@ class LogFile(RotatingFileHandler):
     _told = False
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding="utf-8", opener=_private)
+        return open(self.baseFilename, "a", encoding="utf-8", opener=private_opener)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
         """One line in place of a traceback for each event."""
@@ -76,10 +76,6 @@ class LogFile(RotatingFileHandler):
         """Closes the file; what could not be written is lost."""
         with contextlib.suppress(OSError):
             super().close()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def log_to(path: Path, *, organisation: str, run: str) -> logging.Handler:

@@ -6,24 +6,25 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, ClassVar
+from typing import Any
 
-from securevfl.data.share import OwnTable, own_ids, rows_of
-from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, RunError, SecureVFLError
-from securevfl.network.agreement import (
-    Agreement,
-    Facts,
-    Proposal,
-    Understanding,
-    commitment,
-    load_alignment,
-)
+from securevfl.data.share import OwnTable, own_ids
+from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
+from securevfl.federation.site import complete_checkpoints
+from securevfl.network.agreement import Facts, Understanding
+from securevfl.network.alignment import Aligning, commitment
 from securevfl.network.config import PartyConfig
-from securevfl.network.node import STAY, Node, Stopped, Unforeseen, told_of, understanding
+from securevfl.network.participant import (
+    STAY,
+    Participant,
+    Purpose,
+    Stopped,
+    Unforeseen,
+    shareable,
+    understanding,
+)
 from securevfl.network.relay import Introduction, read_introduction
-from securevfl.network.seat import PARTS, complete_checkpoints
-from securevfl.protocols.alignment.protocol import AlignmentMachine, PrivateAlignment
-from securevfl.protocols.contract import Envelope
+from securevfl.network.training import Training
 
 log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
@@ -40,34 +41,32 @@ async def refuse(understanding: Understanding) -> bool:
     return False
 
 
-class Member(Node):
+class Member(Participant):
     """A party's or helper's process.
 
     Args:
         config: Its configuration.
+        purpose: What it has come for; training if it is left out.
         confirm: Asked whether an agreement is accepted, where the configuration has no rules for that.
         say: Called with what a person at the terminal should know.
     """
 
     config: PartyConfig
-    parts: ClassVar[tuple[str, ...]] = PARTS
 
     def __init__(
         self,
         config: PartyConfig,
+        purpose: Purpose | None = None,
         *,
         confirm: Confirm = refuse,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        super().__init__(config, coordinator=config.coordinator, others=(config.coordinator,))
+        others = (config.coordinator,)
+        super().__init__(config, purpose or Training(), coordinator=config.coordinator, others=others)
         self.confirm, self.say = confirm, say
         self.mesh.on_restart = self._restart
         self.mesh.on_trouble = self._trouble
-        self._digest = ""
-        self._table: OwnTable | None = None
-        self._protocol: PrivateAlignment | None = None
-        self._machine: AlignmentMachine | None = None
-        self._ids: list[str] | None = None
+        self._aligning: Aligning | None = None
         self._introductions: list[Introduction] = []
         self._round = b""
         self._result: dict[str, Any] | None = None
@@ -102,10 +101,10 @@ class Member(Node):
             if self._result is not None:  # all that is missing is the coordinator's goodbye
                 return self._result
             if self.mesh.sessions[self.config.coordinator].connected and not isinstance(error, Stopped):
-                await self._tell_failure(told_of(error))  # another peer refuses or breaks the rules
+                await self._tell_failure(shareable(error))  # another peer refuses or breaks the rules
             raise
         except SecureVFLError as error:
-            await self._tell_failure(told_of(error))
+            await self._tell_failure(shareable(error))
             raise
         finally:
             await self.stop_task(self._task)
@@ -113,10 +112,9 @@ class Member(Node):
             await self.close()
 
     def _open(self) -> None:
-        self._digest = self.open_folder()
-        if self.folder.result_file.exists():
-            self._result, self.patience = self.folder.read_result(), min(self.patience, LAST_CALL)
-        self._ids = load_alignment(self.folder.path)
+        self._result = self.purpose.open(self, leads=False)
+        if self._result is not None:
+            self.patience = min(self.patience, LAST_CALL)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self.mesh.tell(self.config.coordinator, kind, **fields)
@@ -129,18 +127,15 @@ class Member(Node):
                 return
 
     def _join(self) -> None:
-        known = self._ids
+        known = self.purpose.remembered(self)
         self._tell(
             "join",
             facts=Facts.of(self.own).to_json(),
             aligned="" if known is None else commitment(self.session, known),
-            checkpoints=self._checkpoints(),
+            checkpoints=complete_checkpoints(self.folder),
             finished=self._result is not None,
             **self.mesh.introducer.introduction.fields(),
         )
-
-    def _checkpoints(self) -> list[int]:
-        return complete_checkpoints(self.folder)
 
     # -- control messages -----------------------------------------------------------------------------------
 
@@ -161,10 +156,12 @@ class Member(Node):
                 self._go_on_aligning(fields)
             case "compare":
                 self._compare(fields)
+            case "records":
+                self.purpose.take_numbers(self, fields["numbers"], fields["salt"])
             case "propose":
                 await self._consider(fields)
             case "agreed":
-                self._take_seat(fields)
+                self._take_agreement(fields)
             case "begin":
                 await self._begin(fields)
             case "abort":
@@ -182,6 +179,7 @@ class Member(Node):
 
     async def _start_over(self) -> None:
         """The coordinator is a new process: what runs here is void, and this organisation joins again."""
+        self.purpose.check_restart(f"{self.config.coordinator} has started anew")
         self.say(f"{self.config.coordinator} has started anew")
         await self.stop_task(self._task)
         self._introductions = []
@@ -216,121 +214,90 @@ class Member(Node):
 
     # -- alignment and agreement ----------------------------------------------------------------------------
 
-    def _comparable(self, way: str) -> OwnTable:
-        """The own records with IDs as they are compared, always made from the table as it was read.
+    def comparable(self, way: str) -> OwnTable:
+        """See `Participant.comparable`.
 
         Raises:
-            DataError: Two records have the same ID then, or one has none.
-            InputError: There is no table.
+            ProtocolError: IDs may not be compared that way.
         """
-        if self.own is None:
-            raise InputError(f"{self.name} has no data to align")
-        self._table = self._table or self.own
-        self.own = self._table.normalised(way)
-        return self.own
+        self.purpose.check_comparison(self, way)
+        return super().comparable(way)
 
     def _begin_alignment(self, fields: dict[str, Any]) -> None:
-        own = self._comparable(fields["normalise"])
-        self._round = fields["round"]
-        self._protocol = PrivateAlignment(parties=fields["parties"], normalisation=fields["normalise"])
-        self._machine = self._protocol.machine(fields["index"], own_ids(own))
-        self._machine.start()
+        ids = own_ids(self.comparable(fields["normalise"]))
+        self._round, about = fields["round"], {key: fields[key] for key in ("index", "parties", "normalise")}
+        self._aligning = Aligning(ids, **about)
+        self._aligning.start()
 
     def _go_on_aligning(self, fields: dict[str, Any]) -> None:
-        machine, protocol = self._machine, self._protocol
         if fields["round"] != self._round:
             return
-        if machine is None or protocol is None or self.own is None:
+        if self._aligning is None:
             raise ProtocolError("an alignment goes on that has not begun")
-        message = protocol.decode(fields["content"])
-        for envelope in machine.receive(Envelope(0, machine.address, message)):
-            self._tell("alignment", round=self._round, content=envelope.message.to_bytes())
-        if machine.done:
-            ids = own_ids(self.own)
-            self._take_ids([ids[row] for row in machine.alignment().rows])
-            self._machine = None
+        for _, content in self._aligning.receive(0, fields["content"]):
+            self._tell("alignment", round=self._round, content=content)
+        if self._aligning.done:
+            self._take_ids(self._aligning.common())
+            self._aligning = None
             self._tell("aligned", round=self._round)
 
     def _compare(self, fields: dict[str, Any]) -> None:
-        ids = sorted(own_ids(self._comparable(fields["normalise"])))
+        ids = sorted(own_ids(self.comparable(fields["normalise"])))
         self._take_ids(ids)
         self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
 
     def _take_ids(self, ids: list[str]) -> None:
-        self.keep_ids(ids)
-        self._ids = ids
+        self.purpose.take_ids(self, ids, leads=False)
         self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
 
     async def _consider(self, fields: dict[str, Any]) -> None:
-        """Completes the proposed plan, compares, and asks for confirmation if it was not given before."""
-        proposal = Proposal.from_json(str(fields["proposal"]))
-        agreement = self._understood(proposal)
-        if agreement.digest != fields.get("digest"):
+        """Compares what is proposed with what is known here; asks for confirmation if none was given."""
+        agreement = self.purpose.understand(self, str(fields["proposal"]))
+        if agreement.digest != fields["digest"]:
             raise ProtocolError(
-                f"{self.config.coordinator} understands the plan as {fields.get('digest')}, {self.name} as "
-                f"{agreement.digest}; are both on the same version?"
+                f"{self.config.coordinator} understands {self.purpose.what} as {fields['digest']}, "
+                f"{self.name} as {agreement.digest}; are both on the same version, and the same run?"
             )
-        if self._digest and self._digest != agreement.digest:
-            raise RunError(
-                f"{self.name} agreed on {self._digest}, now it would be {agreement.digest}; choose another "
-                "folder for another plan"
-            )
-        if not self._digest:
+        if not self.purpose.confirmed(self, agreement):
             await self._ask(agreement)
-        self.keep_agreement(agreement)
-        self._digest = agreement.digest
+        self.purpose.keep(self, agreement)
+        self.agreement = agreement
         self._tell("confirmed", digest=agreement.digest)
 
-    def _understood(self, proposal: Proposal) -> Agreement:
-        if proposal.run != self.config.run or self.name not in proposal.organisations:
-            raise ProtocolError(f"the proposal is for run {proposal.run!r} without {self.name}")
-        if self.own is None:
-            return proposal.complete(self.name, None, ())
-        if self._ids is None or proposal.ids != commitment(self.session, self._ids):
-            raise ProtocolError("the proposal commits to other IDs than were found to be common")
-        own = self._comparable(proposal.outline.normalise)
-        return proposal.complete(self.name, own, rows_of(own, self._ids))
-
-    async def _ask(self, agreement: Agreement) -> None:
-        accept = self.config.accept
-        objection = "" if accept is None else accept.objection(agreement.plan, agreement.digest)
-        await self._decide(agreement, objection, "the plan")
-
-    async def _decide(self, agreement: Understanding, objection: str, what: str) -> None:
+    async def _ask(self, agreement: Understanding) -> None:
         """Shows what is asked, and goes by the rules, or asks where there are none."""
+        accept = self.config.accept
         for line in agreement.summary():
             self.say(line)
-        if objection:
-            raise InputError(f"{self.name} does not accept {what}: {objection}")
-        if self.config.accept is None and not await self.confirm(agreement):
-            raise InputError(f"{self.name} does not accept {what}")
+        if accept is not None and (objection := agreement.objection(accept)):
+            raise InputError(f"{self.name} does not accept {self.purpose.what}: {objection}")
+        if accept is None and not await self.confirm(agreement):
+            raise InputError(f"{self.name} does not accept {self.purpose.what}")
 
-    def _take_seat(self, fields: dict[str, Any]) -> None:
-        if self.agreement is None or fields.get("digest") != self.agreement.digest:
-            raise ProtocolError("the coordinator announces an agreement that was not confirmed here")
-        self.take_seat(self.agreement)
+    def _take_agreement(self, fields: dict[str, Any]) -> None:
+        if self.agreement is None or fields["digest"] != self.agreement.digest:
+            what = self.purpose.what
+            raise ProtocolError(f"the coordinator announces {what}, which was not confirmed here")
+        self.site = self.purpose.build(self, self.agreement)
 
     # -- phases ---------------------------------------------------------------------------------------------
 
     async def _begin(self, fields: dict[str, Any]) -> None:
-        if self.seat is None:
+        if self.site is None:
             raise ProtocolError("a phase begins before there is an agreement")
-        await self.stop_task(self._task)
         phase, part, epoch, restore = (fields[key] for key in ("phase", "part", "epoch", "restore"))
-        if part not in self.parts or epoch < 0 or restore < STAY:
+        if part not in self.purpose.parts or epoch < 0 or restore < STAY:
             raise ProtocolError(f"the coordinator begins {part!r} of epoch {epoch}, going back to {restore}")
+        self.purpose.begin(epoch, restore)
+        await self.stop_task(self._task)
         self._task = asyncio.create_task(
             self._reporting(self._take_part(phase, part, epoch, None if restore == STAY else restore))
         )
 
     async def _take_part(self, phase: bytes, part: str, epoch: int, restore: int | None) -> None:
-        seat = self.seat
-        if seat is None:
-            return
         try:
-            await self.run_part(seat, phase, part, epoch, restore)
-            if part in ("prepare", "epoch"):
-                seat.save(epoch)
+            await self.work(phase, part, epoch, restore)
+            self.keep_state(part, epoch)
             self._tell("done", phase=phase)
         except BudgetExceeded as refused:
             self.say(f"refused: {refused}")
@@ -339,15 +306,11 @@ class Member(Node):
     async def _abort(self, fields: dict[str, Any]) -> None:
         with contextlib.suppress(SecureVFLError):
             await self.stop_task(self._task)
-        self._tell("aborted", phase=fields["phase"], checkpoints=self._checkpoints())
+        self._tell("aborted", phase=fields["phase"], checkpoints=complete_checkpoints(self.folder))
 
     def _finish(self, fields: dict[str, Any]) -> None:
-        if self.seat is None:
-            raise ProtocolError("the run ends before it began")
         self.reason = str(fields["stopped"]) or None
-        self.seat.finish()
-        result = self.result(self.seat, int(fields["epochs"]))
-        self.folder.write_result(result)
+        self.purpose.finish(self)
+        self._result = self.purpose.result(self, int(fields["epochs"]))
         self.part = "finished"
-        self._result = result
         self._tell("finished")

@@ -14,15 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
-from securevfl.federation.links import QueueLink
-from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
-from securevfl.network.frames import PHASE_BYTES, Frame, Kind
+from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, PHASE_BYTES, Frame, Kind, read_control
 from securevfl.network.identity.identity import Identity
 from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
 from securevfl.network.transport import Handlers, Transport
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Link
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
 
@@ -59,9 +58,9 @@ class Mesh:
         self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
         self.on_refused: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
-        self.observe: Callable[[Message], None] = lambda message: None
+        self.observe: Callable[[Packet], None] = lambda message: None
         self.hosts: Mapping[str, str] = {}
-        self.links: dict[str, QueueLink] = {}
+        self.links: dict[str, Link] = {}
         self.messages = self.bytes = 0
         self.lost_since: dict[str, float] = dict.fromkeys(self.sessions, time.monotonic())
         self.transport = Transport(
@@ -81,7 +80,7 @@ class Mesh:
         self.transport.introduced = identity.name == coordinator
         self._phase = self.last_phase = b""
         self._past: set[bytes] = set()
-        self._early: list[tuple[bytes, str, Message, int]] = []
+        self._early: list[tuple[bytes, str, Packet, int]] = []
         self._early_bytes = 0
         self._away_since: dict[str, float] = {}
         self._ciphers: dict[str, PairCipher] = {}
@@ -175,8 +174,8 @@ class Mesh:
 
     # -- phases ---------------------------------------------------------------------------------------------
 
-    def seat(self, hosts: Mapping[str, str]) -> dict[str, QueueLink]:
-        """New links for the addresses that run here.
+    def connect(self, hosts: Mapping[str, str]) -> dict[str, Link]:
+        """Links for the addresses that run here; their numbers go on.
 
         Args:
             hosts: Address -> organisation.
@@ -184,7 +183,7 @@ class Mesh:
         numbers = {address: link.number for address, link in self.links.items()}
         self.hosts = dict(hosts)
         here = [address for address, host in self.hosts.items() if host == self.name]
-        self.links = {address: QueueLink(address, self.post) for address in here}
+        self.links = {address: Link(address, self.post, self.hosts) for address in here}
         for address, link in self.links.items():
             link.number = numbers.get(address, 0)
         return self.links
@@ -244,7 +243,7 @@ class Mesh:
         for peer in self.sessions:
             self.tell(peer, kind, **fields)
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Packet) -> None:
         """Puts a role's message on its way."""
         host = self.hosts.get(message.receiver)
         if host is None:
@@ -294,7 +293,7 @@ class Mesh:
     def _data(self, peer: str, content: bytes) -> None:
         if len(content) < PHASE_BYTES:
             raise WireError(f"{peer} sends a message without a phase")
-        phase, message = content[:PHASE_BYTES], Message.from_bytes(content, PHASE_BYTES)
+        phase, message = content[:PHASE_BYTES], Packet.from_bytes(content, PHASE_BYTES)
         size = len(content) + FRAME_COST
         if phase == self._phase:
             self._deliver(peer, message, size)
@@ -307,14 +306,14 @@ class Mesh:
             self._early.append((phase, peer, message, size))
             self._early_bytes += size
 
-    def _check_addresses(self, peer: str, message: Message) -> None:
+    def _check_addresses(self, peer: str, message: Packet) -> None:
         """A peer speaks for the roles that it hosts, to roles here, and shows its own ledger alone."""
         if self.hosts.get(message.sender) != peer or message.receiver not in self.links:
             raise ProtocolError(f"{peer} sends as {message.sender!r} to {message.receiver!r}")
         if message.head is not None and message.head.owner != peer:
             raise ProtocolError(f"{peer} shows a ledger of {message.head.owner!r}")
 
-    def _deliver(self, peer: str, message: Message, size: int) -> None:
+    def _deliver(self, peer: str, message: Packet, size: int) -> None:
         self._check_addresses(peer, message)
         link = self.links[message.receiver]
         if link.backlog + size > MAX_UNREAD:

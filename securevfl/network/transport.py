@@ -26,8 +26,17 @@ from securevfl.errors import (
     SecureVFLError,
     WireError,
 )
-from securevfl.network.frames import MAX_FRAME, Frame, Kind
-from securevfl.network.greeting import MAX_REASON, Greeting, other_run, read_greeting, reason_of, refusal
+from securevfl.network.frames import (
+    MAX_FRAME,
+    MAX_REASON,
+    Frame,
+    Greeting,
+    Kind,
+    other_run,
+    read_greeting,
+    reason_of,
+    refusal,
+)
 from securevfl.network.identity.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 

@@ -15,6 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securevfl.files import replacing, write_text
+
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.artist import Artist
@@ -116,9 +118,9 @@ class Chart:
     def save(self, path: Path) -> list[Path]:
         """Writes the chart without links as ``.png`` and ``.svg`` files; returns their paths."""
         picture, drawing = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
-        with self._drawing():
-            self.figure.savefig(picture, dpi=160)
-        drawing.write_text(re.sub(r"</?a\b[^>]*>", "", self._drawn()), encoding="utf-8")
+        with self._drawing(), replacing(picture) as file:
+            self.figure.savefig(file, format="png", dpi=160)
+        write_text(drawing, re.sub(r"</?a\b[^>]*>", "", self._drawn()))
         return [picture, drawing]
 
     def _drawn(self) -> str:

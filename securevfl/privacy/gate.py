@@ -2,14 +2,15 @@
 
 A release passes five steps, in this order: the vectors are checked and clipped, the budget is asked, the
 ledger entry is written and synced to disk, noise is added, and only then does the caller get something to
-send. Over budget, `BudgetExceeded` is raised and nothing leaves. Training, refreshes, evaluation and
-prediction all pass here and all count.
+send: a payload that is bound to its entry, see `securevfl.privacy.payloads`. Links carry nothing else. Over
+budget, `BudgetExceeded` is raised and nothing leaves. Training, refreshes, evaluation and prediction all pass
+here and all count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,10 @@ from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.privacy.defences import randomise_labels
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head
-from securevfl.privacy.noise import Noise, snap
+from securevfl.privacy.noise import Noise
+from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Released
 from securevfl.privacy.rows import Rows
+from securevfl.protocols.contract import Machine
 from securevfl.protocols.sums.noise import NoisySum
 
 Vectors = npt.NDArray[np.float32]
@@ -49,36 +52,8 @@ class Mechanism:
 
 
 EXACT = Mechanism()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Released:
-    """What may be sent, and what the party needs to learn from the answer.
-
-    Attributes:
-        values: The vectors as they leave.
-        source: The clipped vectors with their graph; the gradient that comes back goes in here.
-        head: The ledger head to send along; None inside one organisation.
-    """
-
-    values: Vectors
-    source: Tensor
-    head: Head | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """What may enter a secure sum, and what the party needs to learn from the answer.
-
-    Attributes:
-        values: Floats, or ring elements that already carry the party's share of the noise.
-        source: The clipped vectors with their graph; the gradient that comes back goes in here.
-        head: The ledger head to send along; None inside one organisation.
-    """
-
-    values: npt.NDArray[Any]
-    source: Tensor
-    head: Head | None
+HANDED_ON = ("sum", "scores", "loss", "metrics")
+"""What one who obtained others' releases may hand on without an entry of its own."""
 
 
 # A sum of discrete Gaussians of std s >= 2^14 is a continuous Gaussian of std sqrt(s^2 - 16^2) rounded by a
@@ -154,7 +129,15 @@ class Gate:
             chosen = vectors[torch.from_numpy(missing)]
             fresh = self._release_fresh(chosen, values[missing], rows[missing], kind, observers)
             cache.store(rows[missing], fresh.values)
-        return Released(values=cache.fetch(rows), source=vectors, head=self.ledger.head)
+        return Released(
+            values=cache.fetch(rows),
+            head=self.ledger.head,
+            observers=observers,
+            kind=kind,
+            rows=rows,
+            source=vectors,
+            key=_KEY,
+        )
 
     def _checked(self, vectors: Tensor, rows: Rows | None) -> npt.NDArray[Any]:
         """The vectors as an array, once they are known to be finite and one per row."""
@@ -179,28 +162,34 @@ class Gate:
     ) -> Contribution:
         """Lets one vector per row into a secure sum whose total the observers obtain.
 
-        What is written down is what the total reveals: with noise, that the observers together with the
-        colluders that `noise` is made for see at least its honest share of Gaussian noise on this party's
-        vectors; without noise, an exact release. That the contribution itself stays hidden is the secure
-        sum's promise, see `note_hidden`.
+        What is written down is what the total reveals: with distributed noise, that the observers together
+        with the colluders that `noise` is made for see at least its honest share of Gaussian noise on this
+        party's vectors; without it, what this party's own noise promises alone, or an exact release where it
+        has none. That the contribution itself stays hidden is the secure sum's promise, see `hide`.
 
         Args:
             vectors: One row per record.
             rows: The records; None as in `release`.
             kind: What the release is for.
             observers: Organisations that obtain the total, or something computed from it.
-            noise: The noisy sum that the vectors enter; None for a sum without noise.
+            noise: The noisy sum that the vectors enter; None where each party adds its own, if any.
 
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
+        said: dict[str, Any] = {"kind": kind, "observers": observers}
+        if noise is None and self.mechanism.sigma:
+            alone = self.release(vectors, rows=rows, kind=kind, observers=observers)
+            return Contribution(
+                values=alone.values.astype(np.float64), head=alone.head, source=alone.source, **said, key=_KEY
+            )
         self._checked(vectors, rows)
         count = vectors.shape[0]
-        where: dict[str, Any] = {"rows": rows, "vectors": count, "kind": kind, "observers": observers}
+        where: dict[str, Any] = {"rows": rows, "vectors": count, **said}
         if noise is None:
             head = self._account(EXACT, **where)
-            return Contribution(values=_floats(vectors), source=vectors, head=head)
+            return Contribution(values=_floats(vectors).copy(), head=head, source=vectors, **said, key=_KEY)
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
         source = clip_rows(vectors, self.mechanism.clip)
@@ -210,12 +199,25 @@ class Gate:
         change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
         head = self._account(protection, sensitivity=change, **where)
         share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
-        return Contribution(values=encoded + share, source=source, head=head)
+        return Contribution(values=encoded + share, head=head, source=source, **said, key=_KEY)
 
-    def note_hidden(self, *, mechanism: str, observers: tuple[str, ...], assumption: str) -> Head:
+    def abstain(self, shape: tuple[int, ...], *, noise: NoisySum | None) -> Contribution:
+        """What enters a sum for a party whose values stay at home: zeros, and its share of the noise."""
+        values: npt.NDArray[Any] = np.zeros(shape)
+        if noise is not None:
+            share = noise.noise.share(values.size, self.noise.stream).reshape(shape)
+            values = noise.encode(values) + share
+        return Contribution(
+            values=values, head=self.ledger.head, observers=(), kind="nothing", source=None, key=_KEY
+        )
+
+    def hide(
+        self, machine: Machine | None = None, *, mechanism: str, observers: tuple[str, ...], assumption: str
+    ) -> Accounted:
         """Writes down, once for the run, who handles this party's contributions without reading them.
 
         Args:
+            machine: The machine that hands them out; None where every round has one of its own.
             mechanism: ``masked`` or ``encrypted``.
             observers: Organisations that pass such values on.
             assumption: What must hold for them to learn nothing.
@@ -228,27 +230,63 @@ class Gate:
             mode=self.mode,
             assumption=assumption,
         )
-        return self.ledger.append(record)
+        return Accounted(machine=machine, head=self.ledger.append(record), observers=observers, key=_KEY)
 
     def open_totals(
-        self, *, rows: Rows, sensitivity: float, sigma: float, kind: str, observers: tuple[str, ...]
-    ) -> Head:
+        self,
+        machine: Machine | None,
+        *,
+        rows: Rows,
+        sensitivity: float,
+        sigma: float,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> Accounted:
         """Writes down that noisy totals over these records, all parties' together, are about to be opened.
 
         Args:
+            machine: The machine that does it; None where an entry stands for a replay without one.
             rows: The batch.
             sensitivity: L2 sensitivity of the totals, in the unit of `sigma`.
             sigma: Noise that the observers cannot subtract; 0 for none.
             kind: What the totals are for.
             observers: Organisations that obtain a total, or something computed from it.
 
+        Returns:
+            The machine, which may be driven from now on.
+
         Raises:
             BudgetExceeded: The opening would break the budget; nothing was written.
         """
         mechanism = Mechanism(clip=self.mechanism.clip, sigma=sigma)
-        return self._account(
+        head = self._account(
             mechanism, rows=rows, vectors=1, kind=kind, observers=observers, sensitivity=sensitivity
         )
+        return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
+
+    def open_scores(
+        self, machine: Machine, *, rows: Rows | None, vectors: int, kind: str, observers: tuple[str, ...]
+    ) -> Accounted:
+        """Writes down that a sealed model's exact scores of single records are about to be opened.
+
+        Args:
+            machine: The machine that does it.
+            rows: The records; None where they cannot be told from those that were trained on.
+            vectors: How many records.
+            kind: ``evaluation`` or ``prediction``.
+            observers: Organisations that obtain the scores.
+
+        Raises:
+            BudgetExceeded: A record was trained on with a promise that its exact score would void.
+        """
+        if kind == "prediction" and self.budget.promises(rows):
+            which = "without IDs some may be" if rows is None else "some are"
+            raise BudgetExceeded(
+                f"{self.owner}: of {vectors} records to predict, {which} records that training used, and an "
+                "exact score would void their epsilon; give records that training never saw, with their IDs"
+            )
+        head = self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
+        return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
 
     def noisy_statistic(
         self,
@@ -275,10 +313,8 @@ class Gate:
         """
         if not counted >= change > 0:
             raise PlanError(f"{self.owner}: a statistic that moves by {change} cannot count as {counted}")
-        self.open_totals(rows=rows, sensitivity=counted, sigma=sigma, kind=kind, observers=observers)
-        if not sigma:
-            return values
-        return snap(values + self.noise.gaussian(values.shape, sigma), sigma)
+        self.open_totals(None, rows=rows, sensitivity=counted, sigma=sigma, kind=kind, observers=observers)
+        return self.noise.perturb(values, sigma) if sigma else values
 
     def _release_fresh(
         self,
@@ -291,35 +327,40 @@ class Gate:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
         protected = self._protect(source) if self.mechanism.sigma else values.astype(np.float32)
-        return Released(values=protected, source=source, head=head)
+        return Released(
+            values=protected, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
+        )
 
     def _protect(self, source: Tensor) -> Vectors:
-        sigma = self.mechanism.sigma
         values = _clip_exactly(_floats(source), self.mechanism.clip)
-        return snap(values + self.noise.gaussian(values.shape, sigma), sigma).astype(np.float32)
+        return self.noise.perturb(values, self.mechanism.sigma).astype(np.float32)
 
-    def release_exact(self, *, rows: Rows, vectors: int, kind: str, observers: tuple[str, ...]) -> Head:
-        """Writes down that something leaves without protection, such as gradients of the labels."""
-        return self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
-
-    def open_scores(self, *, rows: Rows | None, vectors: int, observers: tuple[str, ...]) -> Head:
-        """Writes down that a sealed model's exact scores of single records are about to be opened.
+    def release_exact(
+        self,
+        values: npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]],
+        *,
+        rows: Rows,
+        kind: str,
+        observers: tuple[str, ...],
+        change: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]] | None = None,
+    ) -> Released:
+        """Releases something without protection, such as labels, or gradients of the labels.
 
         Args:
-            rows: The records; None where they cannot be told from those that were trained on.
-            vectors: How many records.
-            observers: Organisations that obtain the scores.
-
-        Raises:
-            BudgetExceeded: A record was trained on with a promise that its exact score would void.
+            values: One row per record, or several arrays by name that are computed from these records.
+            rows: The records.
+            kind: What it is.
+            observers: Organisations that will see it.
+            change: A heuristic defence, applied after the entry is written. It promises nothing.
         """
-        if self.budget.promises(rows):
-            which = "without IDs some may be" if rows is None else "some are"
-            raise BudgetExceeded(
-                f"{self.owner}: of {vectors} records to predict, {which} records that training used, and an "
-                "exact score would void their epsilon; give records that training never saw, with their IDs"
-            )
-        return self._account(Mechanism(), rows=rows, vectors=vectors, kind="prediction", observers=observers)
+        head = self._account(EXACT, rows=rows, vectors=len(rows), kind=kind, observers=observers)
+        if not isinstance(values, np.ndarray):
+            copies = {name: np.array(value) for name, value in values.items()}
+            return Released(values=copies, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
+        changed = (
+            np.array(values) if change is None else change(values.astype(np.float64)).astype(values.dtype)
+        )
+        return Released(values=changed, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
 
     def release_noisy(
         self,
@@ -329,16 +370,47 @@ class Gate:
         rows: Rows,
         kind: str,
         observers: tuple[str, ...],
-    ) -> tuple[npt.NDArray[np.float64], Head]:
-        """Releases one vector per row with a protection of its own, such as noisy gradients.
+        divisor: float = 1.0,
+    ) -> Released:
+        """Releases one vector per row with a protection of its own, such as noisy gradients, as float32.
+
+        Args:
+            values: One row per record.
+            mechanism: How they are protected.
+            rows: The records.
+            kind: What it is.
+            observers: Organisations that will see it.
+            divisor: Divides what was protected, at the end.
 
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
         """
         clipped = _clip_exactly(values, mechanism.clip)
         head = self._account(mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
-        noisy = clipped + self.noise.gaussian(clipped.shape, mechanism.sigma)
-        return snap(noisy, mechanism.sigma), head
+        noisy = (self.noise.perturb(clipped, mechanism.sigma) / divisor).astype(np.float32)
+        return Released(values=noisy, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
+
+    def hand_on(
+        self,
+        values: npt.NDArray[Any] | float | Mapping[str, float | None],
+        *,
+        kind: str,
+        observers: tuple[str, ...],
+    ) -> Released:
+        """Lets out what was computed from others' releases and totals alone, such as their sum.
+
+        Its owners have counted it when they let their parts out, with these observers; this gate adds no
+        entry. That nothing else is in it is the caller's word, so only messages declared for it carry it.
+
+        Args:
+            values: An array, a number, or numbers by name.
+            kind: What it is: one of `HANDED_ON`.
+            observers: Organisations that will see it.
+        """
+        if kind not in HANDED_ON:
+            raise PlanError(f"{self.owner}: {kind!r} is not handed on; only {', '.join(HANDED_ON)} are")
+        given = np.array(values) if isinstance(values, np.ndarray) else values
+        return Released(values=given, head=self.ledger.head, observers=observers, kind=kind, key=_KEY)
 
     def randomise_labels(
         self, labels: npt.NDArray[Any], *, classes: int, epsilon: float, observers: tuple[str, ...]
@@ -371,11 +443,8 @@ class Gate:
         if self.update is None or self.update.sigma <= 0:
             raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
         self._account(self.update, rows=rows, vectors=1, kind="update", observers=(), protection="dp-update")
-        noisy = []
-        for gradient in sums:
-            noise = self.noise.gaussian(tuple(gradient.shape), self.update.sigma)
-            noisy.append(gradient + torch.from_numpy(noise).to(gradient))
-        return noisy
+        sigma = self.update.sigma
+        return [torch.from_numpy(self.noise.perturb(_floats(each), sigma)).to(each) for each in sums]
 
     def state(self) -> dict[str, Any]:
         """What was released once and may be sent again; spending is kept in the ledger."""
@@ -433,12 +502,6 @@ def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[n
         # 2^-50 covers the rounding of the norm, the quotient and the product (a few units of 2^-53).
         values[over] *= (clip / norms[over] * (1 - 2.0**-50))[:, None]
     return values
-
-
-def stay_inside(vectors: Tensor) -> Released:
-    """Vectors that do not leave their organisation: no clip, no noise, no entry."""
-    values = vectors.detach().to("cpu", torch.float32).numpy()
-    return Released(values=values, source=vectors, head=None)
 
 
 class _Cache:

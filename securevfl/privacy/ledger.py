@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
+from securevfl.files import appending, read_json, sync
 from securevfl.privacy.messages import Head
-from securevfl.privacy.rows import rows_from_text, rows_to_text
+from securevfl.privacy.rows import Rows
 
 FORMAT = 1
 GENESIS = "0" * 64
@@ -54,8 +55,40 @@ def _canonical(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def _line(body: str, digest: str, signature: bytes) -> str:
+    return f'{body[:-1]},"hash":"{digest}","signature":"{signature.hex()}"}}'
+
+
 def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def rows_to_text(rows: Rows) -> str:
+    """Writes distinct row indices as sorted ranges."""
+    if rows.size == 0:
+        return ""
+    ordered = np.sort(rows)
+    gaps = ordered[1:] - ordered[:-1]
+    if ordered[0] < 0 or not gaps.all():
+        raise LedgerError("row indices must be distinct and not negative")
+    breaks = gaps != 1
+    firsts = ordered[np.concatenate(([True], breaks))].tolist()
+    lasts = ordered[np.concatenate((breaks, [True]))].tolist()
+    pieces = [
+        str(first) if first == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True)
+    ]
+    return ",".join(pieces)
+
+
+def rows_from_text(text: str) -> Rows:
+    """Reads what `rows_to_text` wrote."""
+    if not text:
+        return np.empty(0, np.int64)
+    try:
+        ends = [[int(end) for end in piece.split("-")] for piece in text.split(",")]
+        return np.concatenate([np.arange(piece[0], piece[-1] + 1, dtype=np.int64) for piece in ends])
+    except ValueError as error:
+        raise LedgerError(f"row list {text[:40]!r} cannot be read") from error
 
 
 class Ledger:
@@ -114,7 +147,7 @@ class Ledger:
             entries = _verify_file(self.owner, path, whole)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
-        self._file = path.open("a", encoding="utf-8")
+        self._file = appending(path)
         return index, digest
 
     def append(self, record: ReleaseRecord) -> Head:
@@ -148,8 +181,7 @@ class Ledger:
         index = self.head.position + 1
         body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
         digest = _digest(body)
-        signature = self._key.sign(bytes.fromhex(digest)).hex()
-        line = f'{body[:-1]},"hash":"{digest}","signature":"{signature}"}}'
+        line = _line(body, digest, self._key.sign(bytes.fromhex(digest)))
         if self._file is None:
             self.lines.append(line)
         else:
@@ -162,8 +194,7 @@ class Ledger:
             raise LedgerError(f"the ledger of {self.owner} is closed")
         try:
             self._file.write(line + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file)
         except OSError as error:
             raise RunError(
                 f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
@@ -214,13 +245,14 @@ def _verify_file(owner: str, path: Path, raw: bytes) -> list[Entry]:
     if len(raw) < known.size or hashlib.sha256(raw[: known.size]).digest() != known.digest:
         known = _NOTHING
     end = raw.rfind(b"\n") + 1  # a line without its end may still grow
-    entries, key = _verify(owner, raw[known.size : end].decode().splitlines(), known)
+    entries, key = _verify(owner, raw[known.size : end].decode().split("\n")[:-1], known)
     if end <= _MOST_BYTES:
         _KNOWN[place] = _Verified(end, hashlib.sha256(raw[:end]).digest(), entries, key)
         _KNOWN.move_to_end(place)
         while len(_KNOWN) > _MOST_FILES:
             _KNOWN.popitem(last=False)
-    return _verify(owner, raw[end:].decode().splitlines(), _Verified(end, b"", entries, key))[0]
+    rest = [raw[end:].decode()] if raw[end:] else []
+    return _verify(owner, rest, _Verified(end, b"", entries, key))[0]
 
 
 def _verify(
@@ -234,14 +266,17 @@ def _verify(
         try:
             content = json.loads(line)
             digest, signature = content.pop("hash"), bytes.fromhex(content.pop("signature"))
+            body = _canonical(content)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise LedgerError(f"{where}: not a ledger entry") from error
         if content.get("owner") != owner or content.get("index") != index:
             raise LedgerError(f"{where}: belongs elsewhere (an entry was removed, moved or copied)")
         if content.get("previous") != previous:
             raise LedgerError(f"{where}: does not follow the entry before it (chain broken)")
-        if _digest(_canonical(content)) != digest:
+        if _digest(body) != digest:
             raise LedgerError(f"{where}: content does not match its hash (edited)")
+        if line != _line(body, digest, signature):
+            raise LedgerError(f"{where}: not in the one form that an entry has (edited)")
         if content.get("kind") == SESSION:
             key = _public_key(where, content)
         if key is None:
@@ -334,10 +369,10 @@ def read_agreement(run_folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RunError(f"{run_folder} holds no run over a network: there is no {AGREEMENT_FILE} in it")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         names = {key: tuple(str(name) for name in content[key]) for key in ("homes", "organisations")}
         return {**{key: str(content[key]) for key in ("run", "digest")}, **names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged: {error!r}") from error
 
 

@@ -1,4 +1,4 @@
-"""The message that roles exchange, and the links and clocks that carry it."""
+"""The packet that roles exchange: a message on its way, its wire form, and the clock that roles live by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from securevfl.errors import WireError
+from securevfl.errors import ProtocolError, WireError
 from securevfl.protocols.wire import Value, pack, packed_size, unpack
 
 _MAGIC, _VERSION = b"SVFM", 1
@@ -29,8 +29,8 @@ class Head(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class Message:
-    """One message between two roles.
+class Packet:
+    """One packet between two roles: a message on its way.
 
     Attributes:
         kind: What it is, such as ``embedding`` or ``gradient``.
@@ -40,6 +40,7 @@ class Message:
         number: The sender's running number; with the sender it names the message.
         reply_to: The number of the call that this message answers.
         head: The sender's ledger head, where the content passed a gate.
+        checked: True where a link of this process has checked it; never on the wire.
     """
 
     kind: str
@@ -49,9 +50,14 @@ class Message:
     number: int = 0
     reply_to: int | None = None
     head: Head | None = None
+    checked: bool = field(default=False, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
-        return self.fields[name]
+        """A field; one that is declared but not always there may be missing."""
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise ProtocolError(f"{self.sender} sends {self.kind!r} without {name}") from None
 
     def size(self) -> int:
         """Bytes of the wire form, without building it."""
@@ -81,7 +87,7 @@ class Message:
         return b"".join((envelope, route, head, pack(self.kind, self.fields)))
 
     @classmethod
-    def from_bytes(cls, data: bytes, start: int = 0) -> Message:
+    def from_bytes(cls, data: bytes, start: int = 0) -> Packet:
         """Reads the wire form, from a place on.
 
         Raises:
@@ -158,34 +164,6 @@ def _read_head(data: bytes, begin: int) -> tuple[Head, int]:
         return Head(owner.decode(), position, digest.decode("ascii")), middle + length
     except UnicodeDecodeError as error:
         raise WireError("message carries a broken ledger head") from error
-
-
-class Link(Protocol):
-    """How a role reaches the others. It never says on which runtime it is."""
-
-    address: str
-
-    async def send(
-        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> None:
-        """Sends a message and does not wait for an answer."""
-        ...
-
-    async def call(
-        self, receiver: str, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> Message:
-        """Sends a message and waits for the answer to it."""
-        ...
-
-    async def reply(
-        self, message: Message, kind: str, fields: Mapping[str, Value], head: Head | None = None
-    ) -> None:
-        """Answers a call."""
-        ...
-
-    async def receive(self) -> Message:
-        """The next message that is not the answer to a call."""
-        ...
 
 
 class Stop(asyncio.Event):

@@ -76,6 +76,16 @@ class Noise:
         values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return values[:count].reshape(shape)
 
+    def perturb(self, values: npt.ArrayLike, std: float) -> Floats:
+        """The values with Gaussian noise, on the lattice: the one way in which noisy values are made.
+
+        They are added in float64 and rounded to multiples of a power of two, so that low-order bits tell
+        nothing about the value below the noise. Conversion to float32 keeps them on the lattice, because what
+        does not fit its 24 bits is rounded to a coarser power of two.
+        """
+        exact = np.asarray(values, np.float64)
+        return snap(exact + self.gaussian(exact.shape, std), std)
+
     @property
     def stream(self) -> KeyStream:
         """The stream itself, for the discrete noise of secure sums.

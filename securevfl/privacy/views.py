@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import RunError
-from securevfl.privacy.messages import Head, Message
+from securevfl.files import appending, read_json, write_text
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import Value
 
 MESSAGES = "messages.jsonl"
@@ -61,12 +62,6 @@ class Seen:
         return self.sender == self.receiver
 
 
-def _open_private(path: Path, mode: str) -> Any:
-    """Opens a file that only its owner can read, from its first byte on."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    return os.fdopen(os.open(path, flags, 0o600), mode)
-
-
 class ViewWriter:
     """Appends messages to one observer's view."""
 
@@ -75,11 +70,11 @@ class ViewWriter:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._count = _repair(folder)
-        self._lines = _open_private(folder / MESSAGES, "a")
-        self._arrays = _open_private(folder / ARRAYS, "ab")
+        self._lines = appending(folder / MESSAGES)
+        self._arrays = appending(folder / ARRAYS, binary=True)
         self._offset = (folder / ARRAYS).stat().st_size
 
-    def record(self, message: Message, *, time: float, sent: bool) -> None:
+    def record(self, message: Packet, *, time: float, sent: bool) -> None:
         """Writes one message."""
         scalars: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
@@ -109,7 +104,7 @@ class ViewWriter:
 
     def note(self, kind: str, fields: Mapping[str, Value], *, address: str, time: float) -> None:
         """Writes down what the observer's role at `address` worked out with secrets that no view holds."""
-        message = Message(kind=kind, sender=address, receiver=address, fields=fields)
+        message = Packet(kind=kind, sender=address, receiver=address, fields=fields)
         self.record(message, time=time, sent=False)
 
     def _store(self, array: npt.NDArray[Any]) -> list[Any]:
@@ -215,25 +210,7 @@ class Receipts:
         """Takes up the heads of an earlier process."""
         path = run_folder / "receipts" / f"{self.observer}.json"
         if path.exists():
-            self.heads = {owner: Head(*head) for owner, head in _read_json(path).items()}
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that a crash leaves the old one or the new one."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}") from error
+            self.heads = {owner: Head(*head) for owner, head in read_json(path).items()}
 
 
 def read_heads(run_folder: Path) -> list[Head]:
@@ -241,7 +218,7 @@ def read_heads(run_folder: Path) -> list[Head]:
     heads = {
         Head(*head)
         for path in sorted((run_folder / "receipts").glob("*.json"))
-        for head in _read_json(path).values()
+        for head in read_json(path).values()
     }
     for folder in sorted((run_folder / "views").glob("*")):
         heads |= {line_head for line_head in _view_heads(folder) if line_head is not None}

@@ -1,34 +1,68 @@
-"""The plan of a run: everything that decides what happens, in one flat, frozen object.
+"""The plan of a run: everything that decides what happens, in one frozen object.
 
-A plan is one to one with ``plan.toml``. It says nothing about where results go or how fast they come.
+Common fields stand in the plan itself; an algorithm's own in `Plan.settings`, those of the simulation in
+`Plan.simulation`, those of the data in `Plan.source`. A plan is one to one with ``plan.toml`` and says
+nothing about where results go or how fast they come.
+
+Every setting also has one flat name, by which a command line, a sweep or a table of results calls it.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from securevfl.errors import PlanError
+from securevfl.errors import PlanError, nearest
 from securevfl.privacy.defences import DEFENCES
+from securevfl.settings.codec import check_fields, choice, kinds, number, read_toml, to_toml, whole
+from securevfl.settings.families import (
+    DEVICES,
+    FAMILIES,
+    OWNERS,
+    DataSource,
+    Family,
+    LocalSettings,
+    SimulationSettings,
+    family_of,
+)
 
+DEFAULT_ALGORITHM = "vafl"
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
 OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
-PROTECTS = ("person", "features", "label")
 MOST = 1e30
 """Largest noise and clip: a float32 holds it, and a hundred million standard deviations of it."""
 
+SIMULATION = tuple(kinds(SimulationSettings))
+SOURCE = tuple(kinds(DataSource))
+LOCAL = tuple(kinds(LocalSettings))
+GROUPS = ("settings", "simulation", "source")
+
+
+class _Keywords:
+    """Remembers which fields a plan was given, and refuses others with the place where they belong."""
+
+    _given: frozenset[str]
+
+    def __new__(cls, **given: Any) -> Self:
+        for name in given:
+            if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                raise PlanError(_misplaced(name))
+        plan = super().__new__(cls)
+        object.__setattr__(plan, "_given", frozenset(given) - {*GROUPS})
+        return plan
+
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(_Keywords):
     """What to train, how, and under which promise.
+
+    Fields that are left open take the algorithm's defaults, see `securevfl.settings.families`.
 
     Attributes:
         algorithm: Name of the algorithm.
@@ -36,14 +70,6 @@ class Plan:
         collusion: How many parties may pool what they see of a secure sum; noise in sums withstands them too.
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
-        protect: Sealed training: what of a record epsilon covers: all of the ``person`` that an observer does
-            not hold itself, one party's ``features``, or the ``label``.
-        weight_bound: Sealed training: L2 bound of each party's weights, which keeps scores in range.
-        average_last: Sealed training: the model is the mean of the iterates of this last share of the run.
-        centring: Sealed training, linear models: share of the squared privacy budget that pays for noisy
-            means, by which each party centres and scales its columns; 0 takes the rows as they are.
-        label_low: Sealed training, regression: public lower bound of the labels.
-        label_high: Sealed training, regression: public upper bound of the labels.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
@@ -76,275 +102,338 @@ class Plan:
         optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
-        proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
         l2: Coefficient of the regulariser l2/2 * ||theta||^2.
-        wait_for: t of the t-synchronous algorithm; 0 is half of the parties, two at least.
-        active: Workers of the AFSGD family that have the labels; none named means all of them.
-        snapshot_every: SVRG of the AFSGD family computes a full gradient after so many epochs.
-        delay_bound: D of VAFL: no embedding older than D iterations is used; 0 sets no bound.
-        staleness: tau of FDML: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
-        timeout: Time units of local training per round, Flex family; at least one local step must fit.
-        private_labels: Flex family: the server keeps the labels and answers with gradients.
-        delays: Duration of a party's step: ``constant``, ``poisson``, ``exponential`` or ``trace``.
-        speeds: How many times faster than 1 a party is, by name.
-        latency: Time units that a message takes.
-        delay_trace: File of step durations for ``delays = "trace"``.
         patience: Stop when the training loss has not improved for so many epochs; 0 never stops early.
         evaluate_every: Evaluate on the test part after so many epochs; 0 only at the end.
         scaling: ``standard`` (fitted on private rows, strict mode only), ``public``, ``none``, ``auto``.
         seed: Decides initial models and batch order, never noise.
         device: ``cpu``, ``cuda`` or ``auto``.
-        wire: Send every message of the virtual network through its wire form.
         record_views: Write what each observer saw.
-        data: Name of the data set, for the record.
-        data_folder: Where its files are.
-        parties: Number of parties for a named data set; 0 takes the data as it is.
-        id_column: ID column of CSV files.
-        label_column: Label column of CSV files.
+        settings: The algorithm's own settings, as a mapping or as its family's class; a mapping may also
+            name fields of the simulation.
+        simulation: How time passes where parties are simulated, as `SimulationSettings` or a mapping.
+        source: Which data the run is about, as `DataSource` or a mapping.
     """
 
-    algorithm: str = "vafl"
-    protocol: str = "plain"
-    collusion: int = 1
-    threshold: int = 0
-    protect: str = "person"
-    weight_bound: float = 16.0
-    average_last: float = 0.66
-    centring: float = 0.04
-    label_low: float = 0.0
-    label_high: float = 0.0
+    algorithm: str = DEFAULT_ALGORITHM
+    protocol: str = choice("plain", PROTOCOLS)
+    collusion: int = whole(1, low=1)
+    threshold: int = whole(0)
     model: str = "linear"
-    embedding: int = 0
+    embedding: int = whole(0)
     hidden: tuple[int, ...] = (32,)
     hidden_noise: tuple[float, ...] = ()
-    fusion: str = "auto"
+    fusion: str = choice("auto", ("auto", "concat", "sum"))
     head: str = "auto"
-    label_holder: str = "party"
-    encoder_training: str = "raw"
-    clip: float = 1.0
-    sigma: float = 0.0
-    epsilon: float = 0.0
+    label_holder: str = choice("party", ("party", "server"))
+    encoder_training: str = choice("raw", ENCODER_TRAINING)
+    clip: float = number(1.0, above=0, most=MOST)
+    sigma: float = number(0.0, most=MOST)
+    epsilon: float = number(0.0)
     delta: float = 1e-5
-    budget_epsilon: float = 0.0
-    gradient_clip: float = 1.0
-    gradient_sigma: float = 0.0
-    label_epsilon: float = 0.0
-    defence: str = "none"
-    defence_level: float = 0.0
+    budget_epsilon: float = number(0.0)
+    gradient_clip: float = number(1.0, above=0, most=MOST)
+    gradient_sigma: float = number(0.0, most=MOST)
+    label_epsilon: float = number(0.0)
+    defence: str = choice("none", DEFENCES)
+    defence_level: float = number(0.0)
     insecure_reproducible_noise: bool = False
-    epochs: int = 10
-    batch: int = 64
-    learning_rate: float = 0.1
-    server_learning_rate: float = 0.0
-    learning_rates: Mapping[str, float] = field(default_factory=dict)
-    optimiser: str = "sgd"
-    optimisers: Mapping[str, str] = field(default_factory=dict)
-    decay: str = "none"
-    proximal: float = 0.1
-    l2: float = 1e-4
-    wait_for: int = 0
-    active: tuple[str, ...] = ()
-    snapshot_every: int = 2
-    delay_bound: int = 0
-    staleness: int = 0
-    timeout: float = 10.0
-    private_labels: bool = False
-    delays: str = "constant"
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    latency: float = 0.0
-    delay_trace: str = ""
-    patience: int = 0
-    evaluate_every: int = 0
-    scaling: str = "auto"
-    seed: int = 0
-    device: str = "cpu"
-    wire: bool = False
+    epochs: int = whole(10, low=1)
+    batch: int = whole(64, low=1)
+    learning_rate: float = number(0.1, above=0)
+    server_learning_rate: float = number(0.0)
+    learning_rates: Mapping[str, float] = number({}, above=0)
+    optimiser: str = choice("sgd", OPTIMISERS)
+    optimisers: Mapping[str, str] = choice({}, OPTIMISERS, "optimiser")
+    decay: str = choice("none", DECAYS)
+    l2: float = number(1e-4)
+    patience: int = whole(0)
+    evaluate_every: int = whole(0)
+    scaling: str = choice("auto", SCALINGS)
+    seed: int = whole(0)
+    device: str = choice("cpu", DEVICES)
     record_views: bool = False
-    data: str = ""
-    data_folder: str = ""
-    parties: int = 0
-    id_column: str = "id"
-    label_column: str = "label"
+    settings: Any = None
+    simulation: Any = None
+    source: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "hidden_noise", "active"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_types(self)
-        _check_choices(self)
-        _check_numbers(self)
+        family = family_of(self.algorithm)
+        for name, value in family.defaults.items():
+            if name not in self._given:
+                object.__setattr__(self, name, value)
+        self._sort_settings(family)
+        check_fields(self)
+        _check_together(self)
         _check_privacy(self)
+
+    def _sort_settings(self, family: Family) -> None:
+        """Makes frozen objects of the groups; what a simulation is told among the settings moves there."""
+        settings, simulation = self.settings, _values("simulation", self.simulation, SimulationSettings)
+        if isinstance(settings, Mapping | None):
+            own = dict(settings or {})
+            simulation |= {name: own.pop(name) for name in SIMULATION if name in own}
+            for name in own:
+                if name not in family.names:
+                    raise PlanError(_foreign(str(name), self.algorithm, family))
+            settings = family.settings(**own)
+        elif type(settings) is not family.settings:
+            found = next((each.name for each in FAMILIES.values() if each.settings is type(settings)), "")
+            what = f"settings of {found}" if found else f"{settings!r}"
+            raise PlanError(
+                f"settings are {what}; {self.algorithm} takes {family.settings.__name__} or a mapping"
+            )
+        object.__setattr__(self, "settings", settings)
+        object.__setattr__(self, "simulation", SimulationSettings(**simulation))
+        object.__setattr__(self, "source", DataSource(**_values("source", self.source, DataSource)))
+
+    @property
+    def family(self) -> Family:
+        """The family of the algorithm."""
+        return family_of(self.algorithm)
 
     @property
     def mode(self) -> str:
         """The accounting mode. It follows from how encoders are trained; nobody chooses it."""
-        return "sealed" if self.algorithm == "sealed" else ENCODER_TRAINING[self.encoder_training]
+        return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
+
+    @property
+    def local(self) -> LocalSettings:
+        """What of the plan concerns one machine alone."""
+        flat = self.to_flat()
+        return LocalSettings(**{name: flat[name] for name in LOCAL})
 
     def with_changes(self, **changes: Any) -> Plan:
-        """The same plan with some fields changed."""
-        unknown = set(changes) - {f.name for f in fields(self)}
-        if unknown:
-            raise PlanError(_unknown_field(min(unknown)))
-        return replace(self, **changes)
+        """The same plan with some fields changed.
 
-    def to_toml(self) -> str:
-        """The text of ``plan.toml``."""
-        lines, tables = [], []
-        for name, value in asdict(self).items():
-            if isinstance(value, dict):
-                tables += ["", f"[{name}]", *(f"{_text(key)} = {_text(item)}" for key, item in value.items())]
+        Mappings given for `settings`, `simulation` and `source` change what they name and leave the rest.
+        Where the algorithm changes, what was never given follows it, and the settings of another family are
+        left behind.
+        """
+        kept = {name: getattr(self, name) for name in self._given}
+        same = family_of(changes.get("algorithm", self.algorithm)) is self.family
+        for name in GROUPS:
+            old = vars(getattr(self, name)) if same or name != "settings" else {}
+            given = changes.get(name, {})
+            changes[name] = {**old, **given} if isinstance(given, Mapping) else given
+        return Plan(**{**kept, **changes})
+
+    # -- as values by name ----------------------------------------------------------------------------------
+
+    def to_flat(self) -> dict[str, Any]:
+        """Every setting by its flat name."""
+        common = {name: getattr(self, name) for name in COMMON}
+        return {**common, **vars(self.settings), **vars(self.simulation), **vars(self.source)}
+
+    def differing(self) -> dict[str, Any]:
+        """The settings, by flat name, that are not what the algorithm takes by itself."""
+        usual = Plan(algorithm=self.algorithm).to_flat() | {"algorithm": DEFAULT_ALGORITHM}
+        return {name: value for name, value in self.to_flat().items() if value != usual[name]}
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> Plan:
+        """Builds a plan from flat names.
+
+        Raises:
+            PlanError: A name is unknown (the nearest known one is suggested) or of another family, or a value
+                is unusable.
+        """
+        sorted_in: dict[str, Any] = {"settings": {}, "source": {}}
+        algorithm = values.get("algorithm", DEFAULT_ALGORITHM)
+        family = family_of(algorithm)
+        for name, value in values.items():
+            if name in COMMON:
+                sorted_in[name] = value
+            elif name in SOURCE:
+                sorted_in["source"][name] = value
+            elif name in SIMULATION or name in family.names:
+                sorted_in["settings"][name] = value
             else:
-                lines.append(f"{name} = {_text(value)}")
-        return "\n".join(lines + tables) + "\n"
+                raise PlanError(_foreign(name, algorithm, family) if name in OWNERS else _unknown(name))
+        return cls(**sorted_in)
+
+    # -- as tables ------------------------------------------------------------------------------------------
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Common fields and one table per group, as in ``plan.toml``."""
+        tables = {self.family.name: self.settings, "simulation": self.simulation, "data": self.source}
+        common = {name: getattr(self, name) for name in COMMON}
+        return common | {name: dict(vars(table)) for name, table in tables.items() if vars(table)}
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any]) -> Plan:
-        """Builds a plan from named values.
+        """Builds a plan from what `to_mapping` makes, or a part of it.
 
         Raises:
-            PlanError: A name is unknown (the nearest known one is suggested) or a value unusable.
+            PlanError: A name is unknown, in the wrong table or of another family, or a value is unusable.
         """
-        names = {f.name for f in fields(cls)}
-        for name in content:
-            if name not in names:
-                raise PlanError(_unknown_field(name))
-        return cls(**content)
+        return cls.from_flat(flatten(content, tables_only=True))
+
+    def to_toml(self) -> str:
+        """The text of ``plan.toml``."""
+        return to_toml(self.to_mapping())
 
     @classmethod
-    def from_toml(cls, path: Path, defaults: Mapping[str, Any] | None = None) -> Plan:
+    def from_toml(cls, path: Path) -> Plan:
         """Reads ``plan.toml``.
 
-        Args:
-            path: The file.
-            defaults: Values of fields that the file does not name, where they differ from this class's.
+        Raises:
+            PlanError: It cannot be read, or holds no plan.
+        """
+        return cls.from_flat(read_plan(path))
+
+    # -- as it travels --------------------------------------------------------------------------------------
+
+    def to_agreement(self) -> str:
+        """The text that organisations agree on; nothing in it concerns one machine or one table."""
+        content = self.to_mapping()
+        del content["data"]
+        content["simulation"] = {k: v for k, v in content["simulation"].items() if k not in LOCAL}
+        return to_toml({name: value for name, value in content.items() if name not in LOCAL})
+
+    @classmethod
+    def from_agreement(cls, text: str, local: LocalSettings) -> Plan:
+        """Reads what another organisation sent, and adds what this one has decided for its own machine.
+
+        Raises:
+            PlanError: It names something that every organisation decides for itself, or is no plan.
         """
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError(f"plan {path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PlanError(f"plan {path} is not TOML: {error}") from error
-        return cls.from_mapping({**(defaults or {}), **content})
+            values = flatten(tomllib.loads(text), tables_only=True)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(f"the plan is not TOML: {error}") from error
+        for name in values:
+            if name in LOCAL or name in SOURCE:
+                raise PlanError(f"the plan names {name}, which every organisation decides for itself")
+        return cls.from_flat({**values, **vars(local)})
 
 
-def nearest(name: str, known: Any) -> str:
-    """A hint at the most similar known name, or the list of them."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {matches[0]!r}?" if matches else f"known are {', '.join(sorted(known))}"
+COMMON = tuple(each.name for each in fields(Plan) if each.name not in GROUPS)
+TABLES = (*(name for name, each in FAMILIES.items() if each.names), "simulation", "data")
+KINDS: dict[str, Any] = {
+    **{name: kind for name, kind in kinds(Plan).items() if name in COMMON},
+    **{name: kind for each in FAMILIES.values() for name, kind in kinds(each.settings).items()},
+    **kinds(SimulationSettings),
+    **kinds(DataSource),
+}
+"""Every flat name and the type of its values."""
 
 
-def _unknown_field(name: str) -> str:
-    return f"a plan has no field {name!r}; {nearest(name, [f.name for f in fields(Plan)])}"
+def flat_defaults(algorithm: str) -> dict[str, Any]:
+    """The default of every flat name for an algorithm, those of other families included."""
+    others = {name: value for each in FAMILIES.values() for name, value in vars(each.settings()).items()}
+    return others | Plan(algorithm=algorithm).to_flat()
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        if not escaped.isprintable():
-            raise PlanError(f"text {value!r} has characters that a plan file cannot hold")
-        return f'"{escaped}"'
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_text(item) for item in value) + "]"
-    return repr(value)
+def read_plan(path: Path) -> dict[str, Any]:
+    """The settings that a plan file names, by their flat names.
+
+    Raises:
+        PlanError: It cannot be read, or a name is unknown or in the wrong place.
+    """
+    content = read_toml(path, "plan", PlanError)
+    if any(name in OWNERS and not isinstance(value, Mapping) for name, value in content.items()):
+        name = next(name for name in content if name in OWNERS)
+        raise PlanError(
+            f"plan {path} was written by an older version: {name} stands in the table [{OWNERS[name]}] now"
+        )
+    return flatten(content, tables_only=True)
 
 
-def _check_types(plan: Plan) -> None:
-    for spec in fields(plan):
-        value = getattr(plan, spec.name)
-        kind = str(spec.type)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if kind == "float" and number:
-            object.__setattr__(plan, spec.name, float(value))
-            continue
-        good = {
-            "str": isinstance(value, str),
-            "bool": isinstance(value, bool),
-            "int": isinstance(value, int) and not isinstance(value, bool),
-            "float": number,
-        }.get(kind, isinstance(value, Mapping if kind.startswith("Mapping") else tuple))
-        if not good:
-            raise PlanError(f"{spec.name} is {value!r}; expected {_WORDS.get(kind.partition('[')[0], kind)}")
+def flatten(content: Mapping[str, Any], *, tables_only: bool = False) -> dict[str, Any]:
+    """Takes what stands in tables out of them.
+
+    Args:
+        content: Common fields and tables, as in ``plan.toml``, and flat names.
+        tables_only: Refuse flat names of what belongs into a table.
+
+    Raises:
+        PlanError: A name is unknown or in the wrong place.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in TABLES and isinstance(value, Mapping):
+            known = {"simulation": SIMULATION, "data": SOURCE}.get(name) or FAMILIES[name].names
+            for each in value:
+                if each not in known:
+                    raise PlanError(
+                        f"[{name}] has no setting {each!r}; {_belongs(each) or nearest(each, known)}"
+                    )
+            flat |= value
+        elif name in COMMON or (not tables_only and name in KINDS):
+            flat[name] = value
+        elif name in TABLES and name not in KINDS:
+            raise PlanError(f"{name} is {value!r}; write a table, [{name}]")
+        else:
+            raise PlanError(_unknown(name))
+    return flat
 
 
-_WORDS = {"tuple": "a list, such as [8, 4] or ['p0']", "Mapping": "a table, such as {p1 = 2.0}"}
+def _values(name: str, given: Any, kind: type) -> dict[str, Any]:
+    """The fields of a group that was given as an object or as a mapping."""
+    if isinstance(given, kind):
+        return dict(vars(given))
+    if not isinstance(given, Mapping | None):
+        raise PlanError(f"{name} is {given!r}; expected a mapping or {kind.__name__}")
+    for each in given or {}:
+        if each not in kinds(kind):
+            raise PlanError(f"{name} has no field {each!r}; {_belongs(each) or nearest(each, kinds(kind))}")
+    return dict(given or {})
 
 
-def _choice(name: str, value: str, known: Any) -> None:
-    if value not in known:
-        raise PlanError(f"unknown {name} {value!r}; {nearest(str(value), known)}")
+def _belongs(name: str) -> str:
+    """Where a setting belongs, in words; empty where nothing has that name."""
+    if name in OWNERS:
+        return f"{name} is a setting of {OWNERS[name]}"
+    if name in SIMULATION:
+        return f"{name} is a setting of the simulation"
+    if name in SOURCE:
+        return f"{name} says which data is meant"
+    return f"{name} is a common field of a plan" if name in COMMON else ""
 
 
-def _check_choices(plan: Plan) -> None:
-    _choice("protocol", plan.protocol, PROTOCOLS)
-    _choice("encoder_training", plan.encoder_training, ENCODER_TRAINING)
-    for name in (plan.optimiser, *plan.optimisers.values()):
-        _choice("optimiser", name, OPTIMISERS)
-    _choice("decay", plan.decay, DECAYS)
-    _choice("scaling", plan.scaling, SCALINGS)
-    _choice("protect", plan.protect, PROTECTS)
-    _choice("defence", plan.defence, DEFENCES)
-    _choice("label_holder", plan.label_holder, ("party", "server"))
-    _choice("fusion", plan.fusion, ("auto", "concat", "sum"))
-    _choice("device", plan.device, ("cpu", "cuda", "auto"))
+def _foreign(name: str, algorithm: str, family: Family) -> str:
+    """Why a name cannot stand among the settings of an algorithm."""
+    if name in OWNERS:
+        own = (
+            f"{algorithm} has {', '.join(family.names)}"
+            if family.names
+            else f"{algorithm} has none of its own"
+        )
+        return f"{name} is a setting of {OWNERS[name]}, not of {algorithm}; {own}"
+    if name in COMMON:
+        return f"{_belongs(name)}, no setting of {algorithm}; write Plan({name}=...)"
+    if name in SOURCE:
+        return f"{_belongs(name)}, no setting of {algorithm}; write Plan(source={{{name!r}: ...}})"
+    return f"{algorithm} has no setting {name!r}; {nearest(name, (*family.names, *SIMULATION))}"
+
+
+def _misplaced(name: str) -> str:
+    """How to write what is no keyword of a plan."""
+    if name not in KINDS:
+        return _unknown(name)
+    algorithm = f"algorithm={OWNERS[name]!r}, " if name in OWNERS else ""
+    group = "source" if name in SOURCE else "settings"
+    return f"{_belongs(name)}; write Plan({algorithm}{group}={{{name!r}: ...}})"
+
+
+def _unknown(name: str) -> str:
+    if place := _belongs(name):
+        table = OWNERS.get(name) or ("simulation" if name in SIMULATION else "data")
+        return f"{place}; it stands in the table [{table}]"
+    return f"a plan has no field {name!r}; {nearest(name, KINDS)}"
+
+
+def _check_together(plan: Plan) -> None:
     if plan.protocol != "plain" and plan.fusion == "concat":
         raise PlanError(f"protocol {plan.protocol!r} sums embeddings; it cannot serve fusion 'concat'")
-    if plan.delays == "trace" and not plan.delay_trace:
+    if plan.simulation.delays == "trace" and not plan.simulation.delay_trace:
         raise PlanError("delays 'trace' needs delay_trace, a JSON file with each party's step durations")
     if plan.threshold and plan.protocol != "pairwise":
         raise PlanError(
             f"threshold {plan.threshold} belongs to protocol 'pairwise', which recovers from dropouts; "
             f"protocol {plan.protocol!r} does not: leave it at 0"
         )
-
-
-def _check_numbers(plan: Plan) -> None:
-    for name in ("epochs", "batch", "collusion", "snapshot_every"):
-        if getattr(plan, name) < 1:
-            raise PlanError(f"{name} is {getattr(plan, name)}; at least 1 is needed")
-    for name in (
-        "embedding",
-        "threshold",
-        "wait_for",
-        "delay_bound",
-        "staleness",
-        "patience",
-        "evaluate_every",
-        "seed",
-        "parties",
-    ):
-        if getattr(plan, name) < 0:
-            raise PlanError(f"{name} is {getattr(plan, name)}; it cannot be negative")
-    for name in (
-        "sigma",
-        "epsilon",
-        "budget_epsilon",
-        "gradient_sigma",
-        "l2",
-        "latency",
-        "proximal",
-        "server_learning_rate",
-        "label_epsilon",
-        "defence_level",
-    ):
-        if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) >= 0):
-            raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number of 0 or more")
-    for name in ("clip", "gradient_clip", "learning_rate", "timeout", "weight_bound"):
-        if not (math.isfinite(getattr(plan, name)) and getattr(plan, name) > 0):
-            raise PlanError(f"{name} is {getattr(plan, name)}; it must be a number above 0")
-    for name in ("sigma", "gradient_sigma", "clip", "gradient_clip"):
-        if getattr(plan, name) > MOST:
-            raise PlanError(f"{name} is {getattr(plan, name)}; values have 32 bits, use at most {MOST:g}")
-    for name in ("average_last", "centring"):
-        if not 0 <= getattr(plan, name) < 1:
-            raise PlanError(f"{name} is {getattr(plan, name)}; it must be at least 0 and below 1")
-    if not (math.isfinite(plan.label_low) and plan.label_low <= plan.label_high < math.inf):
-        raise PlanError(f"labels between {plan.label_low} and {plan.label_high} make no range")
-    for name in ("speeds", "learning_rates"):
-        for party, value in getattr(plan, name).items():
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise PlanError(f"{name} of {party!r} is {value!r}; it must be a number above 0")
 
 
 def _check_privacy(plan: Plan) -> None:

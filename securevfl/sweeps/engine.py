@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.errors import RunError
-from securevfl.privacy.views import write_text
+from securevfl.files import write_text
 from securevfl.sweeps.charts import write_plots
 from securevfl.sweeps.executors import Executor, LocalExecutor
 from securevfl.sweeps.journal import Journal

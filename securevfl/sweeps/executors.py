@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from securevfl.errors import InputError
+from securevfl.files import appending
 from securevfl.sweeps.records import failed_record
 
 Task = dict[str, Any]
@@ -112,7 +113,7 @@ class LocalExecutor:
         if workers < 1:
             raise InputError(f"workers is {workers}; at least 1 is needed")
         self.workers = workers
-        self._log: IO[str] = Path(log or os.devnull).open("a", encoding="utf-8")  # noqa: SIM115
+        self._log = appending(log or os.devnull)
         self._processes: list[WorkerProcess] = []
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()

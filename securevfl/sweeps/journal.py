@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from securevfl.errors import RunError
-from securevfl.privacy.views import write_text
+from securevfl.files import append_line, write_text
 
 
 class Journal:
@@ -46,14 +44,7 @@ class Journal:
         Raises:
             RunError: The file cannot be written.
         """
-        line = json.dumps(record, allow_nan=False) + "\n"
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written: {error.strerror}") from error
+        append_line(self.path, json.dumps(record, allow_nan=False))
         self.records[record["id"]] = record
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl import pages
+from securevfl.files import write_text
 from securevfl.pages import number
-from securevfl.privacy.views import write_text
+from securevfl.settings.plan import KINDS
 from securevfl.sweeps.charts import SweepCharts
 from securevfl.sweeps.results import Results, Row, varied_fields
-from securevfl.sweeps.spec import DEFAULTS, Point
+from securevfl.sweeps.spec import Point
 from securevfl.sweeps.summary import Group, attack_names, data_sets, kept_table, promise_table, sentences
 
 SETTINGS = {
@@ -76,7 +77,8 @@ def _filters(results: Results) -> dict[str, Any]:
     plans: dict[str, dict[str, Any]] = {}
     for row in results.finished:
         point = points[row["id"]]
-        fields = {"variant": point.label, **{n: _plain(point.fields.get(n, DEFAULTS[n])) for n in names}}
+        chosen = point.values
+        fields = {"variant": point.label, **{name: _plain(chosen[name]) for name in names}}
         plans[row["id"]] = {"fields": fields, "facts": _facts(point.fields, row)}
     values = {
         name: sorted({plan["fields"][name] for plan in plans.values()} - {""}, key=_order)
@@ -98,7 +100,7 @@ def _order(text: str) -> tuple[float, str]:
 
 def _facts(fields: Mapping[str, Any], row: Row) -> list[list[str]]:
     """What the page shows for a mark: its plan and its figures."""
-    plan = [[name, _plain(value)] for name, value in fields.items() if name in DEFAULTS and name not in LOCAL]
+    plan = [[name, _plain(value)] for name, value in fields.items() if name in KINDS and name not in LOCAL]
     shown = {**SETTINGS, **FIGURES}
     figures = [[text, _text(name, row[name])] for name, text in shown.items() if name not in fields]
     return plan + [pair for pair in figures if pair[1] not in ("", "–")]

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from securevfl.errors import InputError
-from securevfl.settings.plan import nearest
+from securevfl.errors import InputError, nearest
 
 QUICK = """\
 # How much utility does each sound mode keep at epsilon 0.5 to 8, and what do published settings promise?

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from securevfl.federation.run import Run
-from securevfl.sweeps.spec import DEFAULTS
 
 OK, FAILED = "ok", "failed"
 
@@ -36,7 +34,7 @@ def finished_record(name: str, run: Run, report: Mapping[str, Any], seconds: flo
         "id": name,
         "status": OK,
         "error": "",
-        "plan": {k: v for k, v in asdict(run.plan).items() if v != DEFAULTS[k]},
+        "plan": run.plan.differing(),
         "mode": run.plan.mode,
         "parties": len(report["run"]["parties"]),
         "test": result["test"],

@@ -17,9 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securevfl.privacy.views import write_text
+from securevfl.files import replacing, write_text
+from securevfl.settings.plan import KINDS
 from securevfl.sweeps.records import OK
-from securevfl.sweeps.spec import DEFAULTS, Point, Sweep, Target
+from securevfl.sweeps.spec import Point, Sweep, Target
 
 Row = dict[str, Any]
 
@@ -109,17 +110,18 @@ def _json(value: Any) -> Any:
 
 def varied_fields(points: Sequence[Point]) -> list[str]:
     """Fields of the plan that differ between points, in the plan's order."""
-    seen: dict[str, set[str]] = {name: set() for name in DEFAULTS}
+    seen: dict[str, set[str]] = {name: set() for name in KINDS}
     for point in points:
+        chosen = point.values
         for name, values in seen.items():
-            values.add(json.dumps(point.fields.get(name, DEFAULTS[name]), default=list, sort_keys=True))
+            values.add(json.dumps(chosen[name], default=list, sort_keys=True))
     return [name for name, values in seen.items() if len(values) > 1]
 
 
 def _row(
     point: Point, record: Mapping[str, Any], varied: list[str], attacks: list[str], target: Target
 ) -> Row:
-    plan = {**DEFAULTS, **point.fields, **record.get("plan", {})}
+    plan = {**point.values, **record.get("plan", {})}
     plan |= {
         "mode": record.get("mode"),
         "parties": record.get("parties", plan["parties"]),
@@ -239,9 +241,8 @@ def has_parquet() -> bool:
 def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     columns = {name: _column(arrow, name, [row[name] for row in rows]) for name in rows[0]}
-    part = path.with_name(path.name + ".part")
-    parquet.write_table(arrow.table(columns), part)
-    part.replace(path)
+    with replacing(path) as file:
+        parquet.write_table(arrow.table(columns), file)
 
 
 def _column(arrow: Any, name: str, values: list[Any]) -> Any:

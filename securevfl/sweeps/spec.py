@@ -3,7 +3,8 @@
 A sweep file is a plan file with lists. Fields of a plan at the top hold for every point; ``[grid]`` names
 fields with a list of values each and takes all combinations; every ``[[point]]`` is a variant with fields
 (and, as ``grid = {...}``, lists) of its own, crossed with the grid. ``[audit]`` says what is measured on each
-run, ``[target]`` which value the time to target is about.
+run, ``[target]`` which value the time to target is about. Settings of a family, the simulation and the
+data may stand in their tables, as in a plan file, or under their own names, as on a command line.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from securevfl.errors import PlanError
-from securevfl.settings.plan import Plan, nearest
+from securevfl.settings.codec import check_fields, check_names, choice
+from securevfl.settings.families import ALGORITHM_FAMILIES
+from securevfl.settings.plan import DEFAULT_ALGORITHM, KINDS, TABLES, Plan, flat_defaults, flatten
 
-DEFAULTS: dict[str, Any] = {f.name: getattr(Plan(), f.name) for f in fields(Plan)}
 SECTIONS = ("grid", "point", "audit", "target", "title")
 # Where the files lie and whether views are kept does not make another point.
 _NOT_IDENTITY = ("data_folder", "record_views")
@@ -45,13 +47,8 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if isinstance(self.attacks, str):
             object.__setattr__(self, "attacks", (self.attacks,))
-        if not isinstance(self.attacks, list | tuple) or not all(isinstance(a, str) for a in self.attacks):
-            raise PlanError(f"audit.attacks is {self.attacks!r}; expected 'all', 'none' or a list of names")
-        object.__setattr__(self, "attacks", tuple(self.attacks) or ("none",))
-        if isinstance(self.canaries, bool) or not isinstance(self.canaries, int):
-            raise PlanError(f"audit.canaries is {self.canaries!r}; expected a whole number")
-        if not isinstance(self.keep_views, bool):
-            raise PlanError(f"audit.keep_views is {self.keep_views!r}; expected true or false")
+        check_fields(self, "audit.")
+        object.__setattr__(self, "attacks", self.attacks or ("none",))
 
     @property
     def names(self) -> str | list[str]:
@@ -68,15 +65,12 @@ class Target:
         value: The value to reach; None takes one tenth above the lowest loss on the same data.
     """
 
-    metric: str = "loss"
+    metric: str = choice("loss", ("loss", "auc", "accuracy", "r2"))
     value: float | None = None
 
     def __post_init__(self) -> None:
-        known = ("loss", "auc", "accuracy", "r2")
-        if self.metric not in known:
-            raise PlanError(f"unknown target.metric {self.metric!r}; {nearest(str(self.metric), known)}")
-        number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        if self.value is not None and not (number and math.isfinite(self.value)):
+        check_fields(self, "target.")
+        if self.value is not None and not math.isfinite(self.value):
             raise PlanError(f"target.value is {self.value!r}; expected a number")
         if self.value is None and self.metric != "loss":
             raise PlanError(f"target.metric {self.metric!r} needs a target.value")
@@ -90,7 +84,7 @@ class Point:
         number: Its place in the sweep; the table is in this order.
         id: Follows from the plan and the audit settings alone, and names the run's folder.
         label: Name of the variant, if the file gives one.
-        fields: The plan's fields, as far as they are not at their default.
+        fields: The plan's settings by flat name, as far as they are not the algorithm's defaults.
         error: Why the fields make no plan; empty if they do.
     """
 
@@ -106,7 +100,14 @@ class Point:
         Raises:
             PlanError: The fields contradict each other.
         """
-        return Plan.from_mapping(self.fields)
+        return Plan.from_flat(self.fields)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every setting by flat name; those of other families are at their defaults."""
+        algorithm = str(self.fields.get("algorithm"))
+        known = algorithm if algorithm in ALGORITHM_FAMILIES else DEFAULT_ALGORITHM
+        return {**flat_defaults(known), **self.fields}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +158,9 @@ def parse_sweep(text: str, *, source: str = "the sweep", overrides: Mapping[str,
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{source} is not TOML: {error}") from error
-    _check_keys(content, (*DEFAULTS, *SECTIONS, "seeds"), "a sweep")
+    check_names(content, (*KINDS, *TABLES, *SECTIONS, "seeds"), "a sweep")
     audit = _section(AuditSettings, content.get("audit", {}), "audit")
-    base = {name: value for name, value in content.items() if name in DEFAULTS}
+    base = _settings(content)
     combinations = _expand(content, base, dict(overrides or {}))
     points, repeated = _distinct(combinations, audit)
     if not points:
@@ -183,16 +184,15 @@ def _title(content: Mapping[str, Any]) -> str:
     return title
 
 
-def _check_keys(found: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
-    for name in found:
-        if name not in known:
-            raise PlanError(f"{what} has no key {name!r}; {nearest(name, known)}")
+def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a table is a plan's, by flat name."""
+    return flatten({name: value for name, value in content.items() if name in KINDS or name in TABLES})
 
 
 def _section(kind: Any, content: Any, name: str) -> Any:
     if not isinstance(content, dict):
         raise PlanError(f"{name} is {content!r}; expected a table [{name}]")
-    _check_keys(content, tuple(f.name for f in fields(kind)), f"[{name}]")
+    check_names(content, [each.name for each in fields(kind)], f"[{name}]")
     return kind(**content)
 
 
@@ -200,14 +200,14 @@ def _grid(content: Any, where: str) -> dict[str, list[Any]]:
     """Field -> its values; ``seeds = 3`` is short for ``seed = [0, 1, 2]``."""
     if not isinstance(content, dict):
         raise PlanError(f"{where} is {content!r}; expected a table of lists")
-    _check_keys(content, (*DEFAULTS, "seeds"), f"[{where}]")
+    check_names(content, (*KINDS, "seeds"), f"[{where}]")
     found = {name: _values(value, f"{where}.{name}") for name, value in content.items() if name != "seeds"}
     if "seeds" in content:
         if "seed" in found:
             raise PlanError(f"[{where}] gives both seed and seeds; keep one of them")
         found["seed"] = _seeds(content["seeds"], f"{where}.seeds")
     for name, values in found.items():
-        if isinstance(DEFAULTS[name], tuple) and not all(isinstance(value, list) for value in values):
+        if get_origin(KINDS[name]) is tuple and not all(isinstance(value, list) for value in values):
             raise PlanError(f"{where}.{name} varies a list, so each of its values is one: [[32], [64, 64]]")
     return found
 
@@ -252,11 +252,11 @@ def _variant(
     variant: Mapping[str, Any], number: int, base: dict[str, Any], common: dict[str, list[Any]]
 ) -> tuple[str, dict[str, Any], dict[str, list[Any]]]:
     where = f"point {number}"
-    _check_keys(variant, (*DEFAULTS, "label", "grid", "seeds"), where)
+    check_names(variant, (*KINDS, *TABLES, "label", "grid", "seeds"), where)
     label = variant.get("label", "")
     if not isinstance(label, str):
         raise PlanError(f"label of {where} is {label!r}; expected text")
-    own = {name: value for name, value in variant.items() if name in DEFAULTS}
+    own = _settings(variant)
     lists = dict(variant.get("grid", {})) if isinstance(variant.get("grid", {}), dict) else variant["grid"]
     if "seeds" in variant and isinstance(lists, dict):
         lists["seeds"] = variant["seeds"]
@@ -288,27 +288,13 @@ def _distinct(
         try:
             # Whether views are recorded follows from the audit, unless the file says otherwise.
             views = {name: chosen[name] for name in ("record_views",) if name in chosen}
-            chosen = _differing(Plan.from_mapping({**_preferred(chosen), **chosen})) | views
+            chosen = Plan.from_flat(chosen).differing() | views
         except PlanError as problem:
             error = str(problem)
-        except (TypeError, AttributeError, ValueError) as problem:  # a table where a number belongs, say
-            error = f"the fields make no plan: {problem}"
         name = point_id(chosen, audit)
         if name not in points:
             points[name] = Point(number=len(points), id=name, label=label, fields=chosen, error=error)
     return tuple(points.values()), len(combinations) - len(points)
-
-
-def _preferred(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the algorithm prefers where the file says nothing."""
-    from securevfl.algorithms import find_algorithm
-
-    return find_algorithm(chosen.get("algorithm", DEFAULTS["algorithm"])).defaults
-
-
-def _differing(plan: Plan) -> dict[str, Any]:
-    """The fields that are not at their default, so that a new field does not make all points new."""
-    return {name: value for name, value in asdict(plan).items() if value != DEFAULTS[name]}
 
 
 def point_id(chosen: Mapping[str, Any], audit: AuditSettings) -> str:

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.algorithms import ALGORITHMS, recommended
 from securevfl.algorithms.resolve import load_planned, planned_releases
 from securevfl.data import VerticalData, make_synthetic
 from securevfl.data.registry import find_info
 from securevfl.errors import DataError, PlanError, SecureVFLError
 from securevfl.federation.run import Run, train
+from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
-from securevfl.sweeps.spec import DEFAULTS
 from securevfl.sweeps.summary import MAIN_METRICS
 
 MOST_ROWS = 12_000  # of the stand-in; more rows make no mode worse that is proposed here
@@ -156,7 +155,7 @@ class Suggestion:
         for name in data.split(",") if _are_files(data) else [data]:
             words += ["--data", name]
         for name in ("data_folder", "id_column", "label_column"):
-            if given.get(name) and given[name] != DEFAULTS[name]:
+            if given.get(name) and given[name] != getattr(DataSource(), name):
                 words += [f"--{name.replace('_', '-')}", str(given[name])]
         if not given.get("data_folder") and _needs_folder(data):
             words += ["--data-folder", "DIR"]
@@ -176,13 +175,13 @@ def public_shape(plan: Plan) -> Shape:
     Raises:
         DataError: Nothing is known about it.
     """
-    info = None if _are_files(plan.data) else find_info(plan.data)
-    if info is None or not info.needs_folder or plan.data_folder:
+    info = None if _are_files(plan.source.data) else find_info(plan.source.data)
+    if info is None or not info.needs_folder or plan.source.data_folder:
         return Shape.of(load_planned(plan))
-    how = plan.parties or info.parties
+    how = plan.source.parties or info.parties
     if how is None:
         raise DataError(
-            f"the parties of {plan.data!r} follow from its files: give --data-folder or --parties"
+            f"the parties of {plan.source.data!r} follow from its files: give --data-folder or --parties"
         )
     widths = _near_equal(info.features, how) if isinstance(how, int) else tuple(int(str(w)) for w in how)
     classes = {"binary": 2, "regression": 0}.get(
@@ -215,8 +214,8 @@ def suggest(
     """Tries all candidates at the plan's epsilon and delta on rows that belong to nobody.
 
     Args:
-        plan: Names the data and the target: `data`, `data_folder`, `parties`, `epsilon`, `delta`; of the data
-            only the public shape is used.
+        plan: Names the data (`source`) and the target (`epsilon`, `delta`); of the data only the public shape
+            is used.
         public: Public rows to try on instead of synthetic ones.
         seeds: Seeds of the trials.
         progress: Called with what is being tried and the share done.
@@ -233,11 +232,9 @@ def suggest(
     promise = {"epsilon": plan.epsilon, "delta": plan.delta}
     # Statistics of private rows are no way to scale them here: without public bounds they stay as they are.
     bounded = shape.bounded and (public is None or _is_bounded(public))
-    common: dict[str, Any] = {"parties": plan.parties} if plan.parties else {}
+    common: dict[str, Any] = {"parties": plan.source.parties} if plan.source.parties else {}
     common |= {} if bounded else {"scaling": "none"}
-    ways = {
-        name: {**_settled(fields, shape), **promise} for name, fields in CANDIDATES.items() if _known(fields)
-    }
+    ways = {name: {**_settled(fields, shape), **promise} for name, fields in CANDIDATES.items()}
     todo = [*ways.items(), *((name, _settled(fields, shape)) for name, fields in REFERENCES.items())]
     found = []
     for number, (name, fields) in enumerate(todo):
@@ -261,19 +258,15 @@ def _settled(fields: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """The fields with the number of passes that gives about `STEPS` steps, between 5 and 100."""
     if fields.get("epochs") != LONG:
         return dict(fields)
-    passes = math.ceil(STEPS * int(DEFAULTS["batch"]) / min(shape.rows, MOST_ROWS))
+    passes = math.ceil(STEPS * Plan().batch / min(shape.rows, MOST_ROWS))
     return {**fields, "epochs": min(100, max(5, passes))}
-
-
-def _known(fields: Mapping[str, Any]) -> bool:
-    return fields.get("algorithm", "vafl") in ALGORITHMS
 
 
 def _trial(name: str, fields: Mapping[str, Any], data: Mapping[int, VerticalData]) -> Trial:
     """Trains a candidate on each stand-in, in memory."""
-    own = {"algorithm": DEFAULTS["algorithm"], **fields, "parties": 0}
+    own = {**fields, "parties": 0}
     try:
-        runs = [train(rows, recommended(**own, seed=seed)) for seed, rows in data.items()]
+        runs = [train(rows, Plan.from_flat({**own, "seed": seed})) for seed, rows in data.items()]
     except SecureVFLError as error:
         return Trial(name=name, fields=fields, reason=str(error))
     metric = next((m for m in MAIN_METRICS if runs[0].test.get(m) is not None), "accuracy")
@@ -329,5 +322,5 @@ def _warnings(plan: Plan, shape: Shape, public: VerticalData | None) -> list[str
 def public_rows(files: Sequence[Path], plan: Plan) -> VerticalData:
     """Public rows from CSV files, one per party."""
     return VerticalData.from_csv(
-        list(files), id_column=plan.id_column, label_column=plan.label_column, seed=plan.seed
+        list(files), id_column=plan.source.id_column, label_column=plan.source.label_column, seed=plan.seed
     )

@@ -14,6 +14,7 @@ from securevfl.algorithms.resolve import load_planned
 from securevfl.data import VerticalData
 from securevfl.errors import RunError, SecureVFLError
 from securevfl.federation.run import Run, load_run, train
+from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 from securevfl.sweeps.records import failed_record, finished_record
 from securevfl.sweeps.spec import AuditSettings, Point
@@ -55,13 +56,11 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     root = Path(task["folder"])
     if not (root / MARKER).is_file():
         raise RunError(f"{root} is not the sweep's folder on this machine; use one that all machines share")
-    plan = Plan.from_mapping(task["fields"])
+    plan = Plan.from_flat(task["fields"])
     # Attacks need views; a point may say that its own would be too large.
     wanted = task["fields"].get("record_views", task["keep_views"] or task["attacks"] != "none")
     plan = plan.with_changes(record_views=wanted)
-    data = planned_data(
-        plan.data, plan.data_folder, plan.parties, plan.seed, plan.id_column, plan.label_column
-    )
+    data = planned_data(plan.source, plan.seed)
     folder = root / "runs" / task["id"]
     run = _trained(plan, data, folder)
     begun = time.monotonic()
@@ -92,22 +91,12 @@ def _audited(run: Run, data: VerticalData, folder: Path, task: Mapping[str, Any]
 
 
 @lru_cache(maxsize=4)
-def planned_data(
-    name: str, folder: str, parties: int, seed: int, id_column: str, label_column: str
-) -> VerticalData:
+def planned_data(source: DataSource, seed: int) -> VerticalData:
     """The data of a plan, kept for the next point that has the same.
 
     A folder that holds one folder per data set serves all of them.
     """
-    plan = Plan(
-        data=name,
-        data_folder=folder,
-        parties=parties,
-        seed=seed,
-        id_column=id_column,
-        label_column=label_column,
-    )
-    return load_planned(plan, _own_folder(folder, name))
+    return load_planned(Plan(source=source, seed=seed), _own_folder(source.data_folder, source.data))
 
 
 def _own_folder(folder: str, name: str) -> str | None:

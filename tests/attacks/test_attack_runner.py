@@ -31,7 +31,9 @@ def data() -> VerticalData:
 @pytest.fixture(scope="module")
 def folder(data: VerticalData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    plan = Plan(epochs=1, batch=16, sigma=2.0, record_views=True, data="a-name", data_folder="a-folder")
+    plan = Plan(
+        epochs=1, batch=16, sigma=2.0, record_views=True, source={"data": "a-name", "data_folder": "a-folder"}
+    )
     train(data, plan, path)
     return path
 

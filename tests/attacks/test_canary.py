@@ -20,8 +20,9 @@ from securevfl.attacks.canary.results import LinearRule, MakeGate, gate_of
 from securevfl.attacks.canary.trained import Scenario, trained_canaries, transcript
 from securevfl.errors import AttackError
 from securevfl.privacy import gate as gate_module
-from securevfl.privacy.gate import Gate, Released
+from securevfl.privacy.gate import Gate
 from securevfl.privacy.noise import Noise
+from securevfl.privacy.payloads import _KEY, Released
 from securevfl.protocols import DistributedNoise, NoisySum, PairwiseMaskSum
 from securevfl.settings.plan import Plan
 
@@ -249,7 +250,7 @@ class TestInjectedBugs:
         assert result.claim == pytest.approx(0.5) and result.violated
 
     def test_the_audit_of_the_plan_reports_it(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("securevfl.federation.organisations.Noise", _Halved)
+        monkeypatch.setattr("securevfl.federation.site.Noise", _Halved)
         found = canary_audits(plan.with_changes(epochs=2), trials=4000)
         assert any(result.violated for result in found.values())
 
@@ -264,7 +265,8 @@ class TestOtherDoors:
             def release(self, vectors: torch.Tensor, **where: object) -> Released:
                 first = super().release(vectors, **where)  # type: ignore[arg-type]
                 fresh = self._protect(gate_module.clip_rows(vectors, self.mechanism.clip))
-                return Released(values=fresh, source=first.source, head=first.head)
+                said = {"head": first.head, "observers": first.observers, "kind": first.kind}
+                return Released(values=fresh, source=first.source, key=_KEY, **said)
 
         def make(records: int) -> Gate:
             gate = gate_of(FROZEN)(records)

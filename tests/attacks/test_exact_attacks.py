@@ -22,8 +22,9 @@ from securevfl.attacks.exact import (
 )
 from securevfl.attacks.reading import moments
 from securevfl.attacks.source import Source
-from securevfl.federation.engine import Engine
 from securevfl.federation.folder import RunFolder
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.views import View
 
 
@@ -41,17 +42,17 @@ def probing(folder: Path, data: VerticalData, **changes: object) -> Source:
     """
     settings = {"algorithm": "afsgd", "batch": 1, "epochs": 1, "l2": 0.0, "learning_rate": 0.5}
     speeds = {"p0": 2.0, **dict.fromkeys(data.parties[2:], 1e-6)}
-    plan = Plan(**{**settings, "speeds": speeds, "record_views": True, **changes})
+    plan = Plan.from_flat({**settings, "speeds": speeds, "record_views": True, **changes})
     resolved, scaled = resolve(plan, data)
     files = RunFolder(folder)
     files.create(resolved)
-    engine = Engine(resolved, scaled, folder=files)
-    (prober,) = [role for role in engine.parties if role.address == "p0"]
+    carrier = VirtualCarrier(resolved, scaled, folder=files)
+    (prober,) = [role for role in carrier.roles[1:] if role.address == "p0"]
     prober.batches = Batches(scaled.n_train, scaled.n_train, np.random.default_rng(0))
     try:
-        engine.run()
+        drive(Schedule(carrier).train())
     finally:
-        engine.close()
+        carrier.close()
     return Source(folder, data)
 
 

@@ -27,7 +27,7 @@ from securevfl.attacks.protocol import (
 )
 from securevfl.attacks.reading import tree_sums
 from securevfl.attacks.source import Source
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import View, ViewWriter
 from securevfl.protocols import Driver
 from securevfl.protocols.stream import KeyStream
@@ -102,11 +102,11 @@ def simulate(folder: Path, protocol_name: str, parties: int, receiver: int, coll
     writers = {name: ViewWriter(folder / name, name) for name in names}
     request = {"channel": names[receiver], "round": 0, "rows": np.arange(width, dtype=np.int32)}
     for name in names:
-        message = Message(kind="sum-request", sender="server", receiver=name, fields={**request, "for": name})
+        message = Packet(kind="sum-request", sender="server", receiver=name, fields={**request, "for": name})
         writers[name].record(message, time=0.0, sent=False)
     for envelope in driver.transcript:
         route = {"channel": names[receiver], "from": envelope.sender, "to": envelope.receiver}
-        message = Message(
+        message = Packet(
             kind=envelope.message.kind,
             sender=names[envelope.sender],
             receiver=names[envelope.receiver],
@@ -197,7 +197,7 @@ def masks_seen(folder: Path, rounds: list[np.ndarray], tree: int = 2) -> str:
     writer = ViewWriter(folder / "p0", "p0")
     for number, words in enumerate(rounds):
         fields = {"channel": "p0", "from": 1, "to": 0, "round": number, "attempt": 0, "tree": tree}
-        message = Message(kind="tree.subtotal", sender="p1", receiver="p0", fields={**fields, "total": words})
+        message = Packet(kind="tree.subtotal", sender="p1", receiver="p0", fields={**fields, "total": words})
         writer.record(message, time=0.0, sent=False)
     writer.close()
     info = Info(
@@ -317,7 +317,7 @@ def test_key_in_a_message_is_found(runs: Runs, four: VerticalData, tmp_path: Pat
     secret = X25519PrivateKey.generate()
     writer = ViewWriter(tmp_path / "p0", "p0")
     for value in (secret.public_key().public_bytes_raw(), secret.private_bytes_raw()):
-        message = Message(kind="x", sender="p1", receiver="p0", fields={"key": value})
+        message = Packet(kind="x", sender="p1", receiver="p0", fields={"key": value})
         writer.record(message, time=0.0, sent=False)
     writer.close()
     info = source.info("p1", ("p0",))

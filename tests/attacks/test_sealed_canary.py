@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from securevfl import Plan, VerticalData, audit, train
-from securevfl.algorithms import recommended
 from securevfl.algorithms.resolve import resolve
 from securevfl.attacks.canary.audit import CANARIES
 from securevfl.attacks.canary.replay import Replay, replayed_canaries, sealed_canaries, sealed_settings
@@ -27,7 +26,7 @@ def make(parties=2, classes=2, task=None):
 
 
 def resolved(data, **fields) -> Plan:
-    return resolve(recommended("sealed", **fields), data)[0]
+    return resolve(Plan.from_flat({"algorithm": "sealed", **fields}), data)[0]
 
 
 def audited(data, trials=0, canaries=400, **fields):
@@ -106,7 +105,7 @@ def test_noise_of_half_the_size_is_caught(monkeypatch):
 
 def test_reports_show_what_was_measured(tmp_path, monkeypatch):
     data = make(parties=3)
-    run = train(data, recommended("sealed", epsilon=8.0, epochs=10), tmp_path / "run")
+    run = train(data, Plan(algorithm="sealed", epsilon=8.0, epochs=10), tmp_path / "run")
     report = audit(run, attacks="none", data=data)
     assert report.verdict == "holds"
     for owner, row in report.owners.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from near_pool import NearPool
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -19,13 +20,10 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl import VAFLSync
 from securevfl.algorithms.vafl_party import VAFLParty
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
-from securevfl.federation import pool
+from securevfl.federation import actors
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.pool import answer, value_of
-from securevfl.federation.seat import Seat
-from securevfl.federation.share import Share, pack_share, unpack_share
-from securevfl.federation.stepped import SteppedNetwork
-from securevfl.privacy.messages import Message
+from securevfl.federation.stepped import SteppedNetwork, SteppedSite, pack_share, unpack_share
+from securevfl.privacy.messages import Packet
 
 TINY = "synthetic:rows=120,features=9,informative=6"
 # Sealed shares are rounded at random; t-synchronous training asks who was first at the same instant.
@@ -33,50 +31,16 @@ APART = ("sealed", "vafl-tsync")
 FEDERATED = sorted(name for name, each in ALGORITHMS.items() if each.federated and name not in APART)
 
 
-class Done:
-    """An answer in the form in which it leaves an actor."""
-
-    def __init__(self, given: tuple[str, Any]) -> None:
-        self._given = given
-
-    def result(self) -> Any:
-        return value_of(self._given)
-
-
-class Seats:
-    """Seats in this process, behind the same door as those in actors."""
-
-    def __init__(self, address: str) -> None:
-        self.address, self.closed = address, False
-        self.seats: dict[str, Seat] = {}
-
-    def open_seat(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Any:
-        seat = Seat(name, plan, share, folder.path)
-        self.seats[name] = seat
-
-        class Handle:
-            def call(self, method: str, *arguments: Any) -> Done:
-                return Done(answer(lambda: getattr(seat, method)(*arguments)))
-
-            def ready(self) -> None:
-                """It is made at once."""
-
-        return Handle()
-
-    def close(self) -> None:
-        self.closed = True
-
-
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Seats]:
-    """Runs `on Ray` use seats in this process; returns those that were made."""
-    found: list[Seats] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[NearPool]:
+    """Runs `on Ray` use sites in this process; returns those that were made."""
+    found: list[NearPool] = []
 
-    def make(address: str) -> Seats:
-        found.append(Seats(address))
+    def make(address: str) -> NearPool:
+        found.append(NearPool(address))
         return found[-1]
 
-    monkeypatch.setattr(pool, "RayPool", make)
+    monkeypatch.setattr(actors, "RayPool", make)
     return found
 
 
@@ -86,8 +50,7 @@ def data() -> VerticalData:
 
 
 def plan_of(name: str, **changes: Any) -> Plan:
-    defaults = {**ALGORITHMS[name].defaults, "epochs": 2, "batch": 32, "algorithm": name}
-    return Plan().with_changes(**{**defaults, **changes})
+    return Plan.from_flat({"algorithm": name, "epochs": 2, "batch": 32, **changes})
 
 
 def both(data: VerticalData, plan: Plan, folder: Path) -> tuple[Run, Run]:
@@ -187,25 +150,25 @@ def test_a_run_predicts_as_at_home(data: VerticalData, tmp_path: Path) -> None:
 
 
 def test_sealed_training_has_its_dealer_elsewhere(
-    data: VerticalData, tmp_path: Path, made: list[Seats]
+    data: VerticalData, tmp_path: Path, made: list[NearPool]
 ) -> None:
     here, away = both(data, plan_of("sealed", epochs=1), tmp_path)
-    assert set(made[0].seats) == {"p1", "p2", "dealer"}
+    assert set(made[0].sites) == {"p1", "p2", "dealer"}
     assert away.result["messages"] == here.result["messages"] and away.result["loss"] == here.result["loss"]
 
 
 @pytest.mark.parametrize("protocol", ["plain", "bfv"])
 def test_a_server_without_features(
-    data: VerticalData, tmp_path: Path, made: list[Seats], protocol: str
+    data: VerticalData, tmp_path: Path, made: list[NearPool], protocol: str
 ) -> None:
     assert_same_models(*both(data, plan_of("fdml", label_holder="server", protocol=protocol), tmp_path))
-    assert set(made[0].seats) == {"p0", "p1", "p2"} and made[0].closed
+    assert set(made[0].sites) == {"p0", "p1", "p2"} and made[0].closed
 
 
 # -- who has what -------------------------------------------------------------------------------------------
 
 
-def test_a_seat_gets_its_own_block_alone(data: VerticalData) -> None:
+def test_a_site_gets_its_own_block_alone(data: VerticalData) -> None:
     sent = pickle.dumps(pack_share(data, "p1"))
     for index, party in enumerate(data.parties):
         for part in (data.train, data.test):
@@ -244,7 +207,7 @@ class Interrupted:
 
 @pytest.mark.parametrize(("first", "second"), [("auto", "auto"), ("auto", None), (None, "auto")])
 def test_an_interrupted_run_goes_on_anywhere(
-    data: VerticalData, tmp_path: Path, made: list[Seats], first: str | None, second: str | None
+    data: VerticalData, tmp_path: Path, made: list[NearPool], first: str | None, second: str | None
 ) -> None:
     plan = plan_of("fdml", epochs=4)
     whole = train(data, plan, tmp_path / "whole")
@@ -280,14 +243,14 @@ def test_a_budget_too_small_is_told_from_afar(data: VerticalData, tmp_path: Path
 def test_what_cannot_be_spread_out(
     data: VerticalData,
     tmp_path: Path,
-    made: list[Seats],
+    made: list[NearPool],
     changes: dict[str, Any],
     given: dict[str, Any],
     reason: str,
 ) -> None:
     options = {"out": tmp_path / "run", "ray": "auto", **given}
     with pytest.raises(PlanError, match=reason):
-        train(data, Plan(epochs=1).with_changes(**changes), **options)
+        train(data, Plan.from_flat({"epochs": 1, **changes}), **options)
     assert not (tmp_path / "run").exists() and all(each.closed for each in made)
 
 
@@ -300,7 +263,7 @@ def test_a_deadlock_is_explained(data: VerticalData, tmp_path: Path, monkeypatch
         train(data, plan_of("vafl"), tmp_path / "run", ray="auto")
 
 
-def test_a_seat_that_cannot_be_built_closes_its_ledger(
+def test_a_site_that_cannot_be_built_closes_its_ledger(
     data: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: VAFLParty, *arguments: Any, **options: Any) -> None:
@@ -309,7 +272,7 @@ def test_a_seat_that_cannot_be_built_closes_its_ledger(
     monkeypatch.setattr(VAFLParty, "__init__", fail)
     plan, data = resolve(Plan(algorithm="vafl", epochs=1), data)
     with pytest.raises(PlanError, match="not here"):
-        Seat("p1", plan, pack_share(data, "p1"), tmp_path)
+        SteppedSite("p1", plan, unpack_share(pack_share(data, "p1")), RunFolder(tmp_path))
     gc.collect()  # an open file would warn now, and warnings are errors
 
 
@@ -317,4 +280,4 @@ def test_a_message_for_somebody_else_is_refused() -> None:
     network = SteppedNetwork("a", {"a": "a", "b": "b", "c": "c"})
     for sender, receiver in (("b", "c"), ("a", "a"), ("x", "a"), ("b", "x")):
         with pytest.raises(ProtocolError, match="is not for a"):
-            network.arrive(Message(kind="k", sender=sender, receiver=receiver).to_bytes(), 0.0)
+            network.arrive(Packet(kind="k", sender=sender, receiver=receiver).to_bytes(), 0.0)

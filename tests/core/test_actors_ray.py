@@ -49,7 +49,7 @@ def test_a_killed_process_is_told_and_the_run_goes_on(cluster: Cluster, tmp_path
         while not (tmp_path / "away" / "checkpoint.safetensors").exists():
             assert run.poll() is None
             time.sleep(0.05)
-        victims = cluster.workers("SeatActor")
+        victims = cluster.workers("SiteActor")
         assert len(victims) == 2
         os.kill(victims[0], signal.SIGKILL)
         _, errors = run.communicate(timeout=300)

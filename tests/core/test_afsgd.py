@@ -16,7 +16,8 @@ from securevfl.algorithms.estimators import ESTIMATORS, SAGA
 from securevfl.algorithms.linear_block import LinearBlock, loss_derivative, mean_loss
 from securevfl.algorithms.resolve import resolve
 from securevfl.errors import PlanError, TrainingDiverged
-from securevfl.federation.engine import Engine
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.models import task_loss
 from securevfl.privacy.views import View
 
@@ -194,9 +195,10 @@ def test_saga_keeps_numbers_not_vectors() -> None:
 def test_snapshots_miss_no_record_on_a_slow_network(algorithm: str) -> None:
     """Scores come in several messages, with the order to take the snapshot at their heels."""
     data = VerticalData.load("synthetic:rows=3000,features=24", parties=8)
-    engine = Engine(*resolve(Plan(algorithm=algorithm, batch=200, epochs=1, latency=0.02), data))
-    engine.run()
-    for worker in engine.parties:
+    plan = Plan(algorithm=algorithm, batch=200, epochs=1, settings={"latency": 0.02})
+    carrier = VirtualCarrier(*resolve(plan, data))
+    drive(Schedule(carrier).train())
+    for worker in carrier.roles[1:]:
         memory = worker.estimator
         np.testing.assert_allclose(memory.mean, worker.block.full_gradient(memory.remembered), atol=1e-12)
 
@@ -217,14 +219,14 @@ def test_without_delay_it_is_centralised_training(task: str, algorithm: str, par
 def test_one_worker_is_the_textbook_algorithm(name: str, three: VerticalData) -> None:
     """One worker, any runtime: the sequential algorithm, written here once more in a few lines."""
     data = three.split(1)
-    plan = Plan(algorithm=f"af{name}", epochs=3, batch=20, learning_rate=0.05, snapshot_every=2)
+    plan = Plan(algorithm=f"af{name}", epochs=3, batch=20, learning_rate=0.05, settings={"snapshot_every": 2})
     run = train(data, plan)
     resolved, scaled = resolve(plan, data)
-    start = Engine(resolved, scaled)
+    start = VirtualCarrier(resolved, scaled)
     features = np.hstack([np.asarray(scaled.train[0], np.float64), np.ones((scaled.n_train, 1))])
     labels = scaled.y_train.astype(float)[:, None]
-    weights = np.array(start.parties[0].block.weights)
-    batches = start.parties[0].batches
+    weights = np.array(start.roles[1].block.weights)
+    batches = start.roles[1].batches
     residual = 1 / (1 + np.exp(-features @ weights)) - labels
     memory, mean = residual.copy(), features.T @ residual / len(labels)
     for epoch in range(3):
@@ -249,11 +251,11 @@ def test_one_worker_is_the_textbook_algorithm(name: str, three: VerticalData) ->
 def test_memory_converges_linearly_where_sgd_stalls(algorithm: str) -> None:
     data = VerticalData.load("synthetic:rows=100,features=6", parties=2)
     plan = Plan(algorithm=algorithm, epochs=20, batch=4, learning_rate=0.3, l2=0.05)
-    engine = Engine(*resolve(plan, data))
-    engine.run()
-    first, second = (worker.block.weights for worker in engine.parties)
+    carrier = VirtualCarrier(*resolve(plan, data))
+    drive(Schedule(carrier).train())
+    first, second = (worker.block.weights for worker in carrier.roles[1:])
     weights = np.vstack([first[:-1], second, first[-1:]])
-    gap = objective(engine.data, weights, plan.l2) - optimum(engine.data, plan.l2)[1]
+    gap = objective(carrier.home.data, weights, plan.l2) - optimum(carrier.home.data, plan.l2)[1]
     if algorithm.endswith("sgd"):
         assert gap > 1e-4  # the noise of single steps keeps it away
     else:
@@ -273,7 +275,9 @@ def test_a_straggler_holds_up_only_the_synchronous_one(pair: tuple[str, str], th
     """Virtual time, hence exact: a synchronous step lasts 4; asynchronously 2.25 steps fit into a unit."""
     times = {}
     for algorithm in pair:
-        plan = Plan(algorithm=algorithm, epochs=2, batch=12, speeds={"p1": 0.25}, snapshot_every=1)
+        plan = Plan(
+            algorithm=algorithm, epochs=2, batch=12, settings={"speeds": {"p1": 0.25}, "snapshot_every": 1}
+        )
         times[algorithm] = train(three, plan).result["time"]["virtual"]
     steps = 2 * three.n_train // 12
     snapshot = {"sgd": 0, "vrg": 2, "aga": 1}[pair[0][-3:]] * (three.n_train // 12) * 4
@@ -285,7 +289,9 @@ def test_a_straggler_holds_up_only_the_synchronous_one(pair: tuple[str, str], th
 def test_others_read_the_freshest_product(three: VerticalData, tmp_path: Path) -> None:
     """A replay of one worker's view: what it sends in the middle of a step has all steps before in it."""
     rates = {"p0": 1.0, "p1": 0.31, "p2": 0.77}  # no two steps end at the same instant
-    plan = Plan(algorithm="afsgd", epochs=2, batch=30, speeds=rates, latency=0.01, scaling="none")
+    plan = Plan(
+        algorithm="afsgd", epochs=2, batch=30, scaling="none", settings={"speeds": rates, "latency": 0.01}
+    )
     train(three, plan.with_changes(record_views=True, learning_rate=0.5), tmp_path / "run")
     start = train(three, plan.with_changes(learning_rate=1e-30, l2=0.0))
     weights = start.encoders["p2"].output.weight.detach().numpy().T.astype(np.float64)
@@ -320,16 +326,16 @@ def test_others_read_the_freshest_product(three: VerticalData, tmp_path: Path) -
 @pytest.mark.parametrize("algorithm", [*ASYNCHRONOUS, *SYNCHRONOUS])
 def test_masked_and_plain_runs_agree_to_fixed_point_precision(algorithm: str, three: VerticalData) -> None:
     plan = Plan(algorithm=algorithm, epochs=2, batch=16, learning_rate=0.05)
-    engines = []
+    carriers = []
     for protocol in ("plain", "two-tree"):
-        engine = Engine(*resolve(plan.with_changes(protocol=protocol), three))
-        engine.run()
-        engines.append(engine)
+        carrier = VirtualCarrier(*resolve(plan.with_changes(protocol=protocol), three))
+        drive(Schedule(carrier).train())
+        carriers.append(carrier)
     # A total is off by q/2 steps of 2^-32, a logistic derivative by a quarter of that, and SAGA's and SVRG's
     # directions use three derivatives. A step adds rate * |x| times it, |x| <= 4 * 3; logistic steps at this
     # rate do not expand differences. There are at most 2 * 3 * 15 steps.
     tolerance = 3 / 2 * 2**-32 / 4 * 3 * 0.05 * 12 * 90
-    for plain, masked in zip(engines[0].parties, engines[1].parties, strict=True):
+    for plain, masked in zip(carriers[0].roles[1:], carriers[1].roles[1:], strict=True):
         np.testing.assert_allclose(masked.block.weights, plain.block.weights, atol=tolerance, rtol=0)
 
 
@@ -343,8 +349,10 @@ def test_every_other_sum_serves_too(protocol: str, three: VerticalData) -> None:
 
 
 def test_wire_changes_nothing(three: VerticalData) -> None:
-    plan = Plan(algorithm="afsvrg", protocol="two-tree", epochs=2, batch=16, active=("p0", "p1"))
-    direct, wired = train(three, plan), train(three, plan.with_changes(wire=True))
+    plan = Plan(
+        algorithm="afsvrg", protocol="two-tree", epochs=2, batch=16, settings={"active": ("p0", "p1")}
+    )
+    direct, wired = train(three, plan), train(three, plan.with_changes(settings={"wire": True}))
     assert np.array_equal(weights_of(direct), weights_of(wired))  # masks cancel exactly
     assert (direct.result["messages"], direct.result["bytes"]) == (
         wired.result["messages"], wired.result["bytes"],
@@ -375,9 +383,11 @@ def test_synchronous_messages(three: VerticalData) -> None:
 
 
 def test_passive_workers_never_see_a_label_but_its_derivative(three: VerticalData, tmp_path: Path) -> None:
-    plan = Plan(algorithm="afsaga", protocol="two-tree", epochs=2, batch=16, active=("p0", "p1"))
+    plan = Plan(
+        algorithm="afsaga", protocol="two-tree", epochs=2, batch=16, settings={"active": ("p0", "p1")}
+    )
     run = train(three, plan, tmp_path / "run")
-    everybody = train(three, plan.with_changes(active=()))
+    everybody = train(three, plan.with_changes(settings={"active": ()}))
     assert run.result["labels"] == (
         "shared: all training labels were sent to p1; exposed: exact gradients of the loss go to p2; "
         "no guarantee"
@@ -405,7 +415,7 @@ def test_every_product_counts_against_everybody(
     The requests are counted in the views.
     """
     plan = Plan(algorithm=algorithm, protocol=protocol, epochs=2, batch=30, sigma=5.0, record_views=True)
-    run = train(three, plan.with_changes(delays="exponential"), tmp_path / "run")
+    run = train(three, plan.with_changes(settings={"delays": "exponential"}), tmp_path / "run")
     views = [View(tmp_path / "run" / "views" / party) for party in three.parties]
     asked = {seen.fields["round"]: seen.fields for view in views for seen in view.messages("sum-request")}
     for owner in ("p1", "p2"):
@@ -434,17 +444,17 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
         algorithm=algorithm, protocol="two-tree", epochs=2, batch=160, scaling="none", learning_rate=0.5
     )
     resolved, scaled = resolve(plan, data)
-    engine = Engine(resolved, scaled)
+    carrier = VirtualCarrier(resolved, scaled)
     tracemalloc.start()
     try:
-        engine.run()
+        drive(Schedule(carrier).train())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert all(sparse.issparse(part) for worker in engine.parties for part in worker.block.parts)
+    assert all(sparse.issparse(part) for worker in carrier.roles[1:] for part in worker.block.parts)
     # One dense batch of one worker alone would take 160 * 20000 * 4 bytes.
     assert peak < 160 * 20_000 * 4
-    assert engine.server.loss < np.log(2)
+    assert carrier.server.loss < np.log(2)
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -462,13 +472,13 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
         ({"label_holder": "server"}, "label holder with features"),
         ({"active": ("p0", "p9")}, "p9"),
         ({"active": ("p1",)}, "p0 is always active"),
-        ({"private_labels": True}, "for private labels use vafl or flex"),
+        ({"private_labels": True}, "private_labels is a setting of flex, not of afsgd"),
         ({"protocol": "two-tree", "collusion": 2}, "at least 4 are needed"),
     ],
 )
 def test_plans_that_cannot_work_say_so(changes: dict, match: str, three: VerticalData) -> None:
     with pytest.raises(PlanError, match=match):
-        train(three, Plan(algorithm="afsgd", **changes))
+        train(three, Plan.from_flat({"algorithm": "afsgd", **changes}))
 
 
 def test_divergence_is_reported(three: VerticalData) -> None:
@@ -486,7 +496,11 @@ class Interrupted(Exception):
 @pytest.mark.parametrize("algorithm", ["afsgd", "afsvrg", "afsaga", "fsaga"])
 def test_resumed_runs_end_the_same(algorithm: str, three: VerticalData, tmp_path: Path) -> None:
     plan = Plan(
-        algorithm=algorithm, protocol="two-tree", epochs=3, batch=30, delays="exponential", latency=0.1
+        algorithm=algorithm,
+        protocol="two-tree",
+        epochs=3,
+        batch=30,
+        settings={"delays": "exponential", "latency": 0.1},
     )
     straight = train(three, plan, tmp_path / "straight")
 

@@ -23,12 +23,18 @@ from securevfl.auditing import HOLDS, NO_GUARANTEE, VIOLATED
 from securevfl.auditing.page import render
 from securevfl.auditing.report import strength
 from securevfl.errors import AttackError, InputError, RunError
-from securevfl.privacy.gate import Contribution, Gate
+from securevfl.privacy.gate import Gate
 from securevfl.privacy.noise import Noise
+from securevfl.privacy.payloads import _KEY, Contribution, Link, Released
 
 TINY = "synthetic:rows=400,features=9,informative=6"
 FROZEN = Plan(
-    data=TINY, parties=3, epochs=2, encoder_training="none", sigma=1.2, embedding=2, record_views=True
+    epochs=2,
+    encoder_training="none",
+    sigma=1.2,
+    embedding=2,
+    record_views=True,
+    source={"data": TINY, "parties": 3},
 )
 RAW = FROZEN.with_changes(encoder_training="raw")
 
@@ -82,7 +88,9 @@ def test_exact_release_has_no_guarantee(tiny: VerticalData, tmp_path: Path) -> N
 
 
 def test_nothing_left_nothing_promised(tiny: VerticalData, tmp_path: Path) -> None:
-    report = audited(tiny, Plan(algorithm="local", data=TINY, parties=3, epochs=1), tmp_path / "run")
+    report = audited(
+        tiny, Plan(algorithm="local", epochs=1, source={"data": TINY, "parties": 3}), tmp_path / "run"
+    )
     assert report.verdict == HOLDS and report.owners == {}
     assert "nothing to promise" in report.content["words"][0]
 
@@ -130,7 +138,12 @@ def test_values_past_the_gate_into_a_sum_are_found(
     algorithm: str, protocol: str, tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(
-        algorithm=algorithm, protocol=protocol, data=TINY, parties=3, epochs=1, batch=200, timeout=2.0
+        algorithm=algorithm,
+        protocol=protocol,
+        epochs=1,
+        batch=200,
+        source={"data": TINY, "parties": 3},
+        settings={"timeout": 2.0} if algorithm == "flex" else {},
     )
     plan = plan.with_changes(record_views=True)
     honest, kind = Gate.contribute, {"vafl": "embedding", "afsgd": "product", "flex": "embedding"}[algorithm]
@@ -141,7 +154,9 @@ def test_values_past_the_gate_into_a_sum_are_found(
     def leaking(self: Gate, vectors: Any, **options: Any) -> Contribution:
         if options["kind"] != kind or self.owner != "p2":
             return honest(self, vectors, **options)
-        return Contribution(values=vectors.detach().double().numpy(), source=vectors, head=self.ledger.head)
+        values = vectors.detach().double().numpy()
+        where = {"observers": options["observers"], "kind": kind, "head": self.ledger.head}
+        return Contribution(values=values, source=vectors, key=_KEY, **where)
 
     monkeypatch.setattr(Gate, "contribute", leaking)
     report = audited(tiny, plan, tmp_path / "leaking", canaries=-1)
@@ -151,15 +166,49 @@ def test_values_past_the_gate_into_a_sum_are_found(
 def test_release_past_the_gate_is_found(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from securevfl.privacy.gate import Released, stay_inside
-
     honest = Gate.release
 
     def leaking(self: Gate, vectors: Any, **options: Any) -> Released:
-        return stay_inside(vectors) if options["kind"] == "evaluation" else honest(self, vectors, **options)
+        if options["kind"] != "evaluation":
+            return honest(self, vectors, **options)
+        return Released(values=vectors.numpy(), head=None, key=_KEY, **options)
 
     monkeypatch.setattr(Gate, "release", leaking)
     assert "left without a ledger entry" in violations(audited(tiny, RAW, tmp_path / "run", canaries=-1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_field_that_nobody_declared_is_found(
+    dtype: Any, tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that lets one more field through: a ledger head alone does not make it accounted for."""
+    fields, features = Link._fields, np.asarray(tiny.train[1][:4] * 1000, dtype)
+
+    def leaking(self: Link, schema: Any, *rest: Any) -> Any:
+        found, head = fields(self, schema, *rest)
+        return (found | {"features": features} if schema.kind == "embedding" else found), head
+
+    monkeypatch.setattr(Link, "_fields", leaking)
+    report = audited(tiny, RAW, tmp_path / "run", canaries=-1)
+    assert "'embedding' with a field 'features' that it does not have" in violations(report)
+
+
+def test_messages_that_nobody_declared_are_found(frozen_run: Path, tmp_path: Path) -> None:
+    for number, (before, after, match) in enumerate(
+        [
+            ('"kind": "embedding"', '"kind": "features"', "'features', a kind of message that nobody has"),
+            ('"purpose": "evaluation"', '"purpose": 7', "'purpose' is not a public str"),
+            ('"purpose": "evaluation"', '"words": [1, 2]', "a field 'words' that it does not have"),
+            ('"sender": "p1", "receiver": "server", "kind": "ended"', None, "p1 may not send 'end'"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(frozen_run, folder)
+        view = folder / "views" / "p0" / "messages.jsonl"
+        text = view.read_text()
+        assert before in text
+        view.write_text(text.replace(before, after or before.replace("ended", "end"), 1))
+        assert match in violations(audit(folder, "none", canaries=-1))
 
 
 def test_tampered_books_are_a_violation(frozen_run: Path, tmp_path: Path) -> None:
@@ -216,7 +265,12 @@ def test_the_books_of_every_algorithm_agree_with_its_views(name: str, protocol: 
         pytest.skip(f"{name} does not run on {protocol}")
     data = VerticalData.load("synthetic:rows=80,features=6,informative=4", parties=3)
     plan = Plan(
-        algorithm=name, protocol=protocol, epochs=1, batch=32, sigma=2.0, record_views=True, wait_for=2
+        algorithm=name,
+        protocol=protocol,
+        epochs=1,
+        batch=32,
+        sigma=2.0,
+        record_views=True,
     )
     report = audit(train(data, plan, tmp_path / "run"), "none", data=data, canaries=-1)
     assert [c["detail"] for c in report.content["checks"] if c["status"] == "failed"] == []

@@ -68,7 +68,9 @@ def test_train_prints_what_is_promised(cli, tmp_path: Path) -> None:
 
 
 def test_plan_file_options_and_set(cli, tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_text('epochs = 1\nbatch = 8\nmodel = "mlp"\n[speeds]\np1 = 2.0\n')
+    (tmp_path / "plan.toml").write_text(
+        'epochs = 1\nbatch = 8\nmodel = "mlp"\n[simulation.speeds]\np1 = 2.0\n'
+    )
     result = cli(
         "train", "--data", TINY, "--parties", 3, "--plan", tmp_path / "plan.toml", "--batch", 16,
         "--set", "hidden=[4, 4]", "--set", "delays=poisson", "--out", tmp_path / "r", "--json",
@@ -80,7 +82,7 @@ def test_plan_file_options_and_set(cli, tmp_path: Path) -> None:
         "epochs = 1",
         "hidden = [4, 4]",
         'delays = "poisson"',
-        '"p1" = 2.0',
+        "p1 = 2.0",
         'model = "mlp"',
     ):
         assert line in plan
@@ -135,6 +137,7 @@ def bad(name: str, *arguments: object, says: str, code: int = 2):
         bad("clip", "--clip", 0, says="clip is 0.0"),
         bad("delta", "--delta", 2, says="delta is 2.0"),
         bad("field", "--set", "sigm=1", says="did you mean 'sigma'"),
+        bad("family", "--set", "protect=label", says="protect is a setting of sealed, not of vafl"),
         bad("assignment", "--set", "sigma", says="name=value"),
         bad("value", "--set", "epochs=many", says="not a TOML value"),
         bad("plan file", "--plan", "nowhere.toml", says="nowhere.toml"),

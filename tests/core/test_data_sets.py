@@ -130,7 +130,7 @@ def test_synthetic_share_bounds_and_regression():
     [
         ("brest-cancer", "unknown data set 'brest-cancer'; did you mean 'breast-cancer'"),
         ("fashion_mnist", "did you mean 'fashion-mnist'"),
-        ("", "unknown data set ''; known: breast-cancer, digits"),
+        ("", "unknown data set ''; known are a9a, adult"),
         (None, "must be text"),
         ("wine:rows=3", "'wine' has no options"),
         ("synthetic:row=3", "unknown option 'row'; did you mean 'rows'"),

@@ -464,7 +464,7 @@ def test_a_value_beyond_float32_counts_as_infinite():
         (([np.zeros((2, 1))] * 2, [0, 1], [[1, 2], [1, 1]]), {}, "party p1: ID 1 occurs more than once"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"parties": ["a", "b"]}, "one name per block"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"parties": ["a/b"]}, "cannot be used"),
-        (([np.zeros((4, 2))], [0, 1] * 2), {"label_holder": "po"}, "known: p0, server"),
+        (([np.zeros((4, 2))], [0, 1] * 2), {"label_holder": "po"}, "known are p0, server"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"columns": [["a", "a"]]}, "different column names"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"columns": []}, "column names for 1 parties"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"test_fraction": 0}, "test_fraction"),

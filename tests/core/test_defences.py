@@ -102,7 +102,7 @@ class TestRandomisedResponse:
     @pytest.mark.parametrize("plan", [{"algorithm": "central"}, {"algorithm": "sealed"}])
     def test_no_use_where_no_label_leaves(self, data: VerticalData, plan: dict) -> None:
         with pytest.raises(PlanError, match="label_epsilon"):
-            train(data, Plan(label_epsilon=1.0, sigma=10.0, scaling="none", **plan))
+            train(data, Plan.from_flat({"label_epsilon": 1.0, "sigma": 10.0, "scaling": "none", **plan}))
 
 
 def signs_of(folder: Path) -> dict[int, float]:
@@ -175,7 +175,16 @@ class TestGradients:
     def test_in_a_plain_tree_others_read_what_came_of_a_gradient(self, changes: dict, tmp_path: Path) -> None:
         """A party's subtotals reach other parties, and carry what the gradients before have taught it."""
         three = VerticalData.load("synthetic:rows=40,features=6", parties=3)
-        plan = Plan(epochs=1, batch=16, defence="noise", defence_level=5.0, protocol="plain-tree", **changes)
+        plan = Plan.from_flat(
+            {
+                "epochs": 1,
+                "batch": 16,
+                "defence": "noise",
+                "defence_level": 5.0,
+                "protocol": "plain-tree",
+                **changes,
+            }
+        )
         run = train(three, plan, tmp_path / "run")
         records = [r for r in read_records(tmp_path / "run") if r.owner == "p0"]
         assert {r.observers for r in records} == {("p1", "p2")}
@@ -195,7 +204,7 @@ class TestGradients:
         assert bounds[0] - 1e-3 < noise.var() < bounds[1] + 1e-3
 
     def test_flex_with_private_labels_is_defended_too(self, data: VerticalData, tmp_path: Path) -> None:
-        plan = Plan(algorithm="flex", private_labels=True, epochs=1, batch=16, defence="sign")
+        plan = Plan(algorithm="flex", epochs=1, batch=16, defence="sign", settings={"private_labels": True})
         assert "sign" in train(data, plan, tmp_path / "run").result["labels"]
 
 
@@ -215,7 +224,7 @@ class TestPlans:
     )
     def test_plans_that_make_no_sense(self, data: VerticalData, plan: dict, words: str) -> None:
         with pytest.raises(PlanError, match=words):
-            train(data, Plan(epochs=1, **plan))
+            train(data, Plan.from_flat({"epochs": 1, **plan}))
 
     def test_marvell_needs_two_classes(self) -> None:
         rng = np.random.default_rng(0)

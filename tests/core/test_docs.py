@@ -51,6 +51,16 @@ def test_references_name_everything() -> None:
     assert not re.search(r" at 0x|<lambda>|<class", commands + names)
 
 
+def test_help_names_every_choice() -> None:
+    """Texts of options stand by themselves, so that `--help` need not load what they speak of."""
+    from securevfl.network.identity.authority import KEYS
+    from securevfl.protocols.alignment.protocol import NORMALISATIONS
+
+    commands = (DOCS / "cli.md").read_text()
+    assert f"How IDs are compared: {', '.join(NORMALISATIONS)}." in commands
+    assert f"Its own key: {' or '.join(KEYS)}." in commands
+
+
 def test_quickstart_runs_top_to_bottom(tmp_path: Path) -> None:
     text = (DOCS / "quickstart.md").read_text(encoding="utf-8")
     found = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)

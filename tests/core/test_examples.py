@@ -22,7 +22,8 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+# The verifier needs a file to verify; test_verifier.py gives it many.
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem != "verify_ledger"], ids=lambda p: p.stem)
 def test_example(path: Path, tmp_path: Path) -> None:
     done = run([sys.executable, "-W", "error", str(path)], tmp_path)
     assert done.returncode == 0, done.stderr

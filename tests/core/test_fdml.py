@@ -16,12 +16,12 @@ from securevfl.algorithms.fdml_worker import output_gradient
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.federation.run import Run
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import View
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan(algorithm="fdml", epochs=3, batch=7, learning_rate=0.3, **changes)
+    return Plan.from_flat({"algorithm": "fdml", "epochs": 3, "batch": 7, "learning_rate": 0.3, **changes})
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -198,7 +198,7 @@ def test_private_updates_are_counted() -> None:
         ({"head": "linear"}, "sums local predictions"),
         ({"embedding": 4}, "have 1 values"),
         ({"encoder_training": "none", "scaling": "none"}, "nothing would learn"),
-        ({"private_labels": True}, "gives the labels"),
+        ({"private_labels": True}, "private_labels is a setting of flex, not of fdml"),
         ({"optimiser": "proximal"}, "has no optimiser"),
         ({"staleness": -1}, "negative"),
     ],
@@ -225,16 +225,16 @@ def test_the_server_refuses_what_the_schedule_does_not_say(fields: dict[str, Any
     server = _server(tiny())
     rows = _server(tiny()).batches.next()
     good: dict[str, Any] = {"iteration": 1, "rows": rows, "values": np.zeros((7, 1), np.float32)}
-    message = Message(kind="embedding", sender="p1", receiver="server", fields={**good, **fields})
+    message = Packet(kind="embedding", sender="p1", receiver="server", fields={**good, **fields})
     with pytest.raises(ProtocolError, match=words):
         server._push(message)
 
 
 def _server(data: VerticalData) -> Any:
     from securevfl.algorithms.resolve import resolve
-    from securevfl.federation.engine import Engine
+    from securevfl.federation.virtual import VirtualCarrier
 
-    return Engine(*resolve(plan(), data)).server
+    return VirtualCarrier(*resolve(plan(), data)).server
 
 
 def test_gradient_of_the_sum_is_the_residual() -> None:

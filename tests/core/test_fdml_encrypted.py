@@ -14,16 +14,17 @@ from torch import nn
 from securevfl import Plan, VerticalData, audit, load_run, train
 from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.fdml_encrypted import LOSS, METRICS, AddingServer, KeyHolder
+from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.sums import SumParticipant, SumRequest
+from securevfl.algorithms.sums import SumParticipant
 from securevfl.attacks.protocol import scan_files
 from securevfl.errors import PlanError, ProtocolError, RunError
-from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.run import Run
-from securevfl.privacy.gate import Contribution
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.views import View
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.protocols.sums.encryption import Encryption
@@ -38,7 +39,7 @@ both_holders = pytest.mark.parametrize(("holder", "key_holder"), HOLDERS.items()
 
 def plan(**changes: Any) -> Plan:
     given = {"epochs": 2, "batch": 8, "learning_rate": 0.2, "protocol": "bfv", **changes}
-    return Plan(algorithm="fdml", **given)
+    return Plan.from_flat({"algorithm": "fdml", **given})
 
 
 def vector(run: Run) -> torch.Tensor:
@@ -343,7 +344,7 @@ def test_the_model_and_the_figures_are_those_of_plain_messages(
 
 def test_wire_form_latency_and_speeds_change_nothing() -> None:
     slow = plan(latency=0.7, speeds={"p0": 3.0, "p2": 0.4}, delays="exponential")
-    direct, wired = train(tiny(), plan()), train(tiny(), slow.with_changes(wire=True))
+    direct, wired = train(tiny(), plan()), train(tiny(), slow.with_changes(settings={"wire": True}))
     assert torch.equal(vector(direct), vector(wired))
 
 
@@ -462,30 +463,30 @@ def test_staleness_is_refused() -> None:
 def test_only_encrypted_sums_have_somebody_who_adds() -> None:
     with pytest.raises(PlanError, match="nobody who adds ciphertexts"):
         build_sum("pairwise", workers=3, receiver=0, collusion=1, aggregator=AGGREGATOR)
-    engine = Engine(*resolve(plan(), tiny()))
-    channel = build_channel(engine.setup, "p1", hands_on=True, aggregator="server")
+    carrier = VirtualCarrier(*resolve(plan(), tiny()))
+    channel = build_channel(carrier.home.setup, "p1", hands_on=True, aggregator="server")
     assert channel.places == {0: "p0", 1: "p1", 2: "p2", AGGREGATOR: "server"}
     assert channel.handlers("p0") == () and channel.handlers("p1") == channel.handlers("p2") == ("p0",)
 
 
 @pytest.fixture
 def roles() -> dict[str, Any]:
-    engine = Engine(*resolve(plan(), tiny()))
-    return {role.address: role for role in (engine.server, *engine.parties)}
+    carrier = VirtualCarrier(*resolve(plan(), tiny()))
+    return {role.address: role for role in carrier.roles}
 
 
-def hearing(role: Any, *messages: Message) -> None:
+def hearing(role: Any, *messages: Packet) -> None:
     """Lets a role receive these messages instead of any others."""
     waiting = list(messages)
 
-    async def receive() -> Message:
+    async def receive() -> Packet:
         return waiting.pop(0)
 
     role.sums.receive = receive
 
 
-def message(kind: str, sender: str, **fields: Any) -> Message:
-    return Message(kind=kind, sender=sender, receiver="server", fields=fields)
+def message(kind: str, sender: str, **fields: Any) -> Packet:
+    return Packet(kind=kind, sender=sender, receiver="server", fields=fields)
 
 
 def test_roles_are_where_they_belong(roles: dict[str, Any]) -> None:
@@ -523,9 +524,9 @@ def test_the_server_takes_figures_from_the_key_holder_alone(
 @pytest.mark.parametrize(("kind", "sender"), [("sum", "server"), ("sum", "p0"), ("loss", "p1")])
 def test_workers_take_sums_from_the_key_holder_alone(roles: dict[str, Any], kind: str, sender: str) -> None:
     worker, values = roles["p2"], np.zeros((3, 1), np.float32)
-    released = Contribution(values=values, source=torch.zeros(3, 1), head=None)
+    released = Inside(values=values, source=torch.zeros(3, 1))
 
-    async def upload(*args: Any, **options: Any) -> tuple[Message, Contribution]:
+    async def upload(*args: Any, **options: Any) -> tuple[Packet, Inside]:
         return message(kind, sender, values=values), released
 
     worker._upload = upload
@@ -552,7 +553,7 @@ def test_states_of_workers_without_the_key_are_refused(roles: dict[str, Any]) ->
 def test_labels_come_from_the_server_alone(roles: dict[str, Any]) -> None:
     worker = roles["p2"]
 
-    async def receive() -> Message:
+    async def receive() -> Packet:
         return message("labels", "p0", values=np.zeros(40, np.float32))
 
     worker.link.receive = receive

@@ -22,8 +22,9 @@ SPEEDS = {"p0": 0.25, "p1": 0.5, "p2": 0.75, "server": 1.0}  # 5, 10, 15 and 20 
 
 
 def plan(algorithm: str = "flex", **changes: Any) -> Plan:
-    given = {"epochs": 2, "batch": 10, "learning_rate": 0.2, "timeout": 4.0, **changes}
-    return Plan(algorithm=algorithm, **given)
+    own = {"timeout": 4.0} if algorithm in FAMILY else {}
+    given = {"epochs": 2, "batch": 10, "learning_rate": 0.2, **own, **changes}
+    return Plan.from_flat({"algorithm": algorithm, **given})
 
 
 def vector(run: Run) -> torch.Tensor:
@@ -172,7 +173,7 @@ def one_round(start: Run, data: VerticalData, chosen: Plan) -> torch.Tensor:
         own = copy.deepcopy(module)
         momentum = 0.9 if chosen.optimiser == "momentum" else 0.0
         optimiser = torch.optim.SGD(own.parameters(), lr=0.2, weight_decay=chosen.l2, momentum=momentum)
-        for _ in range(round(chosen.timeout * SPEEDS[names[k]])):
+        for _ in range(round(chosen.settings.timeout * SPEEDS[names[k]])):
             each = [own(x) if i == k else snapshot[i] for i, x in enumerate(inputs)]
             fused = sum(each[1:], each[0]) if chosen.fusion == "sum" else torch.cat(each, dim=1)
             outputs = (own if k == 3 else start.head)(fused)[:, 0]

@@ -67,9 +67,7 @@ def differ(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize("changes", CASES, ids=lambda changes: " ".join(map(str, changes.values())))
 def test_whoever_sees_something_of_a_party_stands_in_its_ledger(changes: dict, tmp_path: Path) -> None:
     data = VerticalData.load("synthetic:rows=40,features=6,informative=6", parties=3)
-    plan = Plan(
-        **{"epochs": 1, "batch": 16, "wait_for": 2, "scaling": "none", "record_views": True, **changes}
-    )
+    plan = Plan.from_flat({"epochs": 1, "batch": 16, "scaling": "none", "record_views": True, **changes})
     seen, listed = {}, {}
     for party in (None, *PARTIES):
         folder = tmp_path / str(party)

@@ -18,7 +18,8 @@ from torch import nn
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms import ABSENT, SERVER
+from securevfl.algorithms import SERVER
+from securevfl.algorithms.messages import Absent
 from securevfl.algorithms.prediction import PredictingParty
 from securevfl.errors import AccountingError, BudgetExceeded, DataError, DropoutError, RunError
 from securevfl.federation.folder import RunFolder
@@ -71,7 +72,7 @@ PLANS = [
 @pytest.mark.parametrize("fields", PLANS, ids=lambda f: "-".join(str(v) for v in f.values()))
 def test_prediction_is_the_model_on_scaled_rows(fields: dict[str, Any], tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan(epochs=1, batch=16, **fields), tmp_path / "run")
+    run = train(data, Plan.from_flat({"epochs": 1, "batch": 16, **fields}), tmp_path / "run")
     expected = 1 / (1 + np.exp(-exact(data, run)[:, 0]))
     # Fixed point with 32 fraction bits and float32 messages: a few units of 1e-7.
     assert np.allclose(run.predict(data.test), expected, atol=1e-6)
@@ -306,7 +307,7 @@ def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: py
 
     async def leaving(self: PredictingParty, message: Any) -> None:
         if self.address == "p2":
-            await self.link.send(SERVER, ABSENT, {})
+            await self.link.send(SERVER, Absent())
         else:
             await answer(self, message)
 

@@ -27,11 +27,13 @@ from securevfl.attacks.reading import moments
 from securevfl.cli import main
 from securevfl.cli.train import show_absences
 from securevfl.errors import DropoutError, PlanError, ProtocolError
-from securevfl.federation.engine import Engine, first_cause
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.loop import run_virtual
-from securevfl.federation.run import _result
-from securevfl.privacy.messages import Message
+from securevfl.federation.run import run_result
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.site import PARTS, run_roles
+from securevfl.federation.virtual import VirtualCarrier
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import OPENED, View
 from securevfl.protocols.keys import PairKeys
 from securevfl.protocols.sums.pairwise import PairwiseMaskSum
@@ -46,8 +48,8 @@ def tiny() -> VerticalData:
 
 
 def plan_of(**changes) -> Plan:
-    settings = {"epochs": 2, "batch": 30, "wait_for": 2, "protocol": "pairwise", "threshold": 3}
-    return Plan(**{**settings, **changes})
+    settings = {"epochs": 2, "batch": 30, "protocol": "pairwise", "threshold": 3}
+    return Plan.from_flat({**settings, **changes})
 
 
 def weights_of(run) -> np.ndarray:
@@ -55,7 +57,7 @@ def weights_of(run) -> np.ndarray:
     return np.concatenate([p.detach().numpy().ravel() for module in modules for p in module.parameters()])
 
 
-class Disturbed(Engine):
+class Disturbed(VirtualCarrier):
     """A run in which the server is told, at a chosen message of a party, that this party is away.
 
     The message itself comes right after that, and so does whatever the party sends from then on: it is alive
@@ -68,12 +70,12 @@ class Disturbed(Engine):
         self.victim, self.told = party, False
         post = self.network.post
 
-        def posting(message: Message) -> None:
+        def posting(message: Packet) -> None:
             if message.sender == party and message.receiver == SERVER and self.part == part:
                 self.seen[message.kind] += 1
                 if message.kind == kind and self.seen[kind] == count:
                     self.told = True
-                    self.network.links[SERVER].deliver(Message(kind=ABSENT, sender=party, receiver=SERVER))
+                    self.network.links[SERVER].deliver(Packet(kind=ABSENT, sender=party, receiver=SERVER))
                 if self.told:
                     self.late.append(message.kind)
             post(message)
@@ -81,34 +83,27 @@ class Disturbed(Engine):
         for link in self.network.links.values():
             link._post = posting
 
-    def _phase(self, part: str) -> None:
-        self.part, self.told = part, False
-        roles = {role.address: role for role in (self.server, *self.parties)}
+    async def _play(self, part: str) -> None:
+        self.part = part = PARTS[part]
+        self.told = False
+        roles = {role.address: role for role in self.roles}
         victim = roles.pop(getattr(self, "victim", "p1"))
 
-        async def play() -> None:
-            away = asyncio.create_task(getattr(victim, part)())
-            async with asyncio.TaskGroup() as group:
-                for role in roles.values():
-                    group.create_task(getattr(role, part)())
-            if not self.told:
-                await away
-            away.cancel()
-            (error,) = await asyncio.gather(away, return_exceptions=True)
-            if isinstance(error, Exception):
-                raise error
-
-        try:
-            _, self.time = run_virtual(play(), start=self.time, explain=self.network.explain)
-        except BaseExceptionGroup as errors:
-            raise first_cause(errors) from None
+        away = asyncio.create_task(getattr(victim, part)())
+        await run_roles(roles.values(), part)
+        if not self.told:
+            await away
+        away.cancel()
+        (error,) = await asyncio.gather(away, return_exceptions=True)
+        if isinstance(error, Exception):
+            raise error
         self.network.forget_undelivered()
 
 
 def disturbed(plan: Plan, data: VerticalData, kind: str, count: int, **where) -> Disturbed:
-    engine = Disturbed(*resolve(plan, data))
-    engine.disturb(kind, count, **where)
-    return engine
+    carrier = Disturbed(*resolve(plan, data))
+    carrier.disturb(kind, count, **where)
+    return carrier
 
 
 # -- nobody is away -----------------------------------------------------------------------------------------
@@ -133,7 +128,7 @@ def test_a_threshold_of_all_parties_is_none(tiny: VerticalData) -> None:
 
 def test_wire_form_changes_nothing(tiny: VerticalData) -> None:
     plan = plan_of(epochs=1, latency=0.25)
-    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(wire=True))
+    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(settings={"wire": True}))
     assert np.array_equal(weights_of(direct), weights_of(wired))
 
 
@@ -164,18 +159,19 @@ def test_training_goes_on_and_says_so(
     kind: str, count: int, algorithm: str, holder: str, tiny: VerticalData
 ) -> None:
     plan = plan_of(algorithm=algorithm, label_holder=holder, epochs=3, latency=0.05)
-    engine = disturbed(plan, tiny, kind, count)
-    engine.run()
-    result = _result(engine, engine.records())
-    assert engine.late[0] == kind
-    assert engine.server.epochs_done == 3 and np.isfinite(result["loss"])
+    carrier = disturbed(plan, tiny, kind, count)
+    schedule = Schedule(carrier)
+    drive(schedule.train())
+    result = run_result(schedule, carrier, carrier.records())
+    assert carrier.late[0] == kind
+    assert carrier.server.epochs_done == 3 and np.isfinite(result["loss"])
     missed = result["absent_rounds"]
-    assert missed == engine.metrics[-1]["absent_rounds"] == engine.server.absences()
+    assert missed == schedule.metrics[-1]["absent_rounds"] == carrier.server.absences()
     assert set(missed) <= {VICTIM}
     assert bool(missed) == (kind != "ended")
     if kind != "ended":  # away for the rest of one epoch of three, back for the others
-        assert 0 < missed[VICTIM] < engine.server.iteration * (2 if algorithm == "vafl-tsync" else 1)
-        lines = [line["absent_rounds"].get(VICTIM, 0) for line in engine.metrics]
+        assert 0 < missed[VICTIM] < carrier.server.iteration * (2 if algorithm == "vafl-tsync" else 1)
+        lines = [line["absent_rounds"].get(VICTIM, 0) for line in schedule.metrics]
         assert lines == sorted(lines) and lines[0] == lines[-1]
 
 
@@ -198,14 +194,14 @@ def test_the_sum_is_over_those_present(holder: str, tiny: VerticalData, monkeypa
     """With rates of nearly 0 nothing changes, so each sum is known in advance, with and without the party."""
     found = spy(monkeypatch)
     plan = plan_of(learning_rate=1e-12, l2=0.0, label_holder=holder, epochs=1)
-    engine = disturbed(plan, tiny, "pairwise.masked-input", 3)
+    carrier = disturbed(plan, tiny, "pairwise.masked-input", 3)
     parts = {}
-    for role in engine.parties:
-        encoder, block = engine.setup.encoders[role.address], engine.data.train
+    for role in carrier.roles[1:]:
+        encoder, data = carrier.encoders[role.address], carrier.home.data
         with torch.no_grad():
-            inputs = torch.from_numpy(np.array(block[engine.data.parties.index(role.address)], np.float32))
+            inputs = torch.from_numpy(np.array(data.train[data.parties.index(role.address)], np.float32))
             parts[role.address] = encoder(inputs).numpy()
-    engine.run()
+    drive(Schedule(carrier).train())
     steps = [(rows, values) for rows, purpose, values in found if purpose == "embedding"]
     missing, full, partial = 0, {}, {}
     for rows, values in steps:
@@ -215,7 +211,7 @@ def test_the_sum_is_over_those_present(holder: str, tiny: VerticalData, monkeypa
         assert near in ([True, False], [False, True])
         missing += near[1]
         (partial if near[1] else full).update(zip(rows.tolist(), values, strict=True))
-    assert missing == engine.server.absences()[VICTIM] > 0
+    assert missing == carrier.server.absences()[VICTIM] > 0
     assert missing < len(steps)
     # The documented leak: a record's full sum less its sum without the party is the party's very embedding.
     both = sorted(full.keys() & partial.keys())
@@ -235,8 +231,8 @@ def test_keys_are_new_in_every_phase_and_nothing_is_sealed_twice(tiny: VerticalD
         return seal(self, plain, round=round, attempt=attempt)
 
     monkeypatch.setattr(PairKeys, "seal", counting)
-    engine = disturbed(plan_of(epochs=3), tiny, "pairwise.masked-input", 3)
-    engine.run()
+    carrier = disturbed(plan_of(epochs=3), tiny, "pairwise.masked-input", 3)
+    drive(Schedule(carrier).train())
     assert max(sealed.values()) == 1
     # Three epochs and the final evaluation, six pairs each; prepare seals nothing.
     assert len(keys) == 4 * 6
@@ -248,13 +244,13 @@ def test_views_say_who_is_missing_and_the_late_input_shows_nothing(
     plan, data = resolve(plan_of(record_views=True, epochs=2), tiny)
     folder = RunFolder(tmp_path / "run")
     folder.create(plan)
-    engine = Disturbed(plan, data, folder=folder)
-    engine.disturb("pairwise.masked-input", 3)
-    engine.run()
-    engine.close()
+    carrier = Disturbed(plan, data, folder=folder)
+    carrier.disturb("pairwise.masked-input", 3)
+    drive(Schedule(carrier).train())
+    carrier.close()
     view = View(tmp_path / "run" / "views" / "p0")
     without = [seen for seen in view.messages(OPENED) if seen.fields.get("missing")]
-    assert len(without) == engine.server.absences()[VICTIM]
+    assert len(without) == carrier.server.absences()[VICTIM]
     assert all(seen.fields["missing"] == [VICTIM] for seen in without)
     # In the round that it dropped out of, its masked input is there: uniform words, like all others.
     words = np.concatenate(
@@ -273,66 +269,67 @@ def test_attacks_count_a_sum_for_those_in_it(tiny: VerticalData, tmp_path: Path)
     plan, data = resolve(plan_of(record_views=True, epochs=1), tiny)
     folder = RunFolder(tmp_path / "run")
     folder.create(plan)
-    engine = Disturbed(plan, data, folder=folder)
-    engine.disturb("pairwise.masked-input", 3)
-    engine.run()
-    engine.close()
-    info = SimpleNamespace(parties=data.parties, plan=plan, seen={}, hosts=engine.hosts)
+    carrier = Disturbed(plan, data, folder=folder)
+    carrier.disturb("pairwise.masked-input", 3)
+    drive(Schedule(carrier).train())
+    carrier.close()
+    info = SimpleNamespace(parties=data.parties, plan=plan, seen={}, hosts=carrier.hosts)
     found = moments(SimpleNamespace(info=info, views={"p0": View(tmp_path / "run" / "views" / "p0")}))
     counts = Counter(moment.parties for moment in found)
     assert set(counts) == {frozenset({"p1", "p2", "p3"}), frozenset({"p1", "p3"})}
-    assert counts[frozenset({"p1", "p3"})] == engine.server.absences()[VICTIM]
+    assert counts[frozenset({"p1", "p3"})] == carrier.server.absences()[VICTIM]
 
 
 @pytest.mark.parametrize("mode", ["raw", "dp"])
 def test_every_mode_that_trains_encoders_goes_on(mode: str, tiny: VerticalData) -> None:
     noise = {"sigma": 5.0, "gradient_sigma": 1.0} if mode == "dp" else {"sigma": 5.0}
-    engine = disturbed(plan_of(encoder_training=mode, **noise), tiny, "pairwise.masked-input", 3)
-    engine.run()
-    privacy = _result(engine, engine.records())["privacy"]
-    assert engine.server.absences()[VICTIM] > 0
+    carrier = disturbed(plan_of(encoder_training=mode, **noise), tiny, "pairwise.masked-input", 3)
+    schedule = Schedule(carrier)
+    drive(schedule.train())
+    privacy = run_result(schedule, carrier, carrier.records())["privacy"]
+    assert carrier.server.absences()[VICTIM] > 0
     assert all(privacy[name]["mu"] is not None for name in ("p1", "p2", "p3"))
 
 
 def test_below_the_threshold_nothing_is_summed(tiny: VerticalData) -> None:
-    engine = disturbed(plan_of(), tiny, "pairwise.masked-input", 3)
-    before = engine.network.links[SERVER].deliver
+    carrier = disturbed(plan_of(), tiny, "pairwise.masked-input", 3)
+    before = carrier.network.links[SERVER].deliver
 
-    def both(message: Message, *size) -> None:
+    def both(message: Packet, *size) -> None:
         before(message, *size)
         if message.kind == ABSENT:
             before(dataclasses.replace(message, sender="p3"))
 
-    engine.network.links[SERVER].deliver = both
+    carrier.network.links[SERVER].deliver = both
     with pytest.raises(DropoutError, match="without p2, p3: the 2 workers left"):
-        engine.run()
+        drive(Schedule(carrier).train())
 
 
 @pytest.mark.parametrize("part", ["evaluate", "prepare"])
 def test_evaluation_needs_everybody(part: str, tiny: VerticalData) -> None:
-    engine = disturbed(plan_of(), tiny, "pairwise.public-keys", 1, part=part)
+    carrier = disturbed(plan_of(), tiny, "pairwise.public-keys", 1, part=part)
     with pytest.raises(DropoutError, match="p2 is gone, and this phase needs everybody"):
-        engine.run()
+        drive(Schedule(carrier).train())
 
 
 def test_the_label_holders_own_party_is_never_away(tiny: VerticalData) -> None:
-    engine = disturbed(plan_of(), tiny, "pairwise.masked-input", 3, party="p0")
+    carrier = disturbed(plan_of(), tiny, "pairwise.masked-input", 3, party="p0")
     with pytest.raises(ProtocolError, match="p0 receives the totals"):
-        engine.run()
+        drive(Schedule(carrier).train())
 
 
 def test_a_stranger_cannot_be_away(tiny: VerticalData) -> None:
-    engine = Engine(*resolve(plan_of(), tiny))
+    carrier = VirtualCarrier(*resolve(plan_of(), tiny))
     with pytest.raises(ProtocolError, match="no party"):
-        run_virtual(engine.server.sums.drop("p9"))
+        run_virtual(carrier.server.sums.drop("p9"))
 
 
 def test_the_count_survives_a_checkpoint(tiny: VerticalData) -> None:
-    engine = disturbed(plan_of(), tiny, "pairwise.masked-input", 3)
-    engine.run()
-    other = Engine(*resolve(plan_of(), tiny))
-    other.server.load(engine.server.state())
-    assert other.server.absences() == engine.server.absences() != {}
+    carrier = disturbed(plan_of(), tiny, "pairwise.masked-input", 3)
+    drive(Schedule(carrier).train())
+    other = VirtualCarrier(*resolve(plan_of(), tiny))
+    other.server.load(carrier.server.state())
+    assert other.server.absences() == carrier.server.absences() != {}
 
 
 # -- noise --------------------------------------------------------------------------------------------------
@@ -344,14 +341,14 @@ def test_the_smallest_sum_less_the_colluders_keeps_the_promise(
 ) -> None:
     data = VerticalData.load(TINY, parties=parties)
     plan = plan_of(sigma=1.5, threshold=threshold, collusion=collusion, encoder_training="raw")
-    engine = Engine(*resolve(plan, data))
-    channel = build_channel(engine.setup, SERVER)
+    carrier = VirtualCarrier(*resolve(plan, data))
+    channel = build_channel(carrier.home.setup, SERVER)
     assert channel.noise is not None
     honest = threshold - collusion
     ring = channel.protocol.fixed_point
     assert honest * channel.noise.noise.share_std**2 >= (1.5 * 2**ring.fraction_bits) ** 2
-    gates = [engine.setup.gates[name] for name in data.parties]
-    shares = np.stack([ring.decode(channel.empty(gate, (20_000,))) for gate in gates])
+    gates = [carrier.sites[name].gate for name in data.parties]
+    shares = np.stack([ring.decode(gate.abstain((20_000,), noise=channel.noise).values) for gate in gates])
     left = shares[collusion:threshold].sum(axis=0)  # the colluders' are known, the last ones' are missing
     # The deviation of n Gaussians has standard error 1 / sqrt(2n); six of them: P < 1e-8.
     assert left.std() > 1.5 * (1 - 6 / math.sqrt(2 * left.size))
@@ -360,17 +357,17 @@ def test_the_smallest_sum_less_the_colluders_keeps_the_promise(
 
 def test_the_ledger_promises_what_the_smallest_sum_gives(tiny: VerticalData) -> None:
     plan = plan_of(sigma=20.0, epochs=1)
-    engine = disturbed(plan, tiny, "pairwise.masked-input", 3)
-    engine.run()
-    noise = build_channel(engine.setup, SERVER).noise
-    records = [r for r in engine.records() if r.owner == "p1" and r.mechanism == "gaussian"]
+    carrier = disturbed(plan, tiny, "pairwise.masked-input", 3)
+    drive(Schedule(carrier).train())
+    noise = build_channel(carrier.home.setup, SERVER).noise
+    records = [r for r in carrier.records() if r.owner == "p1" and r.mechanism == "gaussian"]
     units = noise.noise.share_std * noise.fixed_point.resolution
     assert {record.sigma for record in records}
     for record in records:
         assert record.sigma <= units * math.sqrt(3 - 1)  # three survivors, of whom the receiver is one
         assert record.sensitivity / record.sigma <= 2 * plan.clip / plan.sigma * (1 + 1e-12)
     everybody = train(tiny, plan.with_changes(threshold=0)).privacy["p1"]
-    spent = privacy_matrix(engine.records(), plan.delta)["p1"]
+    spent = privacy_matrix(carrier.records(), plan.delta)["p1"]
     worst = max(each.mu / math.sqrt(each.releases) for each in spent.values())
     assert worst <= everybody["mu"] / math.sqrt(everybody["releases"]) * (1 + 1e-6)
 
@@ -383,19 +380,20 @@ def test_the_canary_is_tried_on_the_smallest_sum() -> None:
 
 def test_the_budget_holds_while_somebody_is_away(tiny: VerticalData) -> None:
     plan = plan_of(sigma=20.0, budget_epsilon=8.0, epochs=30)
-    engine = disturbed(plan, tiny, "pairwise.masked-input", 3)
-    engine.run()
-    assert engine.stopped is not None and engine.stopped.startswith("budget")
-    privacy = _result(engine, engine.records())["privacy"]
+    carrier = disturbed(plan, tiny, "pairwise.masked-input", 3)
+    schedule = Schedule(carrier)
+    drive(schedule.train())
+    assert schedule.stopped is not None and schedule.stopped.startswith("budget")
+    privacy = run_result(schedule, carrier, carrier.records())["privacy"]
     assert all(0 < privacy[name]["epsilon"] <= 8.0 for name in ("p1", "p2", "p3"))
 
 
 def test_ledgers_name_the_smallest_sum(tiny: VerticalData) -> None:
-    engine = Engine(*resolve(plan_of(epochs=1), tiny))
-    engine.run()
-    noted = {r.assumption for r in engine.records() if r.mechanism == "masked"}
+    carrier = VirtualCarrier(*resolve(plan_of(epochs=1), tiny))
+    drive(Schedule(carrier).train())
+    noted = {r.assumption for r in carrier.records() if r.mechanism == "masked"}
     assert len(noted) == 1 and noted.pop().endswith("sums are of 3 to 4 parties")
-    counts = Counter(r.owner for r in engine.records() if r.mechanism == "masked")
+    counts = Counter(r.owner for r in carrier.records() if r.mechanism == "masked")
     assert set(counts.values()) == {1}  # noted once, although every phase agrees on keys
 
 

@@ -128,7 +128,7 @@ def step(progress):
     count += 1
     if count == {after}:
         os.kill(os.getpid(), signal.SIGKILL)
-train(data, Plan.from_mapping({plan!r}), {out!r}, progress=step, resume={resume})
+train(data, Plan.from_flat({plan!r}), {out!r}, progress=step, resume={resume})
 """
 
 
@@ -146,11 +146,11 @@ def test_killed_twice_and_resumed_gives_the_same_result(
     tiny: VerticalData, tmp_path: Path, changes: dict
 ) -> None:
     plan = {"epochs": 5, "batch": 16, "patience": 9, **changes}
-    straight = train(tiny, Plan(**plan), tmp_path / "straight")
+    straight = train(tiny, Plan.from_flat(plan), tmp_path / "straight")
     steps = 12 if changes.get("algorithm") in ("vafl-sync", "central") else 36  # server steps per epoch
     killed(tmp_path / "broken", plan, after=steps + 5)  # in the second epoch
     killed(tmp_path / "broken", plan, after=2 * steps + 1, resume=True)  # and in the fourth
-    resumed = train(tiny, Plan(**plan), tmp_path / "broken", resume=True)
+    resumed = train(tiny, Plan.from_flat(plan), tmp_path / "broken", resume=True)
     assert resumed.metrics == straight.metrics
     for name in ("p0", "p1", "p2", "server"):
         first, second = (
@@ -165,7 +165,7 @@ def test_killed_twice_and_resumed_gives_the_same_result(
 def test_frozen_releases_survive_a_kill_without_paying_twice(tiny: VerticalData, tmp_path: Path) -> None:
     plan = {"epochs": 4, "batch": 16, "encoder_training": "none", "sigma": 2.0}
     killed(tmp_path / "run", plan, after=60)
-    run = train(tiny, Plan(**plan), tmp_path / "run", resume=True)
+    run = train(tiny, Plan.from_flat(plan), tmp_path / "run", resume=True)
     assert run.privacy["p1"]["mu"] == pytest.approx(1.0)
 
 
@@ -212,7 +212,7 @@ def test_budget_too_small_for_anything(tiny: VerticalData, tmp_path: Path) -> No
 def test_a_resumed_run_keeps_its_old_spending(tiny: VerticalData, tmp_path: Path) -> None:
     plan = {"epochs": 20, "batch": 16, "sigma": 10.0, "budget_epsilon": 60.0}
     killed(tmp_path / "run", plan, after=50)
-    run = train(tiny, Plan(**plan), tmp_path / "run", resume=True)
+    run = train(tiny, Plan.from_flat(plan), tmp_path / "run", resume=True)
     assert run.privacy["p1"]["epsilon"] <= 60.0
 
 
@@ -297,7 +297,7 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     Tracked.opened = []
-    monkeypatch.setattr("securevfl.federation.organisations.Ledger", Tracked)
+    monkeypatch.setattr("securevfl.federation.site.Ledger", Tracked)
     encoders = {"p1": torch.nn.Linear(2, 1)} if failing == "encoder" else {}  # made for other features
 
     def broken(*arguments: Any, **options: Any) -> Any:
@@ -307,7 +307,7 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     if failing == "role":
         monkeypatch.setattr("securevfl.algorithms.vafl.VAFL.role", broken)
     if failing == "view of p1":
-        monkeypatch.setattr("securevfl.federation.organisations.ViewWriter", broken)
+        monkeypatch.setattr("securevfl.federation.site.ViewWriter", broken)
     if failing == "ledger of p1":
         monkeypatch.setattr(Tracked, "_begin_session", broken)
     with pytest.raises(SecureVFLError):

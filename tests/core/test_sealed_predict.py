@@ -9,7 +9,6 @@ from torch import nn
 
 from securevfl import Plan, VerticalData, audit, load_run, train
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.algorithms import recommended
 from securevfl.errors import BudgetExceeded
 from securevfl.models import metrics
 from securevfl.privacy.ledger import read_records
@@ -42,7 +41,11 @@ PLANS = [
 @pytest.mark.parametrize(("task", "fields"), PLANS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_predictions_measure_like_the_evaluation(task, fields, tmp_path: Path):
     data = make(task)
-    run = train(data, recommended("sealed", epsilon=20.0, epochs=5, **fields), tmp_path / "run")
+    run = train(
+        data,
+        Plan.from_flat({"algorithm": "sealed", "epsilon": 20.0, "epochs": 5, **fields}),
+        tmp_path / "run",
+    )
     for each in (run, load_run(tmp_path / "run")):
         found = each.predict(data.test, ids=strangers(data))
         if task == "binary":
@@ -57,7 +60,7 @@ def test_predictions_measure_like_the_evaluation(task, fields, tmp_path: Path):
 
 def test_the_saved_encoder_carries_its_preparation(tmp_path: Path):
     data = make()
-    run = train(data, recommended("sealed", epsilon=20.0, epochs=5), tmp_path / "run")
+    run = train(data, Plan(algorithm="sealed", epsilon=20.0, epochs=5), tmp_path / "run")
     blocks = zip(data.parties, data.scaled("public").test, strict=True)
     with torch.no_grad():
         scores = sum(run.encoders[party](torch.from_numpy(np.array(block))) for party, block in blocks)
@@ -71,7 +74,7 @@ def test_the_saved_encoder_carries_its_preparation(tmp_path: Path):
 
 def test_predictions_are_counted_apart(tmp_path: Path):
     data = make()
-    run = train(data, recommended("sealed", epsilon=4.0, epochs=3), tmp_path / "run")
+    run = train(data, Plan(algorithm="sealed", epsilon=4.0, epochs=3), tmp_path / "run")
     before = run.privacy
     run.predict(data.test, ids=strangers(data))
     load_run(tmp_path / "run").predict([b[:3] for b in data.test], ids=strangers(data, 3))
@@ -89,7 +92,7 @@ def test_predictions_are_counted_apart(tmp_path: Path):
 
 def test_the_audit_shows_them_apart_and_holds(tmp_path: Path):
     data = make()
-    plan = recommended("sealed", epsilon=4.0, epochs=3, record_views=True)
+    plan = Plan(algorithm="sealed", epsilon=4.0, epochs=3, record_views=True)
     run = train(data, plan, tmp_path / "run")
     run.predict(data.test, ids=strangers(data))
     report = audit(load_run(tmp_path / "run"), attacks=["mask-statistics"], data=data, canaries=-1)
@@ -107,7 +110,7 @@ def test_the_audit_shows_them_apart_and_holds(tmp_path: Path):
 @pytest.mark.parametrize("noise", [{"epsilon": 4.0}, {"sigma": 30.0}], ids=["budget", "no budget"])
 def test_records_that_were_trained_on_are_refused(noise, tmp_path: Path):
     data = make()
-    run = train(data, recommended("sealed", epochs=2, **noise), tmp_path / "run")
+    run = train(data, Plan.from_flat({"algorithm": "sealed", "epochs": 2, **noise}), tmp_path / "run")
     entries = len(read_records(tmp_path / "run"))
     some = [block[:2] for block in data.train]
     with pytest.raises(BudgetExceeded, match="training used"):
@@ -129,7 +132,10 @@ def test_own_networks_are_needed_again(tmp_path: Path):
     data = make(parties=2)
     own = {"p1": nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))}
     run = train(
-        data, recommended("sealed", sigma=1.0, epochs=2, centring=0.0), tmp_path / "run", encoders=own
+        data,
+        Plan(algorithm="sealed", sigma=1.0, epochs=2, settings={"centring": 0.0}),
+        tmp_path / "run",
+        encoders=own,
     )
     like = {"p1": nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))}
     again = load_run(tmp_path / "run", encoders=like)

@@ -9,7 +9,6 @@ from torch import nn
 
 from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.algorithms import recommended
 from securevfl.algorithms.sealed.member import SealedMember
 from securevfl.algorithms.sealed.models import NetworkModel
 from securevfl.algorithms.sealed.rows import Preparation, clip_to_integers
@@ -23,6 +22,7 @@ from securevfl.privacy.ledger import Ledger, read_records
 from securevfl.privacy.noise import Noise
 from securevfl.privacy.views import View
 from securevfl.protocols.sealed.series import logistic_series
+from securevfl.settings.plan import Plan
 
 RECORDS = 300
 
@@ -41,7 +41,7 @@ def make_data(*, parties=2, task="binary", records=RECORDS, columns=4, seed=0):
 
 
 def run(data, out=None, **fields):
-    return train(data, recommended("sealed", **{"epochs": 30, **fields}), out)
+    return train(data, Plan.from_flat({"algorithm": "sealed", "epochs": 30, **fields}), out)
 
 
 # -- agreement ----------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def plain_training(data, plan, *, function):
         residual = function(train_rows @ weights) - data.y_train
         speed = 0.9 * speed + train_rows.T @ residual / data.n_train
         weights = weights - rate * speed
-        if iteration >= plan.epochs * (1 - plan.average_last):
+        if iteration >= plan.epochs * (1 - plan.settings.average_last):
             kept.append(weights)
     return test_rows @ np.mean(kept, axis=0)
 
@@ -159,7 +159,7 @@ def test_predictions_are_counted_apart():
 
 def test_a_budget_stops_training_before_anything_leaves(tmp_path):
     data = make_data()
-    plan = recommended("sealed", sigma=40.0, epochs=50, budget_epsilon=0.5, centring=0.0)
+    plan = Plan(algorithm="sealed", sigma=40.0, epochs=50, budget_epsilon=0.5, settings={"centring": 0.0})
     done = train(data, plan, tmp_path / "run")
     assert done.stopped is not None and done.stopped.startswith("budget")
     assert 0 < done.result["epochs"] < 50
@@ -220,7 +220,7 @@ def test_statistics_of_the_rows_are_noisy_and_paid_for(tmp_path):
     assert squares["scale"] == pytest.approx(0.05 * whole, rel=1e-6)
     assert squares["totals"] <= 0.8 * whole * (1 + 1e-6)
     unbounded = VerticalData.from_arrays(list(data.train), data.y_train)
-    assert run(unbounded, epochs=2, scaling="none").plan.centring == 0.0
+    assert run(unbounded, epochs=2, scaling="none").plan.settings.centring == 0.0
     with pytest.raises(PlanError, match="public bounds"):
         run(unbounded, epochs=2)
 
@@ -243,7 +243,7 @@ def test_a_statistic_carries_its_noise_and_counts_for_all():
     with pytest.raises(PlanError, match="cannot count"):
         gate.noisy_statistic(exact, **where, change=2.0, counted=1.0, sigma=1.5)
     with pytest.raises(BudgetExceeded):
-        gate.open_totals(**{**where, "sensitivity": 30.0, "sigma": 1.0})
+        gate.open_totals(None, **{**where, "sensitivity": 30.0, "sigma": 1.0})
 
 
 # -- views --------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class Recurrent(nn.Module):
 
 def test_own_modules_are_welcome_and_own_heads_are_not():
     data = make_data(records=60)
-    plan = recommended("sealed", epochs=3, epsilon=8.0, learning_rate=0.5)
+    plan = Plan(algorithm="sealed", epochs=3, epsilon=8.0, learning_rate=0.5)
     done = train(data, plan, encoders={"p1": Recurrent()})
     assert done.privacy["p1"]["epsilon"] <= 8.0
     with pytest.raises(PlanError, match="label holder"):
@@ -358,7 +358,9 @@ def opened(folder):
 @pytest.mark.parametrize("fields", [{}, {"batch": 60, "optimiser": "adam", "learning_rate": 0.1}])
 def test_a_party_that_drops_stops_the_run_and_it_can_be_resumed(tmp_path, monkeypatch, fields):
     data = make_data()
-    plan = recommended("sealed", epochs=8, epsilon=4.0, budget_epsilon=6.0, **fields)
+    plan = Plan.from_flat(
+        {"algorithm": "sealed", "epochs": 8, "epsilon": 4.0, "budget_epsilon": 6.0, **fields}
+    )
     whole = SealedMember.iterate
     calls = 0
 
@@ -386,7 +388,7 @@ def test_a_party_that_drops_stops_the_run_and_it_can_be_resumed(tmp_path, monkey
 
 def test_resuming_after_the_last_epoch_still_evaluates(tmp_path, monkeypatch):
     data = make_data()
-    plan = recommended("sealed", epochs=3, epsilon=4.0)
+    plan = Plan(algorithm="sealed", epochs=3, epsilon=4.0)
     monkeypatch.setattr(SealedMember, "predict", _fail)
     with pytest.raises(DropoutError):
         train(data, plan, tmp_path / "run")

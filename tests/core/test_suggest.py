@@ -48,7 +48,7 @@ def test_only_the_shape_of_private_data_matters() -> None:
 
 
 def test_the_best_candidate_is_proposed_with_its_calibrated_noise() -> None:
-    plan = Plan(data=NAME, parties=2, epsilon=4.0, delta=1e-4)
+    plan = Plan(epsilon=4.0, delta=1e-4, source={"data": NAME, "parties": 2})
     found = suggest(plan, seeds=(0,))
     scores = [trial.score for trial in found.trials if trial.score is not None]
     assert scores == sorted(scores, reverse=True)
@@ -70,7 +70,7 @@ def test_the_command_line_can_be_run_as_it_is(tmp_path: Path) -> None:
 
     from securevfl.cli import app
 
-    plan = Plan(data=NAME, parties=2, epsilon=4.0, delta=1e-4)
+    plan = Plan(epsilon=4.0, delta=1e-4, source={"data": NAME, "parties": 2})
     found = suggest(plan, seeds=(0,))
     words = shlex.split(found.command({"data": NAME}, out=str(tmp_path / "run")))
     assert words[:4] == ["securevfl", "train", "--data", NAME]
@@ -88,7 +88,7 @@ def test_public_rows_are_used_instead(tmp_path: Path) -> None:
             f"{i},{rng.normal():.3f}" + (f",{i % 2}" if extra else "") for i in range(80)
         ]
         (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    plan = Plan(data=NAME, parties=2, epsilon=2.0)
+    plan = Plan(epsilon=2.0, source={"data": NAME, "parties": 2})
     rows = module.public_rows([tmp_path / "a.csv", tmp_path / "b.csv"], plan)
     found = suggest(plan, public=rows, seeds=(0,))
     assert "80 public rows" in found.basis
@@ -96,17 +96,19 @@ def test_public_rows_are_used_instead(tmp_path: Path) -> None:
 
 
 def test_sets_whose_files_are_not_at_hand_are_known_by_their_entry() -> None:
-    assert public_shape(Plan(data="a9a")) == Shape(rows=48842, widths=(67, 56), task="binary", classes=2)
-    assert public_shape(Plan(data="mnist", parties=5)).widths == (157, 157, 157, 157, 156)
-    assert public_shape(Plan(data="mnist")).classes == 10
+    assert public_shape(Plan(source={"data": "a9a"})) == Shape(
+        rows=48842, widths=(67, 56), task="binary", classes=2
+    )
+    assert public_shape(Plan(source={"data": "mnist", "parties": 5})).widths == (157, 157, 157, 157, 156)
+    assert public_shape(Plan(source={"data": "mnist"})).classes == 10
     with pytest.raises(DataError, match="give --data-folder or --parties"):
-        public_shape(Plan(data="mfeat"))
+        public_shape(Plan(source={"data": "mfeat"}))
     with pytest.raises(DataError, match="cannot be split"):
-        public_shape(Plan(data="a9a", parties=500))
+        public_shape(Plan(source={"data": "a9a", "parties": 500}))
 
 
 def test_a_missing_folder_is_left_open_in_the_command() -> None:
-    plan = Plan(data=NAME, parties=2, epsilon=4.0)
+    plan = Plan(epsilon=4.0, source={"data": NAME, "parties": 2})
     found = suggest(plan, seeds=(0,))
     assert "--data-folder DIR" in found.command({"data": "a9a"})
     assert "--data-folder /d" in found.command({"data": "a9a", "data_folder": "/d"})
@@ -115,13 +117,13 @@ def test_a_missing_folder_is_left_open_in_the_command() -> None:
 
 def test_what_cannot_be_suggested() -> None:
     with pytest.raises(PlanError, match="give --epsilon"):
-        suggest(Plan(data=NAME))
+        suggest(Plan(source={"data": NAME}))
     with pytest.raises(PlanError, match="at least two"):
-        suggest(Plan(data=NAME, parties=1, epsilon=1.0))
+        suggest(Plan(epsilon=1.0, source={"data": NAME, "parties": 1}))
 
 
 def test_a_careless_delta_is_pointed_out() -> None:
-    found = suggest(Plan(data=NAME, parties=2, epsilon=4.0, delta=0.01), seeds=(0,))
+    found = suggest(Plan(epsilon=4.0, delta=0.01, source={"data": NAME, "parties": 2}), seeds=(0,))
     assert any("delta 0.01 is not below 1 / 200" in text for text in found.warnings)
 
 

@@ -10,6 +10,7 @@ from sweep_helpers import TINY
 from securevfl.algorithms import ALGORITHMS
 from securevfl.attacks import ATTACKS
 from securevfl.errors import InputError, PlanError
+from securevfl.settings.plan import Plan
 from securevfl.sweeps.presets import PRESETS, preset
 from securevfl.sweeps.spec import parse_sweep, read_sweep
 
@@ -53,7 +54,7 @@ def test_a_variant_wins_over_the_common_grid() -> None:
 
 def test_the_algorithms_own_defaults_hold_where_the_file_says_nothing() -> None:
     sweep = parse_sweep("[grid]\nalgorithm = ['sealed', 'vafl']\n")
-    assert sweep.points[0].plan().epochs == ALGORITHMS["sealed"].defaults["epochs"]
+    assert sweep.points[0].plan().epochs == Plan(algorithm="sealed").epochs == 80
     assert sweep.points[1].plan().epochs == 10
 
 
@@ -73,7 +74,7 @@ def test_repeated_points_are_run_once() -> None:
 
 def test_lists_and_tables_can_be_varied() -> None:
     sweep = parse_sweep("[grid]\nhidden = [[8], [8, 8]]\nspeeds = [{ p1 = 2.0 }, {}]\n")
-    assert [(p.plan().hidden, dict(p.plan().speeds)) for p in sweep.points] == [
+    assert [(p.plan().hidden, p.plan().simulation.speeds) for p in sweep.points] == [
         ((8,), {"p1": 2.0}),
         ((8,), {}),
         ((8, 8), {"p1": 2.0}),
@@ -107,7 +108,7 @@ def test_lists_and_tables_can_be_varied() -> None:
         ("epochs = [1", "not TOML"),
         ("title = 3", "title is 3"),
         ("[grid]\nseed = [1]\nepochs = [1]\nbatch = [1]\nspeeds = [3]", "speeds is 3; expected a table"),
-        ("[[point]]\nalgorithm = { a = 1 }", "make no plan"),
+        ("[[point]]\nalgorithm = { a = 1 }", "algorithm is .*; expected str"),
         (f"[grid]\nseeds = 1001\nepochs = {list(range(1, 102))}", "101,101 points; at most 100,000"),
     ],
 )

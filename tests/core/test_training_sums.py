@@ -14,8 +14,9 @@ from torch import nn
 from securevfl import Plan, VerticalData, train
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.channels import HIDING, build_channel, build_sum
+from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.sums import REQUEST, SumParticipant, SumRequest
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.algorithms.vafl_server import VAFLServer
 from securevfl.errors import (
     BudgetExceeded,
@@ -25,11 +26,12 @@ from securevfl.errors import (
     ProtocolError,
     TrainingDiverged,
 )
-from securevfl.federation.engine import Engine
 from securevfl.federation.loop import run_virtual
-from securevfl.privacy.gate import Contribution
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.views import View
 from securevfl.protocols.ring import FixedPoint
 
@@ -50,7 +52,7 @@ def weights_of(run) -> np.ndarray:
 
 
 def plan_of(**changes) -> Plan:
-    return Plan(**{"epochs": 2, "batch": 30, "wait_for": 2, **changes})
+    return Plan.from_flat({"epochs": 2, "batch": 30, **changes})
 
 
 # -- the totals are right ---------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def test_synchronous_sums_equal_centralised_training(tiny: VerticalData) -> None
 @pytest.mark.parametrize("protocol", SUMS)
 def test_wire_form_changes_nothing(protocol: str, tiny: VerticalData) -> None:
     plan = plan_of(epochs=1, protocol=protocol, latency=0.25)
-    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(wire=True))
+    direct, wired = train(tiny, plan), train(tiny, plan.with_changes(settings={"wire": True}))
     if protocol == "ckks":  # its error is fresh in every run, of size 1e-9
         np.testing.assert_allclose(weights_of(direct), weights_of(wired), atol=1e-6)
         return
@@ -271,9 +273,9 @@ def test_the_noise_is_really_there(protocol: str, collusion: int, shares: float)
     )
     resolved, scaled = resolve(plan, data)
     encoders = {name: Silent(width) for name, width in zip(scaled.parties, scaled.widths, strict=True)}
-    engine = Engine(resolved, scaled, encoders=encoders)
-    engine.run()
-    noise = engine.server.others.numpy().ravel()
+    carrier = VirtualCarrier(resolved, scaled, encoders=encoders)
+    drive(Schedule(carrier).train())
+    noise = carrier.server.others.numpy().ravel()
     # The standard deviation of n Gaussians has standard error std / sqrt(2n); 6 of them: 2e-9.
     expected = 2.0 * np.sqrt(shares)
     assert abs(noise.std() - expected) < 6 * expected / np.sqrt(2 * noise.size)
@@ -288,11 +290,13 @@ def test_colluders_cannot_subtract_the_honest_noise(tiny: VerticalData) -> None:
             with pytest.raises(PlanError, match="at most 2 colluders"):
                 resolve(plan, tiny)
             continue
-        engine = Engine(*resolve(plan, tiny))
-        channel = build_channel(engine.setup, "server")
-        gates = [engine.setup.gates[name] for name in ("p0", "p1", "p2", "p3")]
+        carrier = VirtualCarrier(*resolve(plan, tiny))
+        channel = build_channel(carrier.home.setup, "server")
+        gates = [carrier.sites[name].gate for name in ("p0", "p1", "p2", "p3")]
         ring = channel.protocol.fixed_point
-        shares = np.stack([ring.decode(channel.empty(gate, (20_000,))) for gate in gates])
+        shares = np.stack(
+            [ring.decode(gate.abstain((20_000,), noise=channel.noise).values) for gate in gates]
+        )
         honest = shares[collusion:].sum(axis=0)
         assert abs(honest.std() - 1.5) < 6 * 1.5 / np.sqrt(2 * honest.size)
 
@@ -383,12 +387,13 @@ class Federation:
     """Participants of one channel on a virtual network, driven by hand."""
 
     def __init__(self, data: VerticalData, protocol: str) -> None:
-        self.engine = Engine(*resolve(plan_of(protocol=protocol), data))
-        setup = self.engine.setup
+        self.carrier = VirtualCarrier(*resolve(plan_of(protocol=protocol), data))
         self.parties = data.parties
-        self.channel = build_channel(setup, "server")
+        self.channel = build_channel(self.carrier.home.setup, "server")
         self.sums = {
-            address: SumParticipant(setup, address, [self.channel]) for address in ("server", *data.parties)
+            address: SumParticipant(site.setup, address, [self.channel])
+            for site in self.carrier.sites.values()
+            for address in site.roles
         }
 
     def run(self, body) -> object:
@@ -400,15 +405,17 @@ class Federation:
 
         return run_virtual(everything())[0]
 
+    def let_in(self, party: str, vectors: torch.Tensor, rows: np.ndarray) -> Contribution | Inside:
+        gate = self.sums[party].gate
+        return self.channel.protect(gate, vectors, party=party, rows=rows, kind="test")
+
     async def join(self, party: str, value: float) -> None:
         """Waits for the announcement and joins with a constant."""
         sums = self.sums[party]
         message = await sums.receive()
-        request = SumRequest.read(message)
-        values = np.full((len(request.rows), sums.width), value)
-        at_home = party == "p0"
-        head = None if at_home else sums.gate.ledger.head
-        await sums.join(request, Contribution(values=values, source=torch.zeros(0), head=head))
+        request = read_request(message)
+        vectors = torch.full((len(request.rows), sums.width), value)
+        await sums.join(request, self.let_in(party, vectors, request.rows))
         while True:
             await sums.receive()
 
@@ -461,8 +468,7 @@ def test_a_round_is_never_joined_twice(tiny: VerticalData) -> None:
 
     async def body() -> None:
         sums = net.sums["p1"]
-        head = sums.gate.ledger.head
-        part = Contribution(values=np.zeros((2, 1)), source=torch.zeros(0), head=head)
+        part = net.let_in("p1", torch.zeros(2, 1), request.rows)
         await sums.join(request, part)
         await sums.join(request, part)
 
@@ -476,7 +482,7 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
         "channel": "server", "from": 3, "to": 2, "round": 0, "attempt": 0, "tree": 1,
         "total": np.zeros((1, 1), np.uint64),
     }  # fmt: skip
-    message = Message(kind="tree.subtotal", sender="p3", receiver="p2", number=1, fields=good)
+    message = Packet(kind="tree.subtotal", sender="p3", receiver="p2", number=1, fields=good)
     bad = [
         (dataclasses.replace(message, sender="p1"), "does not play address 3"),
         (dataclasses.replace(message, fields={**good, "to": 1}), "does not play"),
@@ -484,46 +490,44 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
         (dataclasses.replace(message, fields={**good, "total": 3}), "total"),
         (
             dataclasses.replace(message, kind="sum-result", fields={"channel": "server", "round": 0}),
-            "no channel",
+            "without values",
         ),
         (
             dataclasses.replace(
                 message,
                 kind="sum-own",
-                fields={"channel": "server", "round": 0, "values": np.zeros(1), "entered": np.zeros(1)},
+                fields={
+                    "channel": "server",
+                    "round": 0,
+                    "values": np.zeros((1, 1)),
+                    "entered": np.zeros((1, 1)),
+                },
             ),
-            "no part of the organisation",
+            "stays inside one organisation",
         ),
     ]
     for forged, match in bad:
 
         async def body(forged=forged) -> None:
-            await net.sums["p2"]._absorb(forged)
+            net.carrier.network.links["p2"].deliver(forged)
+            await net.sums["p2"].receive()
 
         with pytest.raises(ProtocolError, match=match):
             net.run(body)
-    with pytest.raises(ProtocolError, match="only server does"):
-        SumRequest.read(Message(kind=REQUEST, sender="p2", receiver="p1", number=1, fields={}))
     with pytest.raises(ProtocolError, match="no sum for 'p9'"):
         net.sums["p2"].channel("p9")
     with pytest.raises(ProtocolError, match="p9"):
         net.channel.observers("p2", also=("p9",))
-    with pytest.raises(ProtocolError, match="without round or rows"):
-        SumRequest.read(
-            Message(
-                kind=REQUEST,
-                sender="server",
-                receiver="p1",
-                number=1,
-                fields={
-                    "channel": "server",
-                    "purpose": "x",
-                    "for": "p1",
-                    "round": True,
-                    "rows": np.arange(2),
-                },
-            )
-        )
+    good = {"channel": "server", "purpose": "x", "for": "p1", "round": 0, "rows": np.arange(2)}
+    link = net.carrier.network.links["p1"]
+    for sender, fields, match in (
+        ("p2", good, "p2 may not send 'sum-request'"),
+        ("server", good | {"round": True}, "'round' is not a public int"),
+        ("server", good | {"rows": np.array([1, 1])}, "'rows' is not a list of distinct record indices"),
+        ("server", {"channel": "server"}, "without for, purpose, round, rows"),
+    ):
+        with pytest.raises(ProtocolError, match=match):
+            link.deliver(Packet(kind=REQUEST, sender=sender, receiver="p1", number=1, fields=fields))
 
 
 class Interrupted(Exception):
@@ -560,12 +564,14 @@ def test_a_label_holder_that_asks_under_another_name_gets_nothing(
     changes: dict, word: str, tiny: VerticalData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It chooses the word that the party's ledger writes down; only those that stand for a cost are taken."""
-    ask, read = VAFLServer._ask, SumRequest.fields
+    ask, announce = VAFLServer._ask, SumParticipant.announce
 
     async def asking(self, party, rows, purpose):
         return await ask(self, party, rows, word)
 
     monkeypatch.setattr(VAFLServer, "_ask", asking)
-    monkeypatch.setattr(SumRequest, "fields", lambda self: read(self) | {"purpose": word})
+    monkeypatch.setattr(
+        SumParticipant, "announce", lambda self, rows, _, **options: announce(self, rows, word, **options)
+    )
     with pytest.raises(ProtocolError, match=f"for {word!r}, not for training"):
         train(tiny, plan_of(sigma=1.0, **changes))

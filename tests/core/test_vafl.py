@@ -12,7 +12,8 @@ import torch
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl_server import VAFLServer
-from securevfl.federation.engine import Engine
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.virtual import VirtualCarrier
 
 TINY = "synthetic:rows=240,features=12,informative=6"
 
@@ -89,13 +90,13 @@ def watched(data: VerticalData, **changes: Any) -> Watch:
     original = module.VAFLServer
     module.VAFLServer = Watch  # type: ignore[misc]
     try:
-        plan, scaled = resolve(Plan(**changes), data)
-        engine = Engine(plan, scaled)
-        engine.run()
-        engine.close()
+        plan, scaled = resolve(Plan.from_flat(changes), data)
+        carrier = VirtualCarrier(plan, scaled)
+        drive(Schedule(carrier).train())
+        carrier.close()
     finally:
         module.VAFLServer = original  # type: ignore[misc]
-    return engine.server  # type: ignore[return-value]
+    return carrier.server  # type: ignore[return-value]
 
 
 def test_delays_follow_equation_3(tiny: VerticalData) -> None:
@@ -127,15 +128,17 @@ def test_t_sync_waits_for_t_distinct_parties(tiny: VerticalData, t: int) -> None
 
 def test_stragglers_hold_up_only_synchronous_training(tiny: VerticalData) -> None:
     slow = {"p2": 0.1}
-    asynchronous = train(tiny, Plan(epochs=5, speeds=slow)).result["time"]["virtual"]
-    synchronous = train(tiny, Plan(algorithm="vafl-sync", epochs=5, speeds=slow)).result["time"]["virtual"]
+    asynchronous = train(tiny, Plan(epochs=5, settings={"speeds": slow})).result["time"]["virtual"]
+    synchronous = train(tiny, Plan(algorithm="vafl-sync", epochs=5, settings={"speeds": slow})).result[
+        "time"
+    ]["virtual"]
     assert asynchronous * 3 < synchronous
     assert synchronous == pytest.approx(5 * 3 * 10)  # 5 epochs of 3 steps at 10 units
 
 
 def test_a_straggler_slower_than_an_epoch_still_takes_part(tiny: VerticalData) -> None:
     """Its step goes on across epoch boundaries instead of starting anew."""
-    run = train(tiny, Plan(epochs=12, batch=64, speeds={"p2": 0.1}))
+    run = train(tiny, Plan(epochs=12, batch=64, settings={"speeds": {"p2": 0.1}}))
     assert (
         run.privacy["p2"]["releases"] > tiny.n_train + tiny.n_test
     )  # more than initial upload and evaluation
@@ -143,8 +146,8 @@ def test_a_straggler_slower_than_an_epoch_still_takes_part(tiny: VerticalData) -
 
 @pytest.mark.parametrize("wire", [False, True])
 def test_same_seed_same_metrics(tiny: VerticalData, wire: bool) -> None:
-    plan = Plan(epochs=3, delays="poisson", latency=0.3, delay_bound=20, evaluate_every=1)
-    first, second = train(tiny, plan), train(tiny, plan.with_changes(wire=wire))
+    plan = Plan(epochs=3, evaluate_every=1, settings={"delays": "poisson", "latency": 0.3, "delay_bound": 20})
+    first, second = train(tiny, plan), train(tiny, plan.with_changes(settings={"wire": wire}))
     assert first.metrics == second.metrics
     assert torch.equal(weights(first), weights(second))
     assert train(tiny, plan.with_changes(seed=1)).metrics != first.metrics
@@ -153,12 +156,9 @@ def test_same_seed_same_metrics(tiny: VerticalData, wire: bool) -> None:
 def test_vafl_reaches_the_centralised_model(cancer: VerticalData) -> None:
     plan = Plan(epochs=20, batch=32)
     central = train(cancer, plan.with_changes(algorithm="central")).test["auc"]
-    for changes in (
-        {"algorithm": "vafl"},
-        {"algorithm": "vafl-tsync", "wait_for": 2},
-        {"algorithm": "vafl-sync"},
-    ):
-        federated = train(cancer, plan.with_changes(delays="poisson", **changes)).test["auc"]
+    for algorithm in ("vafl", "vafl-tsync", "vafl-sync"):
+        slow = plan.with_changes(algorithm=algorithm, settings={"delays": "poisson", "wait_for": 2})
+        federated = train(cancer, slow).test["auc"]
         assert federated is not None and central is not None and federated >= central - 0.01
 
 
@@ -188,7 +188,7 @@ def test_ledger_matches_the_formula_of_its_mode(tiny: VerticalData, training: st
 def test_refreshes_are_counted(tiny: VerticalData) -> None:
     plan = Plan(epochs=2, batch=16, sigma=4.0)
     assert (
-        train(tiny, plan.with_changes(delay_bound=2)).privacy["p1"]["releases"]
+        train(tiny, plan.with_changes(settings={"delay_bound": 2})).privacy["p1"]["releases"]
         > train(tiny, plan).privacy["p1"]["releases"]
     )
 
@@ -197,7 +197,7 @@ def test_frozen_mode_sends_no_gradients(tiny: VerticalData) -> None:
     run = train(tiny, Plan(encoder_training="none", sigma=1.0, epochs=3))
     assert set(run.privacy) == {"p1", "p2"}
     assert run.result["labels"].startswith("not exposed")
-    before = Engine(*resolve(Plan(encoder_training="none", sigma=1.0), tiny)).setup.encoders
+    before = VirtualCarrier(*resolve(Plan(encoder_training="none", sigma=1.0), tiny)).encoders
     for party in ("p1", "p2"):
         for old, new in zip(before[party].parameters(), run.encoders[party].parameters(), strict=True):
             assert torch.equal(old, new)
@@ -207,7 +207,14 @@ def test_frozen_mode_sends_no_gradients(tiny: VerticalData) -> None:
 @pytest.mark.parametrize(("training", "epsilon"), [("raw", 200.0), ("dp", 4.0), ("none", 1.0)])
 @pytest.mark.parametrize("delays", ["constant", "poisson", "exponential"])
 def test_a_target_epsilon_is_kept(tiny: VerticalData, training: str, epsilon: float, delays: str) -> None:
-    plan = Plan(encoder_training=training, epsilon=epsilon, epochs=3, delays=delays, scaling="public", seed=5)
+    plan = Plan(
+        encoder_training=training,
+        epsilon=epsilon,
+        epochs=3,
+        scaling="public",
+        seed=5,
+        settings={"delays": delays},
+    )
     run = train(tiny, plan)
     assert run.stopped is None
     for owner in ("p1", "p2"):
@@ -218,11 +225,17 @@ def test_a_target_epsilon_is_kept(tiny: VerticalData, training: str, epsilon: fl
 def test_private_updates_are_ordinary_ones_but_for_clip_and_noise(tiny: VerticalData, model: str) -> None:
     """With a wide clip and next to no noise the per-record path gives the raw path's weights."""
     common = {"sigma": 1e-7, "clip": 1e4, "scaling": "public", "epochs": 4, "model": model, "hidden": (8,)}
-    raw = train(tiny, Plan(**common))
-    private = train(tiny, Plan(encoder_training="dp", gradient_sigma=1e-7, gradient_clip=1e4, **common))
+    raw = train(tiny, Plan.from_flat(common))
+    private = train(
+        tiny,
+        Plan.from_flat({"encoder_training": "dp", "gradient_sigma": 1e-7, "gradient_clip": 1e4, **common}),
+    )
     # Noise of 1e-7 on embeddings and gradients, rate 0.1, 12 steps, and float32 rounding.
     assert torch.allclose(weights(raw), weights(private), atol=1e-5)
-    clipped = train(tiny, Plan(encoder_training="dp", gradient_sigma=1e-7, gradient_clip=1e-3, **common))
+    clipped = train(
+        tiny,
+        Plan.from_flat({"encoder_training": "dp", "gradient_sigma": 1e-7, "gradient_clip": 1e-3, **common}),
+    )
     assert not torch.allclose(weights(raw), weights(clipped), atol=1e-3)
 
 
@@ -230,7 +243,7 @@ def test_private_updates_are_ordinary_ones_but_for_clip_and_noise(tiny: Vertical
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion-mnist", "fashion_mnist")])
 def test_images_with_seven_parties(data_folder: str, name: str, folder: str) -> None:
     data = VerticalData.load(name, parties=7, folder=f"{data_folder}/{folder}")
-    plan = Plan(epochs=5, batch=600, optimiser="momentum", learning_rate=0.05, delays="poisson")
+    plan = Plan(epochs=5, batch=600, optimiser="momentum", learning_rate=0.05, settings={"delays": "poisson"})
     central = train(data, plan.with_changes(algorithm="central")).test["accuracy"]
     federated = train(data, plan).test["accuracy"]
     assert federated is not None and central is not None and federated >= central - 0.01
@@ -254,8 +267,8 @@ def test_parties_computed_together_are_parties_computed_alone(
     from securevfl.algorithms.lockstep import Lockstep
 
     plan = Plan(algorithm="vafl-sync", epochs=3, batch=20, model=model, hidden=(8,), sigma=sigma, clip=0.5)
-    engine = Engine(*resolve(plan, tiny))
-    assert all(role.model.together is not None for role in engine.parties)  # type: ignore[attr-defined]
+    carrier = VirtualCarrier(*resolve(plan, tiny))
+    assert all(role.model.together is not None for role in carrier.roles[1:])  # type: ignore[attr-defined]
     together = train(tiny, plan)
     monkeypatch.setattr(Lockstep, "of", classmethod(lambda cls, models, plan: None))
     alone = train(tiny, plan)
@@ -266,13 +279,13 @@ def test_parties_computed_together_are_parties_computed_alone(
 
 def test_memory_and_own_rates_stay_with_the_parties(tiny: VerticalData) -> None:
     for changes in ({"optimiser": "adam"}, {"learning_rates": {"p1": 0.2}}, {"encoder_training": "none"}):
-        engine = Engine(*resolve(Plan(algorithm="vafl-sync", **changes), tiny))
-        assert all(role.model.together is None for role in engine.parties)  # type: ignore[attr-defined]
+        carrier = VirtualCarrier(*resolve(Plan.from_flat({"algorithm": "vafl-sync", **changes}), tiny))
+        assert all(role.model.together is None for role in carrier.roles[1:])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("delays", ["poisson", "exponential"])
 def test_synchronous_schedules_never_drift_apart(tiny: VerticalData, delays: str) -> None:
     """A party that is early at the end of an epoch has its upload put off; the batch comes again."""
-    plan = Plan(algorithm="vafl-sync", epochs=6, batch=50, delays=delays, latency=0.7)
+    plan = Plan(algorithm="vafl-sync", epochs=6, batch=50, settings={"delays": delays, "latency": 0.7})
     federated, central = train(tiny, plan), train(tiny, plan.with_changes(algorithm="central"))
     assert torch.allclose(weights(federated), weights(central), atol=1e-5, rtol=0)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from securevfl.errors import RunError
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.views import Receipts, View, ViewWriter, read_heads
 
 
-def message(number: int, head: Head | None = None) -> Message:
-    return Message(
+def message(number: int, head: Head | None = None) -> Packet:
+    return Packet(
         kind="embedding" if number % 2 else "gradient",
         sender="p1",
         receiver="server",

@@ -20,7 +20,16 @@ from securevfl.algorithms.delays import StepDelay, read_trace
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
 from securevfl.federation.loop import run_virtual
 from securevfl.federation.virtual import VirtualClock, VirtualNetwork
-from securevfl.privacy.messages import Head, Message, Stop
+from securevfl.privacy.messages import Head, Packet, Stop
+from securevfl.privacy.schemas import PARTY, Content, fact
+
+
+class Hello(Content, kind="test-hello", senders=(PARTY,)):
+    number: int | None = fact(int, default=None)
+
+
+class Question(Content, kind="test-question", senders=(PARTY,)):
+    pass
 
 
 def test_time_jumps_and_is_exact() -> None:
@@ -53,7 +62,7 @@ def test_latency_applies_between_organisations_only() -> None:
     async def main() -> list[tuple[str, float]]:
         arrived = []
         for target in ("b", "a2"):
-            await network.links["a"].send(target, "hello", {})
+            await network.links["a"].send(target, Hello())
         for target in ("a2", "b"):
             await network.links[target].receive()
             arrived.append((target, VirtualClock().now()))
@@ -69,7 +78,7 @@ def test_messages_arrive_in_the_order_of_sending() -> None:
 
     async def main() -> list[int]:
         for number in range(50):
-            await network.links["a"].send("c" if number % 3 else "b", "hello", {"number": number})
+            await network.links["a"].send("c" if number % 3 else "b", Hello(number=number))
         return [(await network.links["c"].receive())["number"] for _ in range(33)]
 
     assert run_virtual(main())[0] == [number for number in range(50) if number % 3]
@@ -80,7 +89,7 @@ def test_deadlock_names_who_waits() -> None:
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(network.links["a"].call("b", "question", {}))
+            group.create_task(network.links["a"].call("b", Question()))
             group.create_task(network.links["b"].receive()).add_done_callback(lambda _: None)
             group.create_task(network.links["a"].receive())
 
@@ -92,16 +101,16 @@ def test_foreign_and_repeated_answers_are_refused() -> None:
     network = VirtualNetwork({"a": "A", "b": "B", "c": "C"})
 
     async def main() -> None:
-        call = asyncio.create_task(network.links["a"].call("b", "question", {}))
+        call = asyncio.create_task(network.links["a"].call("b", Question()))
         message = await network.links["b"].receive()
         with pytest.raises(ProtocolError, match="did not make"):
-            await network.links["c"].reply(message, "answer", {})
-        await network.links["b"].reply(message, "answer", {})
+            await network.links["c"].reply(message, Hello())
+        await network.links["b"].reply(message, Hello())
         await call
         with pytest.raises(ProtocolError, match="did not make"):
-            await network.links["b"].reply(message, "answer", {})
+            await network.links["b"].reply(message, Hello())
         with pytest.raises(ProtocolError, match="unknown address"):
-            await network.links["a"].send("z", "hello", {})
+            await network.links["a"].send("z", Hello())
 
     run_virtual(main())
 
@@ -187,25 +196,25 @@ def test_messages_survive_the_wire(
     fields: dict, number: int, reply: int | None, head: Head | None, route: tuple[str, str]
 ) -> None:
     sender, receiver = route
-    message = Message(
+    message = Packet(
         kind="k", sender=sender, receiver=receiver, fields=fields, number=number, reply_to=reply, head=head
     )
     data = message.to_bytes()
-    assert Message.from_bytes(data) == message
+    assert Packet.from_bytes(data) == message
     assert message.size() == len(data)
 
 
 def _sample(**changes: Any) -> bytes:
     head = Head("p1", 7, "0f" * 32)
     fields = {"kind": "k", "sender": "p1", "receiver": "server", "reply_to": 3, "head": head} | changes
-    return Message(**fields).to_bytes()
+    return Packet(**fields).to_bytes()
 
 
 def test_every_truncation_of_a_message_is_refused() -> None:
     whole = _sample()
     for size in range(len(whole)):
         with pytest.raises(WireError):
-            Message.from_bytes(whole[:size])
+            Packet.from_bytes(whole[:size])
 
 
 @pytest.mark.parametrize(
@@ -227,7 +236,7 @@ def test_changed_envelopes_are_refused(place: int, value: int, says: str) -> Non
     raw = bytearray(_sample())
     raw[place] = value
     with pytest.raises(WireError, match=says):
-        Message.from_bytes(bytes(raw))
+        Packet.from_bytes(bytes(raw))
 
 
 @given(st.lists(st.tuples(st.integers(0, 150), st.integers(0, 255)), min_size=1, max_size=4))
@@ -236,7 +245,7 @@ def test_nothing_but_a_wire_error_comes_out_of_changed_messages(changes: list[tu
     for place, value in changes:
         raw[place % len(raw)] = value
     with contextlib.suppress(WireError):
-        Message.from_bytes(bytes(raw))
+        Packet.from_bytes(bytes(raw))
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,19 @@ with atheris.instrument_imports(
     include=["securevfl.protocols.wire", "securevfl.network", "securevfl.privacy.messages"]
 ):
     from securevfl.errors import WireError
-    from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
-    from securevfl.network.frames import Frame
-    from securevfl.network.greeting import read_greeting, reason_of
-    from securevfl.privacy.messages import Message
+    from securevfl.network.frames import (
+        OF_COORDINATOR,
+        OF_MEMBERS,
+        Frame,
+        read_control,
+        read_greeting,
+        reason_of,
+    )
+    from securevfl.privacy.messages import Packet
 
 READERS: tuple[Callable[[bytes], object], ...] = (
     Frame.from_bytes,
-    Message.from_bytes,
+    Packet.from_bytes,
     lambda data: read_control(data, OF_COORDINATOR),
     lambda data: read_control(data, OF_MEMBERS),
     lambda data: read_greeting(Frame.from_bytes(data)),

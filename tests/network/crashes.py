@@ -12,9 +12,9 @@ import numpy as np
 from federation import Federation
 from safetensors.numpy import load_file
 
-from securevfl.network.node import Node
+from securevfl.network.participant import Participant
 from securevfl.privacy.ledger import read_ledger, read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.views import read_heads
 
 
@@ -33,16 +33,16 @@ class Process:
 
     def start(self) -> asyncio.Task[dict[str, Any]]:
         first = self.name == self.federation.names[0]
-        build: Callable[..., Any] = self.federation.conductor if first else self.federation.member
+        build: Callable[..., Any] = self.federation.coordinator if first else self.federation.member
         self.node: Any = build(say=self.said.append) if first else build(self.name, say=self.said.append)
         self._count_releases(self.node)
         self.task = asyncio.create_task(self.node.run())
         return self.task
 
-    def _count_releases(self, node: Node) -> None:
+    def _count_releases(self, node: Participant) -> None:
         post = node.mesh.post
 
-        def counting(message: Message) -> None:
+        def counting(message: Packet) -> None:
             if message.head is not None:
                 self.left.add((message.head.owner, message.head.position))
             post(message)
@@ -95,7 +95,7 @@ class Process:
         posting, seen = self.node.mesh.post, Counter[str]()
         links = self.node.mesh
 
-        def post(message: Message) -> None:
+        def post(message: Packet) -> None:
             seen[self.node.part] += 1
             if self.node.part == part and seen[part] == posts:
                 self.crashed.set()

@@ -16,8 +16,8 @@ import numpy as np
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
-from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance, DataConfig, NetworkConfig, PartyConfig, ServerConfig
+from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity.certificates import create_authority, issue
 from securevfl.network.identity.identity import Identity, load_identity
 from securevfl.network.member import Member
@@ -117,13 +117,14 @@ class Federation:
                 address=f"127.0.0.1:{port}",
                 listen=f"127.0.0.1:{free_port()}" if direct else "",
                 accept=Acceptance(),
+                local=plan.local,
             )
             for name in self.names[1:]
         }
 
-    def conductor(self, **options: Any) -> Conductor:
+    def coordinator(self, **options: Any) -> Coordinator:
         """A new process of the coordinator."""
-        return _with_table(Conductor, self.server, self.tables[self.names[0]], **options)
+        return _with_table(Coordinator, self.server, self.tables[self.names[0]], **options)
 
     def member(self, name: str, **options: Any) -> Member:
         """A new process of another organisation."""
@@ -131,7 +132,7 @@ class Federation:
 
     async def run(self) -> dict[str, Any]:
         """Runs everybody to the end; organisation -> result."""
-        nodes = {self.names[0]: self.conductor()} | {name: self.member(name) for name in self.members}
+        nodes = {self.names[0]: self.coordinator()} | {name: self.member(name) for name in self.members}
         async with asyncio.timeout(120):
             results = await asyncio.gather(*(node.run() for node in nodes.values()))
         return dict(zip(nodes, results, strict=True))

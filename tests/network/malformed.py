@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS
-from securevfl.network.frames import Frame, Kind
+from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, Frame, Kind
 from securevfl.network.mesh import Mesh
-from securevfl.privacy.messages import Head, Message
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack
 
 _LENGTHS = {"phase": 16, "round": 8, "incarnation": 16, "public_key": 32}
@@ -84,19 +83,19 @@ def bad_data(random: Random, mesh: Mesh, peer: str) -> bytes:
     sender, receiver = random.choice(theirs), random.choice(sorted(mesh.links))
     fields = {f"f{i}": any_value(random) for i in range(random.randrange(4))}
     change = random.randrange(5)
-    message = Message(kind="x", sender=sender, receiver=receiver, number=1, fields=fields)
+    message = Packet(kind="x", sender=sender, receiver=receiver, number=1, fields=fields)
     if change == 0:
-        message = Message(
+        message = Packet(
             kind="x", sender=random.choice([*foreign, "nobody"]), receiver=receiver, fields=fields
         )
     elif change == 1:
         elsewhere = [address for address in mesh.hosts if address not in mesh.links]
-        message = Message(kind="x", sender=sender, receiver=random.choice([*elsewhere, ""]), fields=fields)
+        message = Packet(kind="x", sender=sender, receiver=random.choice([*elsewhere, ""]), fields=fields)
     elif change == 2:
-        message = Message(kind="x", sender=sender, receiver=receiver, reply_to=1 << 40, fields=fields)
+        message = Packet(kind="x", sender=sender, receiver=receiver, reply_to=1 << 40, fields=fields)
     elif change == 3:
         head = Head("somebody", 3, "0" * 64)
-        message = Message(kind="x", sender=sender, receiver=receiver, head=head, fields=fields)
+        message = Packet(kind="x", sender=sender, receiver=receiver, head=head, fields=fields)
     raw = message.to_bytes()
     if change == 4:
         raw = broken(random, raw, ENVELOPE)

@@ -18,7 +18,7 @@ from securevfl import train
 from securevfl.errors import NetworkError
 from securevfl.network.frames import Frame
 from securevfl.privacy.ledger import read_records
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.keys import PairKeys
 from securevfl.settings.plan import Plan
 
@@ -29,7 +29,7 @@ WAITING = "lab, shop away: sums need 3 parties (threshold); waiting"
 
 def plan(**changes: object) -> Plan:
     settings = {"algorithm": "vafl", "protocol": "pairwise", "threshold": 3, "epochs": 3, "batch": 8}
-    return Plan.from_mapping({**settings, **changes})
+    return Plan.from_flat({**settings, **changes})
 
 
 def federation(
@@ -57,7 +57,7 @@ def crash_with(process: Process, kind: str, count: int) -> None:
     """Dies in an epoch, in place of its count-th message of a kind."""
     posting, seen = process.node.mesh.post, Counter()
 
-    def post(message: Message) -> None:
+    def post(message: Packet) -> None:
         seen[message.kind] += process.node.part == "epoch"
         if message.kind == kind and seen[kind] == count and process.node.part == "epoch":
             process.crashed.set()
@@ -124,8 +124,8 @@ def test_training_goes_on_without_a_party_that_died(tmp_path, sealed, kind, coun
         await lose(found, "shop", kind, count)
         bank = found["bank"]
         await until(lambda: any("without it" in text for text in bank.said))
-        epoch = bank.node._epochs
-        await until(lambda: bank.node._epochs > epoch)
+        epoch = bank.node.epochs
+        await until(lambda: bank.node.epochs > epoch)
         found["shop"].start()
         return found, await finish(found)
 
@@ -180,7 +180,7 @@ def test_a_party_that_was_only_out_of_reach_sends_what_comes_too_late(tmp_path, 
         async with asyncio.timeout(30):
             await dark.wait()
         bank.mesh.control.put_nowait(("shop", "away", {}))
-        await until(lambda: bool(bank._away))
+        await until(lambda: bool(bank.away))
         await asyncio.sleep(0.1)
         lit.set()
         for peer, frame in held:
@@ -266,7 +266,7 @@ def test_two_of_six_may_be_away(tmp_path, sealed):
         async with asyncio.timeout(30):
             await found["mill"].crashed.wait()
         await found["mill"].crash()
-        await until(lambda: len(found["bank"].node._away) == 2)
+        await until(lambda: len(found["bank"].node.away) == 2)
         found["shop"].start()
         found["mill"].start()
         return found, await finish(found)
@@ -290,9 +290,9 @@ def test_one_comes_back_while_another_is_still_away(tmp_path, sealed):
         async with asyncio.timeout(30):
             await found["mill"].crashed.wait()
         await found["mill"].crash()
-        await until(lambda: found["bank"].node._away == {"shop", "mill"})
+        await until(lambda: found["bank"].node.away == {"shop", "mill"})
         found["shop"].start()
-        await until(lambda: found["bank"].node._away == {"mill"})
+        await until(lambda: found["bank"].node.away == {"mill"})
         await until(lambda: found["shop"].node.part == "epoch")
         found["mill"].start()
         return found, await finish(found)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securevfl.network.frames import Frame, Kind
-from securevfl.network.greeting import Greeting, refusal
-from securevfl.privacy.messages import Head, Message
+from securevfl.network.frames import Frame, Greeting, Kind, refusal
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.wire import pack
 
 RUNS = 100_000
@@ -24,7 +23,7 @@ def seeds() -> list[bytes]:
     fields = {"a": np.ones((2, 3)), "b": [1, 2], "c": ["x", "y"], "d": None, "e": True, "f": 1.5, "g": b"raw"}
     hello = Greeting(sender="clinic", receiver="bank", run="r", incarnation=bytes(16), known=b"", received=0)
     return [
-        Message(kind="x", sender="clinic", receiver="server", fields=fields, head=head).to_bytes(),
+        Packet(kind="x", sender="clinic", receiver="server", fields=fields, head=head).to_bytes(),
         pack("done", {"phase": bytes(16)}),
         pack("begin", {"phase": bytes(16), "part": "epoch", "epoch": 1, "restore": -2}),
         pack("aborted", {"phase": bytes(16), "checkpoints": [1, 2]}),

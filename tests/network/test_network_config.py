@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from securevfl.cli import app
+from securevfl.data.share import Outline
 from securevfl.errors import InputError
+from securevfl.network.agreement import Proposal
 from securevfl.network.config import Acceptance, read_party_config, read_server_config
 from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
 SERVER = """
@@ -85,13 +89,13 @@ def test_algorithms_bring_their_defaults(folder):
         (('certificates = "bank"', 'certificates = "nowhere"'), "must hold one organisation's key"),
         (("[data]", "[network]\npatience = true\n[data]"), "patience is True; expected float"),
         (("[data]", 'align = "maybe"\n[data]'), "align is 'maybe'"),
-        (("[data]", "[data"), "is no TOML"),
+        (("[data]", "[data"), "is not TOML"),
         (('run = "credit"', 'run = ""'), "1 to 200 printable characters"),
         (('run = "credit"', f'run = "{"x" * 5000}"'), "1 to 200 printable characters"),
         (('run = "credit"', 'run = "a\\nb"'), "1 to 200 printable characters"),
         (('folder = "run"', 'folder = "a\\u0000b"'), "without a null character"),
         (('parties = ["clinic"]', 'parties = ["server"]'), "may be called 'server'"),
-        (('parties = ["clinic"]', "parties = [5]"), "parties is .5.; expected list"),
+        (('parties = ["clinic"]', "parties = [5]"), "parties is .5.; expected a list"),
         (('parties = ["clinic"]', 'parties = ["../x"]'), "cannot be an organisation's name"),
         (("127.0.0.1:0", "127.0.0.1:²"), "is no address"),
         (("127.0.0.1:0", "http://bank:8750"), "is no address"),
@@ -103,9 +107,9 @@ def test_algorithms_bring_their_defaults(folder):
         (("[data]", "[network]\npatience = nan\n[data]"), "patience is nan"),
         (("[data]", "[network]\nphase_timeout = -1\n[data]"), "phase_timeout is -1"),
         (('file = "bank.csv"', 'plan = "plan.toml"'), "unknown key 'plan' in .data."),
-        (('file = "bank.csv"', "bounds = {a = 5}"), "bounds is .*; expected dict"),
-        (('file = "bank.csv"', "one_hot = {a = 5}"), "one_hot is .*; expected dict"),
-        (('file = "bank.csv"', "leave_out = [5]"), "leave_out is .5.; expected list"),
+        (('file = "bank.csv"', "bounds = {a = 5}"), "bounds is .*; expected a table"),
+        (('file = "bank.csv"', "one_hot = {a = 5}"), "one_hot is .*; expected a table"),
+        (('file = "bank.csv"', "leave_out = [5]"), "leave_out is .5.; expected a list"),
     ],
 )
 def test_bad_server_files(folder, change, message):
@@ -157,6 +161,58 @@ def test_a_port_that_is_taken_is_named_with_the_reason(folder):
         text = SERVER.replace("127.0.0.1:0", address).replace('"run"', '"taken"')
         result = CliRunner().invoke(app, ["serve", "--config", str(written(folder, text))])
     assert f"cannot listen at {address} (Address already in use)" in str(result.exception)
+
+
+OUTLINE = Outline(
+    parties=("bank", "clinic"),
+    widths=(1, 1),
+    bounds=(None, None),
+    label_holder="bank",
+    task="binary",
+    classes=2,
+    n_train=3,
+    n_test=1,
+    test_fraction=0.2,
+    split_seed=0,
+)
+
+
+def test_local_settings_are_each_organisations_own(folder):
+    own = '[local]\ndevice = "auto"\nrecord_views = true\ndelay_trace = "steps.json"\n'
+    party = read_party_config(written(folder, PARTY + own))
+    assert party.local == LocalSettings(device="auto", record_views=True, delay_trace="steps.json")
+    with pytest.raises(InputError, match=r"'recordviews'.*did you mean 'record_views'"):
+        read_party_config(written(folder, PARTY + "[local]\nrecordviews = true\n"))
+    server = read_server_config(written(folder, SERVER + "record_views = true\n"))
+    assert server.plan.local == LocalSettings(record_views=True)
+    sent = proposal(server.plan).to_json()
+    assert "record_views" not in sent and "device" not in sent
+    assert Proposal.from_json(sent, party.local).plan.local == party.local
+    assert read_party_config(written(folder, PARTY)).local == LocalSettings()
+
+
+def proposal(plan: Plan) -> Proposal:
+    return Proposal(run="credit", plan=plan, outline=OUTLINE, organisations=("bank", "clinic"), ids="")
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "value"),
+    [
+        ("device", "", "cuda"),
+        ("record_views", "", True),
+        ("delay_trace", "simulation", "/etc/passwd"),
+        ("data_folder", "data", "/etc"),
+    ],
+)
+def test_nothing_local_is_taken_from_a_proposal(name, table, value):
+    content = json.loads(proposal(Plan()).to_json())
+    line = f"{name} = {json.dumps(value)}\n"
+    if table:
+        content["plan"] = content["plan"].split("[simulation]")[0] + f"[{table}]\n{line}"
+    else:
+        content["plan"] = line + content["plan"]
+    with pytest.raises(InputError, match=f"names {name}, which every organisation decides for itself"):
+        Proposal.from_json(json.dumps(content), LocalSettings())
 
 
 def test_acceptance_objects():

@@ -21,12 +21,10 @@ from hypothesis import strategies as st
 from malformed import any_value, bad_frame
 
 from securevfl.errors import InputError, NetworkError, ProtocolError, SecureVFLError, WireError
-from securevfl.network.controls import OF_COORDINATOR, OF_MEMBERS, read_control
-from securevfl.network.frames import Frame, Kind
-from securevfl.network.greeting import read_greeting
-from securevfl.network.node import understanding
+from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, Frame, Kind, read_control, read_greeting
+from securevfl.network.participant import understanding
 from securevfl.network.session import Session
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.wire import pack
 from securevfl.settings.plan import Plan
 
@@ -35,13 +33,13 @@ PLAN = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=2, batch=16, seed
 
 def state(node: Any) -> tuple[Any, ...]:
     """All that a message could change at an endpoint."""
-    mesh, seat = node.mesh, node.seat
+    mesh, site = node.mesh, node.site
     sessions = {name: (each.received, each._sent, each.waiting) for name, each in mesh.sessions.items()}
     ciphers = {name: (each._sealed, each._opened) for name, each in mesh._ciphers.items()}
     links = {address: (link.backlog, len(link._inbox), link.number) for address, link in mesh.links.items()}
-    ledger = None if seat is None else seat.organisation.gate.ledger.head
-    spent = None if seat is None else seat.spent()
-    receipts = None if seat is None else dict(seat.organisation.receipts.heads)
+    ledger = None if site is None else site.gate.ledger.head
+    spent = None if site is None else site.spent()
+    receipts = None if site is None else dict(site.receipts.heads)
     counts = mesh.control.qsize(), len(mesh._early), mesh._early_bytes, mesh.messages, mesh.bytes
     return sessions, ciphers, links, ledger, spent, receipts, counts, mesh._phase, node.part, node.epoch
 
@@ -79,7 +77,7 @@ def fuzzed(folder: Path, seed: int, count: int) -> None:
     def arm(process: Process, peers: list[str]) -> None:
         posting, posts = process.node.mesh.post, 0
 
-        def post(message: Message) -> None:
+        def post(message: Packet) -> None:
             nonlocal posts, thrown
             posts += 1
             if process.node.part == "epoch" and posts in (8, 9, 10, 11):
@@ -206,7 +204,7 @@ def test_a_party_understands_or_refuses_what_the_coordinator_says(idle, kind, da
     try:
         asyncio.run(handle())
     except SecureVFLError:
-        assert member.seat is None
+        assert member.site is None
         assert member.agreement is None
         assert not member.mesh.introductions
 
@@ -214,8 +212,8 @@ def test_a_party_understands_or_refuses_what_the_coordinator_says(idle, kind, da
 @settings(max_examples=100)
 @given(facts=TEXTS, aligned=TEXTS, checkpoints=VALUES[list])
 def test_the_coordinator_understands_or_refuses_how_a_party_joins(idle, facts, aligned, checkpoints):
-    conductor, member = idle.conductor(), idle.member("clinic")
-    session = conductor.mesh.sessions["clinic"]
+    coordinator, member = idle.coordinator(), idle.member("clinic")
+    session = coordinator.mesh.sessions["clinic"]
     session.attach(member.mesh.incarnation, 0)
     fields = {
         **member.mesh.introducer.introduction.fields(),
@@ -226,8 +224,8 @@ def test_the_coordinator_understands_or_refuses_how_a_party_joins(idle, facts, a
     }
     read_control(pack("join", fields), OF_MEMBERS)
     with pytest.raises(InputError):
-        conductor._check_event("clinic", "join", fields)
-    assert not conductor.joined
+        coordinator.check_event("clinic", "join", fields)
+    assert not coordinator.joined
 
 
 @given(st.binary(max_size=60), st.integers(0, 1 << 32))

@@ -54,12 +54,12 @@ class Company:
         issue(create_authority(folder / "ca", name="test"), self.names, out=folder)
         address = f"127.0.0.1:{free_port()}"
         for name in self.names:
-            self._write_config(name, address)
+            self._write_config(name, address, plan.record_views)
             if name in self.tables:
                 write_table(folder / name / "table.csv", self.tables[name])
         (folder / "bank" / "plan.toml").write_text(plan.to_toml())
 
-    def _write_config(self, name: str, address: str) -> None:
+    def _write_config(self, name: str, address: str, views: bool) -> None:
         lines = ['run = "kill"', 'certificates = "."', 'folder = "run"']
         if name == "bank":
             lines += [f'listen = "{address}"', 'parties = ["clinic", "shop"]', 'plan = "plan.toml"']
@@ -67,6 +67,7 @@ class Company:
         else:
             lines += ['coordinator = "bank"', f'address = "{address}"']
         lines += ["[network]", "patience = 120"] + ([] if name == "bank" else ["[accept]"])
+        lines += [] if name == "bank" else ["[local]", f"record_views = {str(views).lower()}"]
         if name in self.tables:
             lines += ["[data]", 'file = "table.csv"'] + (['label_column = "y"'] if name == "bank" else [])
             lines += ["[data.bounds]", *(f"x{i} = [-1.0, 1.0]" for i in range(3))]
@@ -204,9 +205,8 @@ def compare(company: Company, plan: Plan, results: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_kills_at_random_moments(tmp_path, case, seed):
     algorithm, changes = CASES[case]
-    defaults = find_algorithm(algorithm).defaults
     settings = {"algorithm": algorithm, "epochs": 4, "batch": 16, "seed": 5, **changes}
-    plan = Plan.from_mapping({**defaults, **settings})
+    plan = Plan.from_flat({**settings})
     company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
     for name in company.names:
         company.start(name)
@@ -233,7 +233,6 @@ def test_kills_at_random_moments(tmp_path, case, seed):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_kill_in_every_phase_of_every_protocol(tmp_path, protocol, victim):
     algorithm, changes = PROTOCOLS[protocol]
-    defaults = find_algorithm(algorithm).defaults
     settings = {
         "algorithm": algorithm,
         "epochs": 3,
@@ -242,7 +241,7 @@ def test_a_kill_in_every_phase_of_every_protocol(tmp_path, protocol, victim):
         "record_views": True,
         "evaluate_every": 1,
     }
-    plan = Plan.from_mapping({**defaults, **settings, **changes})
+    plan = Plan.from_flat({**settings, **changes})
     company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
     for name in company.names:
         company.start(name)

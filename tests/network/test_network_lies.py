@@ -17,7 +17,7 @@ from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.mesh import Mesh
 from securevfl.network.relay import Introducer
 from securevfl.network.session import new_incarnation
-from securevfl.privacy.messages import Message
+from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.keys import SIGNATURE_BYTES, X25519_BYTES, PartyKeys, key_statement
 from securevfl.protocols.sums.pairwise import Confirmation, PairwiseMaskSum, Survivors
@@ -72,7 +72,7 @@ def watched(process: Process) -> Counter:
     """How many messages of each kind an organisation has sent."""
     posting, sent = process.node.mesh.post, Counter()
 
-    def post(message: Message) -> None:
+    def post(message: Packet) -> None:
         sent[message.kind] += 1
         posting(message)
 
@@ -82,7 +82,7 @@ def watched(process: Process) -> Counter:
 
 def run(folder: Path, **changes: object) -> tuple[dict[str, Process], dict[str, object], dict[str, Counter]]:
     settings = {"algorithm": "vafl", "protocol": "pairwise", "epochs": 2, "batch": 8, **changes}
-    given = Federation(folder, Plan.from_mapping(settings), parties=PARTIES)
+    given = Federation(folder, Plan.from_flat(settings), parties=PARTIES)
 
     async def play():
         found = processes(given)

@@ -49,7 +49,6 @@ class Page:
 
     def __init__(self, folder: Path, address: str) -> None:
         text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", address)
-        text = text.replace("epochs = 6\n", 'epochs = 6\ndelays = "constant"\n')
         page = text[: text.index("## What happens")]
         blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
         tables, (server, party) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]

@@ -22,22 +22,21 @@ from test_network_page import PAGE, Page, start
 
 from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.algorithms import recommended
 from securevfl.cli import main
 from securevfl.data.share import OwnTable
 from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.seating import seat_encoder
+from securevfl.federation.site import checked_encoder
 from securevfl.federation.trained import Trained
 from securevfl.models import load_module
-from securevfl.network.agreement import commitment
+from securevfl.network.agreement import Request, commitments
+from securevfl.network.alignment import commitment
 from securevfl.network.config import Acceptance
+from securevfl.network.coordinator import Coordinator
 from securevfl.network.gather import gather
 from securevfl.network.identity.certificates import create_authority, issue
-from securevfl.network.predicting import read_new_records
-from securevfl.network.predicting_agreement import Request, commitments
-from securevfl.network.predicting_conductor import PredictingConductor
-from securevfl.network.predicting_member import PredictingMember
+from securevfl.network.member import Member
+from securevfl.network.prediction import Predicting
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import View, read_heads
 from securevfl.protocols import FixedPoint
@@ -90,22 +89,21 @@ class Prediction:
             mine = ids[name] if isinstance(ids, Mapping) else ids
             self.files[name] = write_table(federation.folder / f"new-{name}.csv", mine, block)
 
-    def conductor(self) -> PredictingConductor:
-        config, name = self.federation.server, self.federation.names[0]
-        new = read_new_records(config, self.files[name])
-        return PredictingConductor(config, new=new, out=self.out, say=self._listener(name))
+    def coordinator(self) -> Any:
+        name = self.federation.names[0]
+        purpose = Predicting(self.files[name], self.out)
+        return Coordinator(self.federation.server, purpose, say=self._listener(name))
 
-    def member(self, name: str, **options: Any) -> PredictingMember:
-        config = self.federation.members[name]
-        new = read_new_records(config, self.files.get(name, Path("-")))
-        return PredictingMember(config, new=new, say=self._listener(name), **options)
+    def member(self, name: str, **options: Any) -> Any:
+        purpose = Predicting(self.files.get(name, Path("-")))
+        return Member(self.federation.members[name], purpose, say=self._listener(name), **options)
 
     def _listener(self, name: str) -> Any:
         return self.said.setdefault(name, []).append
 
     def nodes(self) -> dict[str, Any]:
         members = {name: self.member(name) for name in self.federation.members}
-        return {self.federation.names[0]: self.conductor()} | members
+        return {self.federation.names[0]: self.coordinator()} | members
 
     def run(self, **given: Any) -> dict[str, Any]:
         """Runs everybody, or what is given instead; organisation -> result or error."""
@@ -256,7 +254,7 @@ def test_scores_are_in_the_units_of_the_labels(tmp_path, task):
 
 
 def test_a_sealed_model_with_its_dealer(tmp_path):
-    plan = recommended("sealed", epochs=4, scaling="none", epsilon=8.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=8.0)
     federation = trained(tmp_path, plan, helpers=("dealer",))
     blocks, ids = new_rows(federation.names[:3]), strangers()
     prediction = Prediction(federation, blocks, ids)
@@ -280,23 +278,25 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
 def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):
     """It confirms a commitment to the IDs. Of one person, trying all IDs there may be would be quick."""
     federation = trained(
-        tmp_path, recommended("sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
+        tmp_path, Plan(algorithm="sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
     )
     ids = strangers(1, first=4)
     prediction = Prediction(federation, new_rows(federation.names[:3], 1), ids)
     dealer, clinic = prediction.member("dealer"), prediction.member("clinic")
     fine(prediction.run(dealer=dealer, clinic=clinic))
-    known = dealer.prediction.request
-    assert known == clinic.prediction.request
+    known = dealer.agreement.proposal
+    assert known == clinic.agreement.proposal
     for salt in (b"", bytes(32)):
         for place in (dealer.session, f"{dealer.session} {salt.hex()}"):
             assert known.ids not in [commitment(place, [each]) for each in strangers(100)]
-    assert known.ids in [commitments(dealer.session, clinic._salt, [each], [0])[0] for each in strangers(100)]
-    assert dealer._salt == b""
+    assert known.ids in [
+        commitments(dealer.session, clinic.purpose.salt, [each], [0])[0] for each in strangers(100)
+    ]
+    assert dealer.purpose.salt == b""
 
 
 def test_a_sealed_model_refuses_records_that_it_was_trained_on(tmp_path):
-    plan = recommended("sealed", epochs=4, scaling="none", epsilon=8.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=8.0)
     federation = trained(tmp_path, plan, helpers=("dealer",))
     kept = Trained.load_share(RunFolder(tmp_path / "bank"), "bank").numbers
     ids = [*strangers(COUNT - 1), next(each for each, number in kept.items() if number == 3)]
@@ -394,7 +394,7 @@ def test_everybody_is_shown_what_is_asked_and_may_refuse(tmp_path):
     agreed = [
         json.loads((tmp_path / name / "agreement.json").read_text())["digest"] for name in federation.names
     ]
-    assert len(set(agreed)) == 1 and shown[0].digest != agreed[0] == shown[0].request.trained
+    assert len(set(agreed)) == 1 and shown[0].digest != agreed[0] == shown[0].proposal.trained
 
 
 @pytest.mark.parametrize(
@@ -450,11 +450,11 @@ def test_no_common_record(tmp_path, align):
 def test_a_run_that_has_not_finished(tmp_path):
     federation = Federation(tmp_path, PLAN)
     with pytest.raises(RunError, match="holds no run over a network; train first"):
-        read_new_records(federation.server, tmp_path / "none.csv")
+        Predicting(tmp_path / "none.csv").read_table(federation.server)
     asyncio.run(federation.run())
     (tmp_path / "clinic" / "result.json").unlink()
     with pytest.raises(RunError, match="has not finished; finish the training first"):
-        read_new_records(federation.members["clinic"], tmp_path / "none.csv")
+        Predicting(tmp_path / "none.csv").read_table(federation.members["clinic"])
 
 
 def test_a_table_that_does_not_fit(tmp_path):
@@ -468,7 +468,7 @@ def test_a_table_that_does_not_fit(tmp_path):
     ):
         file.write_text(text)
         with pytest.raises(DataError, match=reason):
-            read_new_records(config, file)
+            Predicting(file).read_table(config)
 
 
 def test_coded_columns_are_those_of_training(tmp_path):
@@ -494,11 +494,11 @@ def test_scores_that_would_overwrite_something(tmp_path):
     prediction = Prediction(federation, new_rows(federation.names), strangers())
     prediction.out.write_text("precious")
     with pytest.raises(InputError, match="exists already"):
-        asyncio.run(prediction.conductor().run())
+        asyncio.run(prediction.coordinator().run())
     assert prediction.out.read_text() == "precious"
     prediction.out = tmp_path / "nowhere" / "scores.csv"
     with pytest.raises(InputError, match="cannot be written"):
-        asyncio.run(prediction.conductor().run())
+        asyncio.run(prediction.coordinator().run())
 
 
 def test_one_process_at_a_time_writes_a_ledger(tmp_path):
@@ -528,12 +528,12 @@ def test_training_and_predicting_do_not_mix(tmp_path):
             await asyncio.gather(waiting, return_exceptions=True)
 
     shop, heard = prediction.member("shop"), []
-    (found,) = asyncio.run(meet(federation.conductor(say=heard.append), shop))
+    (found,) = asyncio.run(meet(federation.coordinator(say=heard.append), shop))
     assert any("shop was refused: 'test' is trained here" in line for line in heard)
     assert isinstance(found, NetworkError)
     assert "'test' is trained here, shop wants to predict" in str(found)
     federation.server = replace(federation.server, folder=tmp_path / "bank")
-    (found,) = asyncio.run(meet(prediction.conductor(), federation.member("clinic")))
+    (found,) = asyncio.run(meet(prediction.coordinator(), federation.member("clinic")))
     assert isinstance(found, NetworkError)
     assert "predicts here, clinic wants to train" in str(found)
 
@@ -554,10 +554,10 @@ def test_a_party_dies_while_predicting_and_all_start_again(tmp_path):
             dead.set()
             await asyncio.Event().wait()
 
-        clinic.run_part = never
+        clinic.work = never
         tasks = [
             asyncio.create_task(node.run())
-            for node in (prediction.conductor(), clinic, prediction.member("shop"))
+            for node in (prediction.coordinator(), clinic, prediction.member("shop"))
         ]
         async with asyncio.timeout(30):
             await dead.wait()
@@ -588,9 +588,9 @@ def test_a_party_that_starts_anew_does_not_pay_again_by_itself(tmp_path):
             dead.set()
             await asyncio.Event().wait()
 
-        clinic.run_part = never
+        clinic.work = never
         others = [
-            asyncio.create_task(node.run()) for node in (prediction.conductor(), prediction.member("shop"))
+            asyncio.create_task(node.run()) for node in (prediction.coordinator(), prediction.member("shop"))
         ]
         first = asyncio.create_task(clinic.run())
         async with asyncio.timeout(30):
@@ -613,7 +613,7 @@ def test_a_party_that_dies_before_anything_left_may_come_back(tmp_path):
     async def attempt() -> list[Any]:
         clinic, dead = prediction.member("clinic"), asyncio.Event()
         clinic.mesh.tell = silence_after("confirmed", clinic.mesh.tell, dead)
-        nodes = prediction.conductor(), prediction.member("shop")
+        nodes = prediction.coordinator(), prediction.member("shop")
         others = [asyncio.create_task(node.run()) for node in nodes]
         first = asyncio.create_task(clinic.run())
         async with asyncio.timeout(30):
@@ -644,31 +644,31 @@ def test_the_coordinator_dies_while_predicting(tmp_path):
     prediction = Prediction(federation, new_rows(federation.names), strangers())
 
     async def attempt() -> list[Any]:
-        bank, dead = prediction.conductor(), asyncio.Event()
-        sit = bank.sit
+        bank, dead = prediction.coordinator(), asyncio.Event()
+        build = bank.purpose.build
 
         def never_ending(*given: Any) -> Any:
-            seat = sit(*given)
+            site = build(*given)
 
             async def fused(rows: Any) -> None:
-                await asyncio.gather(*(seat.server._ask(party, rows) for party in seat.server.parties))
+                await asyncio.gather(*(site.server._ask(party, rows) for party in site.server.parties))
                 dead.set()
                 await asyncio.Event().wait()
 
-            seat.server._fused = fused
-            return seat
+            site.server._fused = fused
+            return site
 
         async def nothing(*_: Any, **__: Any) -> None:
             pass  # a process that is killed says no goodbye
 
-        bank.sit, bank._stop = never_ending, nothing
+        bank.purpose.build, bank._stop = never_ending, nothing
         members = [asyncio.create_task(prediction.member(name).run()) for name in ("clinic", "shop")]
         first = asyncio.create_task(bank.run())
         async with asyncio.timeout(30):
             await dead.wait()
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-            second = asyncio.create_task(prediction.conductor().run())
+            second = asyncio.create_task(prediction.coordinator().run())
             found = await asyncio.gather(*members, return_exceptions=True)
             second.cancel()
             await asyncio.gather(second, return_exceptions=True)
@@ -696,36 +696,39 @@ def test_a_coordinator_cannot_give_a_known_person_a_fresh_number(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["plain", "two-tree"])
-def test_a_coordinator_gets_each_embedding_once(tmp_path, protocol):
+def test_a_coordinator_gets_each_embedding_once(tmp_path, protocol, monkeypatch):
     """Noise averages out over repetitions; one confirmation is for one release of each record."""
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, protocol=protocol))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
-    bank = prediction.conductor()
-    sit = bank.sit
+    bank = prediction.coordinator()
+    build = bank.purpose.build
 
     def greedy(*given: Any) -> Any:
-        seat = sit(*given)
-        seat.server.numbers = np.concatenate([seat.server.numbers] * 2)
-        return seat
+        site = build(*given)
+        # One request after the other: links refuse a request that names a record twice.
+        monkeypatch.setattr("securevfl.algorithms.prediction.CHUNK", len(site.server.numbers))
+        site.server.numbers = np.concatenate([site.server.numbers] * 2)
+        return site
 
-    bank.sit = greedy
+    bank.purpose.build = greedy
     results = prediction.run(bank=bank)
     assert "was asked for a record twice" in str(results["bank"])
-    assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
+    assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
 
 
 def test_a_coordinator_cannot_begin_twice(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
-    bank = prediction.conductor()
-    phase = bank._phase
+    bank = prediction.coordinator()
+    phase = bank.phase
 
-    async def twice(seat: Any, part: str, epoch: int) -> None:
-        await phase(seat, part, epoch)
-        seat.roles["bank"].asked[:] = False  # a coordinator that cheats does not refuse itself
-        await phase(seat, part, epoch)
+    async def twice(part: str, epoch: int) -> None:
+        await phase(part, epoch)
+        bank.site.roles["bank"].asked[:] = False  # a coordinator that cheats does not refuse itself
+        bank.purpose.begin = lambda epoch, restore: None
+        await phase(part, epoch)
 
-    bank._phase = twice
+    bank.phase = twice
     results = prediction.run(bank=bank)
     assert "begins a prediction again that was confirmed once" in str(results["bank"])
     assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
@@ -734,12 +737,12 @@ def test_a_coordinator_cannot_begin_twice(tmp_path):
 def test_a_request_of_another_process_does_not_pass(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
-    bank = prediction.conductor()
+    bank = prediction.coordinator()
     propose = bank._propose
 
     async def replaying(who: Any, proposal: str, digest: str) -> None:
         old = replace(Request.from_json(proposal), token="0" * 32)
-        await propose(who, old.to_json(), old.understood(bank.plan, label_holder="bank").digest)
+        await propose(who, old.to_json(), old.understood(bank.purpose.plan, label_holder="bank").digest)
 
     bank._propose = replaying
     results = prediction.run(bank=bank)
@@ -750,7 +753,7 @@ def test_a_request_of_another_process_does_not_pass(tmp_path):
 def test_other_numbers_than_were_confirmed_do_not_pass(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
-    bank = prediction.conductor()
+    bank = prediction.coordinator()
     tell = bank.mesh.tell
 
     def lying(peer: str, kind: str, **fields: Any) -> None:
@@ -773,9 +776,9 @@ def test_a_coordinator_cannot_rename_a_known_person(tmp_path):
     federation.tables = loud
     asyncio.run(federation.run())
     prediction = Prediction(federation, new_rows(federation.names), loud["bank"].ids[:COUNT].tolist())
-    bank = prediction.conductor()
+    bank = prediction.coordinator()
     bank.config = replace(bank.config, normalise="trim-casefold")
-    bank._open = bank.open_run  # a coordinator that cheats does not refuse itself
+    bank.purpose.check_config = lambda who: None  # a coordinator that cheats does not refuse itself
     results = prediction.run(bank=bank)
     assert "compares IDs by 'trim-casefold'; the run 'test' did by 'exact'" in str(results["bank"])
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
@@ -786,7 +789,7 @@ def test_a_configuration_that_compares_ids_otherwise_than_training_did(tmp_path)
     federation.server = replace(federation.server, normalise="trim-casefold")
     prediction = Prediction(federation, new_rows(federation.names), strangers())
     with pytest.raises(DataError, match="the run compared IDs by 'exact', the configuration says 'trim-case"):
-        asyncio.run(prediction.conductor().run())
+        asyncio.run(prediction.coordinator().run())
 
 
 def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
@@ -795,7 +798,7 @@ def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1), align="psi")
     both = strangers(2 * COUNT)
     prediction = Prediction(federation, new_rows(federation.names, 2 * COUNT), both)
-    bank = prediction.conductor()
+    bank = prediction.coordinator()
     whole, propose = bank.own, bank._propose
     bank.own = replace(whole, ids=whole.ids[:COUNT], block=whole.block[:COUNT])
 
@@ -807,7 +810,7 @@ def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
 
     bank._propose = switching
     results = prediction.run(bank=bank)
-    assert "announces a prediction that was not confirmed here" in str(results["bank"])
+    assert "announces the prediction, which was not confirmed here" in str(results["bank"])
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
 
 
@@ -815,20 +818,20 @@ def test_other_numbers_after_the_confirmation_do_not_pass(tmp_path):
     """What was confirmed is what is released, even if the coordinator numbers the records again after it."""
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1))
     prediction = Prediction(federation, new_rows(federation.names), strangers())
-    bank = prediction.conductor()
+    bank = prediction.coordinator()
     tell, numbered = bank.mesh.tell, []
 
     def lying(peer: str, kind: str, **fields: Any) -> None:
         if kind == "records":
             numbered[:] = fields["numbers"]
         if kind == "agreed" and peer == "clinic":
-            tell(peer, "records", numbers=numbered[::-1], salt=bank._salt)
+            tell(peer, "records", numbers=numbered[::-1], salt=bank.purpose.salt)
         tell(peer, kind, **fields)
 
     bank.mesh.tell = lying
     results = prediction.run(bank=bank)
     assert isinstance(results["clinic"], ProtocolError)
-    assert "announces a prediction that was not confirmed here" in str(results["bank"])
+    assert "announces the prediction, which was not confirmed here" in str(results["bank"])
     assert predictions_of(tmp_path / "clinic") == []
 
 
@@ -926,7 +929,7 @@ def test_nobody_finds_an_embedding_that_the_protocol_hides(tmp_path, protocol):
 def embeddings(folder: Path, name: str, block: np.ndarray) -> np.ndarray:
     plan = RunFolder(folder).read_plan()
     rows = Trained.load_share(RunFolder(folder), name).take_share(block, len(block))
-    encoder = seat_encoder(plan, rows, name, gate=None)
+    encoder = checked_encoder(plan, rows, name, gate=None)
     load_module(RunFolder(folder).model(name), encoder)
     with torch.no_grad():
         return encoder.eval()(torch.from_numpy(np.array(rows.train[rows.parties.index(name)]))).numpy()
@@ -952,7 +955,7 @@ def test_a_run_that_kept_nothing_to_predict_with(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
     (tmp_path / "clinic" / "models" / "clinic.json").unlink()
     with pytest.raises(RunError, match="keeps no way to predict"):
-        read_new_records(federation.members["clinic"], tmp_path / "none.csv")
+        Predicting(tmp_path / "none.csv").read_table(federation.members["clinic"])
 
 
 # -- the commands -------------------------------------------------------------------------------------------

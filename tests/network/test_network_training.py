@@ -18,10 +18,9 @@ from federation import Federation, together
 from safetensors.torch import load_file
 
 from securevfl import train
-from securevfl.algorithms import recommended
 from securevfl.errors import InputError, NetworkError
-from securevfl.network.conductor import Conductor
 from securevfl.network.config import Acceptance
+from securevfl.network.coordinator import Coordinator
 from securevfl.network.gather import gather, load_truth
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import OPENED, View
@@ -84,7 +83,7 @@ def test_asynchronous_training_comes_close(tmp_path, algorithm):
 
 
 def test_sealed_training_with_a_dealer(tmp_path):
-    plan = recommended("sealed", epochs=4, scaling="none", epsilon=0.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=0.0)
     federation = Federation(tmp_path, plan, helpers=("dealer",))
     results = run(federation)
     local = train(together(federation.tables, plan), plan)
@@ -174,7 +173,7 @@ def test_a_party_that_does_not_accept_stops_the_run(tmp_path):
     federation.members["clinic"] = refusing
 
     async def attempt():
-        nodes = [federation.conductor(), federation.member("clinic"), federation.member("shop")]
+        nodes = [federation.coordinator(), federation.member("clinic"), federation.member("shop")]
         return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     bank, clinic, shop = asyncio.run(attempt())
@@ -193,10 +192,10 @@ def test_others_are_not_told_the_text_of_an_unforeseen_error(tmp_path, monkeypat
     async def fail(*_: object) -> None:
         raise ValueError("cannot convert 'diagnosis of person 17'")
 
-    monkeypatch.setattr(clinic, "run_part", fail)
+    monkeypatch.setattr(clinic, "work", fail)
 
     async def attempt():
-        nodes = [federation.conductor(), clinic, federation.member("shop")]
+        nodes = [federation.coordinator(), clinic, federation.member("shop")]
         return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     bank, own, shop = asyncio.run(attempt())
@@ -240,7 +239,7 @@ def test_different_ids_are_found_before_training(tmp_path):
     federation.tables["shop"] = replace(table, ids=np.array([f"x{each}" for each in table.ids]))
 
     async def attempt():
-        nodes = [federation.conductor(), federation.member("clinic"), federation.member("shop")]
+        nodes = [federation.coordinator(), federation.member("clinic"), federation.member("shop")]
         return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     bank, *_ = asyncio.run(attempt())
@@ -279,11 +278,11 @@ def test_ids_that_are_spelled_differently_are_the_same_people(tmp_path, align, c
         np.testing.assert_array_equal(block, given.tables[party].block[rows])
 
 
-def attempt(given: Federation, bank: Conductor | None = None) -> dict[str, str]:
+def attempt(given: Federation, bank: Coordinator | None = None) -> dict[str, str]:
     """What everybody ends with."""
 
     async def play() -> list[object]:
-        nodes = [bank or given.conductor(), *(given.member(name) for name in given.members)]
+        nodes = [bank or given.coordinator(), *(given.member(name) for name in given.members)]
         return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     return dict(zip(given.names, map(str, asyncio.run(play())), strict=True))
@@ -318,7 +317,7 @@ def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_p
     given = Federation(tmp_path, Plan(epochs=1))
     loud = {name: replace(table, ids=np.char.upper(table.ids)) for name, table in given.tables.items()}
     given.tables = loud
-    bank = given.conductor()
+    bank = given.coordinator()
     tell = bank.mesh.tell
 
     def lying(peer: str, kind: str, **fields: Any) -> None:

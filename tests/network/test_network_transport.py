@@ -17,9 +17,8 @@ from federation import Federation, identities
 
 from securevfl.errors import NetworkError
 from securevfl.network import mesh, transport
-from securevfl.network.conductor import Conductor
-from securevfl.network.frames import Frame, Kind
-from securevfl.network.greeting import Greeting, reason_of
+from securevfl.network.coordinator import Coordinator
+from securevfl.network.frames import Frame, Greeting, Kind, reason_of
 from securevfl.network.identity import authority
 from securevfl.network.identity import identity as identity_module
 from securevfl.network.identity.certificates import create_authority, issue
@@ -89,10 +88,10 @@ async def status_after(call: Any, raw: bytes) -> grpc.StatusCode:
 
 
 @contextlib.asynccontextmanager
-async def waiting(federation: Federation) -> AsyncIterator[Conductor]:
+async def waiting(federation: Federation) -> AsyncIterator[Coordinator]:
     """A coordinator that waits for the others."""
     listening = asyncio.Event()
-    node = federation.conductor(say=lambda text: listening.set())
+    node = federation.coordinator(say=lambda text: listening.set())
     task = asyncio.create_task(node.run())
     await asyncio.wait({asyncio.create_task(listening.wait()), task}, return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -103,7 +102,7 @@ async def waiting(federation: Federation) -> AsyncIterator[Conductor]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def state(node: Conductor) -> dict[str, Any]:
+def state(node: Coordinator) -> dict[str, Any]:
     """All that a peer could change."""
     sessions = {name: (each.received, each.waiting) for name, each in node.mesh.sessions.items()}
     return {
@@ -118,7 +117,7 @@ def state(node: Conductor) -> dict[str, Any]:
 
 def attack(
     tmp_path: Path,
-    work: Callable[[Attacker, Conductor], Awaitable[Any]],
+    work: Callable[[Attacker, Coordinator], Awaitable[Any]],
     identity: Identity | None = None,
     bank: Identity | None = None,
     **options: Any,
@@ -151,7 +150,7 @@ def foreign(tmp_path: Path) -> Identity:
     return replace(load_identity(tmp_path / "keys" / "clinic"), ca_pem=identities()["clinic"].ca_pem)
 
 
-async def try_to_greet(attacker: Attacker, node: Conductor) -> grpc.StatusCode:
+async def try_to_greet(attacker: Attacker, node: Coordinator) -> grpc.StatusCode:
     call = attacker.open()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.write(attacker.hello())
@@ -170,7 +169,7 @@ def test_whoever_does_not_know_the_coordinators_authority_does_not_talk_to_it(tm
 
 
 def test_a_client_without_certificate_is_refused(tmp_path):
-    async def work(attacker: Attacker, node: Conductor) -> None:
+    async def work(attacker: Attacker, node: Coordinator) -> None:
         await attacker.channel.close()
         credentials = grpc.ssl_channel_credentials(identities()["clinic"].ca_pem)
         override = ("grpc.ssl_target_name_override", server_name("bank"))
@@ -193,7 +192,7 @@ def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_organisation_without_part_in_the_run_is_refused(tmp_path):
-    async def work(attacker: Attacker, node: Conductor) -> str:
+    async def work(attacker: Attacker, node: Coordinator) -> str:
         call = attacker.open()
         await call.write(attacker.hello(sender="stranger"))
         return await refusal(call)
@@ -240,7 +239,7 @@ def hello_with(**fields: Any) -> bytes:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_greeting_that_makes_no_sense_is_refused(tmp_path, raw, reason):
-    async def work(attacker: Attacker, node: Conductor) -> str:
+    async def work(attacker: Attacker, node: Coordinator) -> str:
         call = attacker.open()
         await call.write(raw)
         found = await refusal(call)
@@ -255,7 +254,7 @@ def test_a_greeting_that_makes_no_sense_is_refused(tmp_path, raw, reason):
 def test_whoever_never_greets_is_sent_away(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.1)
 
-    async def work(attacker: Attacker, node: Conductor) -> str:
+    async def work(attacker: Attacker, node: Coordinator) -> str:
         call = attacker.open()
         return await refusal(call)
 
@@ -263,7 +262,7 @@ def test_whoever_never_greets_is_sent_away(tmp_path, monkeypatch):
 
 
 def test_silent_streams_of_one_do_not_keep_out_the_others(tmp_path):
-    async def work(attacker: Attacker, node: Conductor) -> None:
+    async def work(attacker: Attacker, node: Coordinator) -> None:
         calls = [attacker.open() for _ in range(6)]
         reasons = [asyncio.create_task(refusal(call)) for call in calls]
         async with asyncio.timeout(60):
@@ -360,7 +359,7 @@ def relay(**fields: Any) -> bytes:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_frame_that_makes_no_sense_is_refused(tmp_path, raw, reason):
-    async def work(attacker: Attacker, node: Conductor) -> str:
+    async def work(attacker: Attacker, node: Coordinator) -> str:
         call = await attacker.greet()
         await call.write(raw)
         return await refusal(call)
@@ -369,7 +368,7 @@ def test_a_frame_that_makes_no_sense_is_refused(tmp_path, raw, reason):
 
 
 def test_a_refused_stream_leaves_the_session_where_it_was(tmp_path):
-    async def work(attacker: Attacker, node: Conductor) -> None:
+    async def work(attacker: Attacker, node: Coordinator) -> None:
         for _ in range(3):
             call = await attacker.greet()
             await call.write(control("done"))
@@ -386,7 +385,7 @@ def test_an_oversized_frame_ends_the_stream(tmp_path, monkeypatch):
     kept = [option for option in transport._OPTIONS if "receive" not in option[0]]
     monkeypatch.setattr(transport, "_OPTIONS", [*kept, ("grpc.max_receive_message_length", 1 << 20)])
 
-    async def work(attacker: Attacker, node: Conductor) -> grpc.StatusCode:
+    async def work(attacker: Attacker, node: Coordinator) -> grpc.StatusCode:
         call = await attacker.greet()
         return await status_after(call, Frame(kind=Kind.DATA, number=1, payload=bytes(2 << 20)).to_bytes())
 
@@ -396,7 +395,7 @@ def test_an_oversized_frame_ends_the_stream(tmp_path, monkeypatch):
 def test_compressed_frames_are_refused(tmp_path):
     """A megabyte of zeros fits a kilobyte; gRPC counts a message's size before it unfolds it."""
 
-    async def work(attacker: Attacker, node: Conductor) -> None:
+    async def work(attacker: Attacker, node: Coordinator) -> None:
         status = await status_after(attacker.open(), attacker.hello() + bytes(1 << 20))
         assert status is not grpc.StatusCode.OK
         assert node.mesh.transport.refused == 0  # it was refused before anybody of us saw it
@@ -406,7 +405,7 @@ def test_compressed_frames_are_refused(tmp_path):
 
 
 def test_a_second_stream_replaces_the_first(tmp_path):
-    async def work(attacker: Attacker, node: Conductor) -> None:
+    async def work(attacker: Attacker, node: Coordinator) -> None:
         first = await attacker.greet()
         second = await attacker.greet()
         assert node.mesh.sessions["clinic"].connected
@@ -418,7 +417,7 @@ def test_a_second_stream_replaces_the_first(tmp_path):
 
 
 def test_an_old_process_cannot_take_its_place_back(tmp_path):
-    async def work(attacker: Attacker, node: Conductor) -> str:
+    async def work(attacker: Attacker, node: Coordinator) -> str:
         old = attacker.me
         await attacker.greet()
         attacker.me = new_incarnation()
@@ -429,7 +428,7 @@ def test_an_old_process_cannot_take_its_place_back(tmp_path):
         assert node.mesh.sessions["clinic"].connected
         return reason
 
-    async def restarted(attacker: Attacker, node: Conductor) -> str:
+    async def restarted(attacker: Attacker, node: Coordinator) -> str:
         node.mesh.on_restart = lambda peer: None
         return await work(attacker, node)
 
@@ -439,7 +438,7 @@ def test_an_old_process_cannot_take_its_place_back(tmp_path):
 def test_a_flood_of_control_messages_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(mesh, "MAX_CONTROLS", 50)
 
-    async def work(attacker: Attacker, node: Conductor) -> str:
+    async def work(attacker: Attacker, node: Coordinator) -> str:
         item, stopped = node.mesh.control, asyncio.Queue[Any]()
         node.mesh.control = stopped  # a coordinator that is busy
         call = await attacker.greet()

@@ -107,7 +107,7 @@ def test_units_are_well_formed(path: Path, tmp_path: Path) -> None:
 
 def test_the_page_tells_every_metric_and_exit_code() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
-    source = (ROOT / "securevfl" / "network" / "node.py").read_text()
+    source = (ROOT / "securevfl" / "network" / "participant.py").read_text()
     snapshot = re.findall(r'^            "(\w+)": ', source[source.index("def status") :], re.MULTILINE)
     words = {"organisation", "run", "phase"}
     assert set(re.findall(r"`securevfl_(\w+)`", page)) == {"info", *snapshot} - words

@@ -13,7 +13,7 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.algorithms.pace import build_delay
-from securevfl.algorithms.sealed.exchange import ASSUMPTION, Exchange
+from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
 from securevfl.algorithms.sealed.models import SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed.settings import BIAS, SealedSettings
@@ -43,7 +43,7 @@ class SealedMember:
         self.setup, self.settings, self.address = setup, settings, address
         self.index = settings.members.index(address)
         self.link = setup.links[address]
-        self.exchange = Exchange(self.link, settings, address)
+        self.exchange = SealedExchange(self.link, settings)
         self.gate = setup.gates[setup.hosts[address]]
         self.observers = tuple(sorted({setup.hosts[m] for m in settings.members} - {setup.hosts[address]}))
         self.batches = shared_schedule(settings)
@@ -91,7 +91,12 @@ class SealedMember:
             return np.asarray(np.eye(data.outputs)[data.y_train])
         labels = np.asarray(data.y_train, np.float64).reshape(-1, 1)
         if data.task == "regression":
-            labels = np.clip(2 * (labels - plan.label_low) / (plan.label_high - plan.label_low) - 1, -1, 1)
+            labels = np.clip(
+                2 * (labels - plan.settings.label_low) / (plan.settings.label_high - plan.settings.label_low)
+                - 1,
+                -1,
+                1,
+            )
         return labels
 
     @property
@@ -121,8 +126,10 @@ class SealedMember:
             noise=self.gate.noise.stream,
         )
         assumption = ASSUMPTION.format(self.setup.plan.collusion)
-        head = self.gate.note_hidden(mechanism="masked", observers=self.observers, assumption=assumption)
-        await self.exchange.follow(party.setup(), head)
+        session = self.gate.hide(
+            party.setup(), mechanism="masked", observers=self.observers, assumption=assumption
+        )
+        await self.exchange.follow(session)
         return party
 
     @property
@@ -147,14 +154,15 @@ class SealedMember:
             labels=None if self.labels is None else self.labels[chosen],
             operand=None if model.static else model.operand(rows),
         )
-        head = self.gate.open_totals(
+        opening = self.gate.open_totals(
+            machine,
             rows=chosen,
             sensitivity=self._cost[0],
             sigma=self._cost[1],
-            kind=f"totals ({self.setup.plan.protect})",
+            kind=f"totals ({self.setup.plan.settings.protect})",
             observers=self.observers,
         )
-        await self.exchange.follow(machine, head)
+        await self.exchange.follow(opening)
         self._learn(machine.result(), len(chosen))
         return len(chosen)
 
@@ -170,14 +178,14 @@ class SealedMember:
             norm = float(torch.sqrt(sum((p.square().sum() for p in model.parameters), torch.zeros(()))))
             if not np.isfinite(norm):
                 raise TrainingDiverged(f"{self.address}: weights are not finite; lower the learning rate")
-            if norm > plan.weight_bound:
+            if norm > plan.settings.weight_bound:
                 for parameter in model.parameters:
-                    parameter.mul_(plan.weight_bound / norm)
+                    parameter.mul_(plan.settings.weight_bound / norm)
             self._average(model)
 
     def _average(self, model: SealedModel) -> None:
         total = self.setup.plan.epochs * self.settings.iterations
-        if self.steps <= total * (1 - self.setup.plan.average_last):
+        if self.steps <= total * (1 - self.setup.plan.settings.average_last):
             return
         if not self.sums:
             self.sums = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters]
@@ -193,14 +201,16 @@ class SealedMember:
         data, holder = self.setup.data, self.index == self.settings.label_holder
         with self._averaged_weights(model):
             scores = model.test_scores()
-        head = None
-        if not holder:
-            rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
-            to = (self.setup.label_holder,)
-            head = self.gate.release_exact(rows=rows, vectors=len(rows), kind="evaluation", observers=to)
         machine = party.score(scores, round=self.exchange.next_round())
-        await self.exchange.follow(machine, head)
-        return machine.result() if holder else None
+        if holder:  # it only receives
+            await self.exchange.follow(machine)
+            return machine.result()
+        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+        to = (self.setup.label_holder,)
+        await self.exchange.follow(
+            self.gate.open_scores(machine, rows=rows, vectors=len(rows), kind="evaluation", observers=to)
+        )
+        return None
 
     def _averaged_weights(self, model: SealedModel) -> _Averaged:
         finished = self.steps >= self.setup.plan.epochs * self.settings.iterations

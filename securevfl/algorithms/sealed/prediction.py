@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.messages import SealedOutputs
 from securevfl.algorithms.prediction import Finished
-from securevfl.algorithms.sealed.exchange import Exchange
+from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
-from securevfl.algorithms.sealed.roles import OUTPUTS, DealerRole, in_label_units
+from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
 from securevfl.algorithms.sealed.rows import Preparation
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
+from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
@@ -42,26 +44,29 @@ class ScoringMember:
 
     def __init__(self, setup: Setup, settings: SealedSettings, address: str, numbers: Rows | None) -> None:
         self.setup, self.settings, self.numbers = setup, settings, numbers
-        self.exchange = Exchange(setup.links[address], settings, address)
+        self.exchange = SealedExchange(setup.links[address], settings)
         self.gate = setup.gates[setup.hosts[address]]
-        self.holds_labels = self.exchange.index == settings.label_holder
+        self.holds_labels = settings.members.index(address) == settings.label_holder
 
     async def predict(self) -> npt.NDArray[np.float64] | None:
         """Opens the summed scores to the label holder, who gets them returned."""
-        exchange, setup, head = self.exchange, self.setup, None
-        if not self.holds_labels:
-            to = (setup.label_holder,)
-            head = self.gate.open_scores(rows=self.numbers, vectors=setup.data.n_train, observers=to)
+        exchange, setup = self.exchange, self.setup
         await exchange.begin(session=False)
         party = SealedParty(scoring_protocol(self.settings), exchange.index)
-        await exchange.follow(party.setup(), head)
+        await exchange.follow(party.setup())  # without an operand it only receives
         machine = party.score(self._scores(), round=exchange.next_round())
-        await exchange.follow(machine, head)
-        return machine.result() if self.holds_labels else None
+        if self.holds_labels:
+            await exchange.follow(machine)
+            return machine.result()
+        rows, count, to = self.numbers, setup.data.n_train, (setup.label_holder,)
+        await exchange.follow(
+            self.gate.open_scores(machine, rows=rows, vectors=count, kind="prediction", observers=to)
+        )
+        return None
 
     def _scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""
-        setup, address = self.setup, self.exchange.address
+        setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)
         encoder = setup.encoders.get(address)
         prepared = Preparation.of(encoder) if isinstance(encoder, PreparedLinear) else None
@@ -78,7 +83,7 @@ class ScoringParty(Finished):
     async def evaluate(self) -> None:
         outputs = await self.member.predict()
         if outputs is not None:
-            await self.member.exchange.link.send(SERVER, OUTPUTS, {"values": outputs})
+            await self.member.exchange.link.send(SERVER, SealedOutputs(values=Inside(values=outputs)))
 
 
 class ScoringServer(Finished, ServerRole):
@@ -95,7 +100,10 @@ class ScoringServer(Finished, ServerRole):
             outputs = await self.member.predict()
         else:
             message = await self.link.receive()
-            if message.kind != OUTPUTS or self.setup.hosts[message.sender] != self.setup.hosts[SERVER]:
+            if (
+                message.kind != SealedOutputs.kind
+                or self.setup.hosts[message.sender] != self.setup.hosts[SERVER]
+            ):
                 raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
             outputs = np.array(message["values"])
         self.predictions = in_label_units(self.setup, outputs)

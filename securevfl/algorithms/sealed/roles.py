@@ -8,24 +8,25 @@ import numpy as np
 import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
-from securevfl.algorithms.sealed.exchange import BEGIN, HELLO, READY
+from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
+from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
-from securevfl.privacy.messages import Message
-from securevfl.protocols.contract import SETUP_ROUND, Envelope
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Inside
+from securevfl.protocols.contract import SETUP_ROUND
 from securevfl.protocols.sealed.dealer import SealedDealer
-
-OPENED = "sealed-opened"
-OUTPUTS = "sealed-outputs"
 
 
 def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
     """Opened scores as the loss knows them: of regression in the units of the labels."""
     values = torch.from_numpy(np.asarray(outputs, np.float64))
     if setup.data.task == "regression":
-        values = setup.plan.label_low + (values + 1) / 2 * (setup.plan.label_high - setup.plan.label_low)
+        values = setup.plan.settings.label_low + (values + 1) / 2 * (
+            setup.plan.settings.label_high - setup.plan.settings.label_low
+        )
     return values.float()
 
 
@@ -46,13 +47,13 @@ class PartyRole(Role):
         for _ in range(self.settings.iterations):
             count = await self.member.iterate()
             if self._reports:
-                await self.member.link.send(SERVER, OPENED, {"count": count})
+                await self.member.link.send(SERVER, SealedOpened(count=count))
 
     async def evaluate(self) -> None:
         await self.member.begin()
         outputs = await self.member.predict()
         if outputs is not None:
-            await self.member.link.send(SERVER, OUTPUTS, {"values": outputs})
+            await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=outputs)))
 
     def state(self) -> dict[str, Any]:
         return self.member.state()
@@ -87,12 +88,12 @@ class SealedServer(ServerRole):
             if self.member is not None:
                 count = await self.member.iterate()
             else:
-                count = int((await self._from_home(OPENED))["count"])
+                count = int((await self._from_home(SealedOpened.kind))["count"])
             self.processed += count * len(self.setup.data.parties)
             self.setup.report(self.processed, None)
         self.epochs_done += 1
 
-    async def _from_home(self, kind: str) -> Message:
+    async def _from_home(self, kind: str) -> Packet:
         message = await self.link.receive()
         if message.kind != kind or self.setup.hosts[message.sender] != self.setup.hosts[SERVER]:
             raise ProtocolError(f"server received {message.kind!r} from {message.sender} out of turn")
@@ -103,7 +104,7 @@ class SealedServer(ServerRole):
             await self.member.begin()
             outputs = await self.member.predict()
         else:
-            outputs = np.array((await self._from_home(OUTPUTS))["values"])
+            outputs = np.array((await self._from_home(SealedOutputs.kind))["values"])
         data = self.setup.data
         self.predictions = in_label_units(self.setup, outputs)
         self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
@@ -131,20 +132,16 @@ class DealerRole(Role):
     def __init__(self, setup: Setup, settings: SealedSettings) -> None:
         self.settings = settings
         self.link = setup.links[DEALER]
+        self.exchange = SealedExchange(self.link, settings)
         self.test_records = setup.data.n_test
         self.batches = shared_schedule(settings)
         self.dealer = SealedDealer(settings.protocol(*member_shapes(setup, settings)))
         self._session = False
         self._round = 0
 
-    async def _deal(self, envelopes: list[Envelope]) -> None:
-        for envelope in envelopes:
-            receiver = self.settings.members[envelope.receiver]
-            await self.link.send(receiver, envelope.message.kind, dict(vars(envelope.message)))
-
-    async def _hear(self, kind: str) -> list[Message]:
+    async def _hear(self, kind: str) -> list[Packet]:
         """One message of this kind from every member."""
-        heard: dict[str, Message] = {}
+        heard: dict[str, Packet] = {}
         while len(heard) < len(self.settings.members):
             message = await self.link.receive()
             if message.kind != kind or message.sender not in self.settings.members or message.sender in heard:
@@ -153,20 +150,20 @@ class DealerRole(Role):
         return list(heard.values())
 
     async def _all_ready(self, round: int) -> None:  # noqa: A002
-        for message in await self._hear(READY):
+        for message in await self._hear(SealedReady.kind):
             if message["round"] != round:
                 raise ProtocolError(f"{message.sender} is in round {message['round']}, not in {round}")
 
     async def _begin(self) -> None:
         """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
-        hellos = await self._hear(HELLO)
+        hellos = await self._hear(SealedHello.kind)
         fresh = not (self._session and all(hello["session"] for hello in hellos))
         self._round = 0 if fresh else max(self._round, *(int(hello["round"]) for hello in hellos))
         for member in self.settings.members:
-            await self.link.send(member, BEGIN, {"fresh": fresh, "round": self._round})
+            await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
             await self._all_ready(SETUP_ROUND)
-            await self._deal(self.dealer.setup())
+            await self.exchange.deal(self.dealer.setup())
             self._session = True
 
     async def _next_round(self) -> int:
@@ -179,12 +176,12 @@ class DealerRole(Role):
         for _ in range(self.settings.iterations):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
-            await self._deal(self.dealer.deal(round=number, rows=rows))
+            await self.exchange.deal(self.dealer.deal(round=number, rows=rows))
 
     async def evaluate(self) -> None:
         await self._begin()
         number = await self._next_round()
-        await self._deal(self.dealer.deal_scores(round=number, count=self.test_records))
+        await self.exchange.deal(self.dealer.deal_scores(round=number, count=self.test_records))
 
     def state(self) -> dict[str, Any]:
         return {"batches": None if self.batches is None else self.batches.state()}

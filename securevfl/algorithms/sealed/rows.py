@@ -84,7 +84,7 @@ def prepare_rows(
     """
     data, width = settings.data, settings.data.widths[party]
     bounds = data.bounds[party]
-    if not settings.plan.centring or bounds is None:
+    if not settings.plan.settings.centring or bounds is None:
         return Preparation(centre=np.zeros(width), scale=1.0, clip=clip)
     low, high = bounds[:, 0], bounds[:, 1]
     diameter = max(float(np.linalg.norm(high - low)), 1e-9)

@@ -90,7 +90,7 @@ class SealedSettings:
         return SealedShifts(
             clips=self.clips,
             label_holder=self.label_holder,
-            protects=self.plan.protect,  # type: ignore[arg-type]
+            protects=self.plan.settings.protect,
             residual_bound=max(high - label_low, label_high - low) + rounding,
             residual_change=high - low + 2 * rounding,
             label_change=label_high - label_low,
@@ -127,7 +127,7 @@ class SealedSettings:
         Where only labels are protected, the others' features are not: their ledgers say so.
         """
         shifts = self.shifts
-        if self.plan.protect == "label" and member != self.label_holder:
+        if self.plan.settings.protect == "label" and member != self.label_holder:
             shifts = replace(shifts, protects="features")
         mu = shifts.mu(self.variances, colluders=self.plan.collusion, owner=member)
         if not self.plan.sigma or math.isinf(mu):
@@ -142,10 +142,10 @@ class SealedSettings:
         Args:
             diameter: How far two rows of the party can be apart.
         """
-        factor = math.sqrt(len(self.data.parties)) if self.plan.protect == "person" else 1.0
+        factor = math.sqrt(len(self.data.parties)) if self.plan.settings.protect == "person" else 1.0
         if not self.plan.sigma:
             return 0.0, 0.0, factor
-        share = self.plan.centring / (1 - self.plan.centring)
+        share = self.plan.settings.centring / (1 - self.plan.settings.centring)
         squared = share * self.plan.epochs * (self.shifts.diameter / self.plan.sigma) ** 2
         means, scale = math.sqrt(squared * MEANS), math.sqrt(squared * (1 - MEANS))
         return diameter * factor / means, diameter**2 * factor / scale, factor

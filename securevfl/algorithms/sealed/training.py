@@ -7,9 +7,6 @@ batches and a small epsilon leaves a useful model. What leaves a party besides n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
@@ -21,7 +18,6 @@ from securevfl.errors import PlanError
 from securevfl.models.heads import SumHead
 from securevfl.settings.plan import Plan
 
-FULL_BATCH = 2**31 - 1
 _HAIR = 1 - 1e-9  # of mu, for rounding
 
 
@@ -33,13 +29,6 @@ class Sealed(Algorithm):
         "nothing per record is opened: noisy batch gradients from secret-shared residuals, with a dealer"
     )
     helpers = (DEALER,)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "epochs": 80,
-        "batch": FULL_BATCH,
-        "learning_rate": 3.0,
-        "optimiser": "momentum",
-        "l2": 0.0,
-    }
 
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
@@ -65,7 +54,7 @@ class Sealed(Algorithm):
             != "raw",
             "regression needs public bounds of the labels: set label_low and label_high": data.task
             == "regression"
-            and not plan.label_high > plan.label_low,
+            and not plan.settings.label_high > plan.settings.label_low,
         }
         for reason, applies in wrong.items():
             if applies:
@@ -90,7 +79,7 @@ class Sealed(Algorithm):
             fusion="sum",
             head="sum",
             scaling=scaling,
-            centring=plan.centring if known and plan.model == "linear" else 0.0,
+            settings={} if known and plan.model == "linear" else {"centring": 0.0},
         )
 
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
@@ -98,7 +87,7 @@ class Sealed(Algorithm):
         settings = SealedSettings(plan=plan, data=data)
         if plan.epsilon:
             mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
-            each = mu * ((1 - plan.centring) / plan.epochs) ** 0.5
+            each = mu * ((1 - plan.settings.centring) / plan.epochs) ** 0.5
             budget = plan.budget_epsilon or plan.epsilon
             sigma = settings.shifts.diameter / each
             plan = plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=budget)

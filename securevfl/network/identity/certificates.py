@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from securevfl.errors import CertificateError
+from securevfl.files import PRIVATE, create
 from securevfl.network.identity.authority import (
     Authority,
     certify,
@@ -198,9 +199,7 @@ def _write_new(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in wanted:
-            mode = 0o600 if name.endswith(".key") else 0o644
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(files[name])
+            mode = PRIVATE if name.endswith(".key") else 0o644
+            create(folder / name, files[name], mode)
     except OSError as error:
         raise CertificateError(f"{error.filename or folder} cannot be written: {error.strerror}") from error

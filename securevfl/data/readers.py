@@ -1,0 +1,291 @@
+"""Reading local files: plain, gzip or zip; text tables, one-hot codes and the LIBSVM form."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from securevfl.data.blocks import shorten
+from securevfl.data.labels import raw_labels
+from securevfl.errors import DataError, nearest
+
+_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A file with a header, kept as columns of text."""
+
+    path: Path
+    header: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+    def column(self, name: str) -> tuple[str, ...]:
+        """The cells of one column.
+
+        Raises:
+            DataError: No such column; the message names the nearest.
+        """
+        if name not in self.header:
+            raise DataError(f"{self.path}: no column {name!r}; {nearest(name, self.header)}")
+        return self.cells[self.header.index(name)]
+
+
+def read_table(path: Path | str, delimiter: str = ",") -> Table:
+    """Read a text file whose first line names the columns.
+
+    Raises:
+        DataError: The file is missing, empty, has no rows, a repeated column or a line of another length.
+    """
+    header, rows = _read_lines(path, delimiter)
+    header = [name.strip() for name in header]
+    repeated = [name for name in header if header.count(name) > 1]
+    if repeated:
+        raise DataError(f"{path}: column {repeated[0]!r} occurs more than once in the header")
+    if not rows:
+        raise DataError(f"{path} has a header but no rows")
+    return Table(path=Path(path), header=tuple(header), cells=tuple(zip(*rows, strict=True)))
+
+
+def _read_lines(path: Path | str, delimiter: str) -> tuple[list[str], list[list[str]]]:
+    if not isinstance(delimiter, str) or len(delimiter) != 1:
+        raise DataError(f"delimiter must be one character, found {delimiter!r}")
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter)
+    header: list[str] | None = None
+    rows: list[list[str]] = []
+    try:
+        for line in reader:
+            if not line:
+                continue
+            if header is None:
+                header = line
+            elif len(line) != len(header):
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {len(line)} cells, the header has {len(header)}"
+                )
+            else:
+                rows.append(line)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}") from None
+    if header is None:
+        raise DataError(f"{path} is empty")
+    return header, rows
+
+
+def numbers(cells: Sequence[str], *, where: str, column: str, ids: Sequence[object]) -> NDArray[np.float64]:
+    """The cells as numbers, NaN where missing.
+
+    Raises:
+        DataError: A cell is neither; the message says how to use or leave out the column.
+    """
+    try:
+        return _parse(cells)
+    except ValueError:
+        pass
+    try:
+        return _parse([cell if cell.strip().lower() not in _MISSING else "nan" for cell in cells])
+    except ValueError:
+        row = next(row for row, cell in enumerate(cells) if not _is_number(cell))
+    values = sorted({cell.strip() for cell in cells})
+    raise DataError(
+        f"{where}: column {column!r} is not numeric (ID {ids[row]!r} has {cells[row]!r}); leave it "
+        f"out (leave_out=[{column!r}]) or list its values (one_hot={{{column!r}: [...]}}; found "
+        f"{shorten(values)})"
+    )
+
+
+def _parse(cells: Sequence[str]) -> NDArray[np.float64]:
+    # Python reads 1_000 as a number; in a data file it is a typing error or text.
+    if "_" in "".join(cells):
+        raise ValueError("underscore in a number")
+    return np.array(cells, dtype=np.float64)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        _parse([cell if cell.strip().lower() not in _MISSING else "nan"])
+    except ValueError:
+        return False
+    return True
+
+
+def one_hot(
+    cells: Sequence[str], values: Sequence[object], *, where: str, column: str, unknown: str | None = None
+) -> NDArray[np.float32]:
+    """One 0/1 column per value, in the order of `values`; cells equal to `unknown` give a row of zeros.
+
+    The values come from a public description of the column and not from its rows, so that a record's code
+    does not depend on other records.
+    """
+    known = {str(value).strip(): place for place, value in enumerate(values)}
+    if len(known) < len(values) or not known:
+        raise DataError(
+            f"one_hot values of column {column!r} must be different from each other and not empty"
+        )
+    coded = np.zeros((len(cells), len(known)), dtype=np.float32)
+    for row, cell in enumerate(cells):
+        place = known.get(cell.strip())
+        if place is not None:
+            coded[row, place] = 1.0
+        elif cell.strip() != unknown:
+            raise DataError(
+                f"{where}: column {column!r} has the value {cell.strip()!r}, not among its one_hot values "
+                f"{shorten(list(known))}"
+            )
+    return coded
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The unpacked content of a file.
+
+    Raises:
+        DataError: The file is missing, unreadable, empty or a damaged archive.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"file not found: {path}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        content = _unpack(raw, path)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is a damaged archive: {error}") from None
+    if not content:
+        raise DataError(f"{path} is empty")
+    return content
+
+
+def _unpack(raw: bytes, path: Path) -> bytes:
+    if raw[:2] == b"\x1f\x8b":
+        return gzip.decompress(raw)
+    if raw[:4] == b"PK\x03\x04":
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            members = [name for name in archive.namelist() if not name.endswith("/")]
+            if len(members) != 1:
+                raise DataError(f"{path} holds {len(members)} files; expected a zip with exactly one")
+            return archive.read(members[0])
+    return raw
+
+
+def read_text(path: Path | str) -> str:
+    """The unpacked content as UTF-8 text, without a byte order mark."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def find_files(data_set: str, folder: Path | str | None, names: tuple[str, ...]) -> list[Path]:
+    """The paths of a set's own files in `folder`, each plain, .gz or .zip.
+
+    Raises:
+        DataError: No folder was given, or a file is not there; the message lists all files expected.
+    """
+    expected = ", ".join(names)
+    if folder is None:
+        raise DataError(
+            f"data set {data_set!r} is read from local files: give the folder with {expected} (or .gz)"
+        )
+    base = Path(folder)
+    if not base.is_dir():
+        raise DataError(f"data set {data_set!r}: {base} is not a folder; expected one that holds {expected}")
+    found = [next((p for p in _candidates(base, name) if p.is_file()), None) for name in names]
+    absent = [name for name, path in zip(names, found, strict=True) if path is None]
+    if absent:
+        raise DataError(
+            f"data set {data_set!r}: {', '.join(absent)} not found in {base}; expected {expected} (or .gz)"
+        )
+    return [path for path in found if path is not None]
+
+
+def _candidates(base: Path, name: str) -> list[Path]:
+    return [base / name, base / f"{name}.gz", base / f"{name}.zip"]
+
+
+def read_libsvm(path: Path | str) -> tuple[NDArray[Any], Any, int]:
+    """Labels, CSR matrix (float32) and the largest feature index of a file.
+
+    Raises:
+        DataError: A line is not of the form; the message names the line.
+    """
+    heads: list[str] = []
+    tokens: list[str] = []
+    lengths: list[int] = []
+    lines: list[int] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        head, *features = line.partition("#")[0].split() or [""]
+        if not head:
+            continue
+        heads.append(head)
+        tokens += features
+        lengths.append(len(features))
+        lines.append(number)
+    if not heads:
+        raise DataError(f"{path} has no records")
+    for head, number in zip(heads, lines, strict=True):
+        if not _is_float(head):
+            raise DataError(f"{path}, line {number}: expected a numeric label first, found {head!r}")
+    try:
+        matrix = _matrix(_pairs(tokens), lengths)
+    except ValueError:
+        raise DataError(_first_bad_line(path, tokens, lengths, lines)) from None
+    return raw_labels(np.array(heads, dtype=np.float64)), matrix, matrix.shape[1]
+
+
+def _pairs(tokens: list[str]) -> NDArray[np.float64]:
+    # Joined and split again in one go, which is only right if every token has exactly one colon.
+    if any(token.count(":") != 1 for token in tokens):
+        raise ValueError("not index:value")
+    cells = ":".join(tokens).split(":") if tokens else []
+    return np.array(cells, dtype=np.float64).reshape(-1, 2)
+
+
+def _matrix(pairs: NDArray[np.float64], lengths: list[int]) -> Any:
+    index = pairs[:, 0]
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    ascending = (np.diff(index) > 0) | (np.diff(row) > 0)
+    whole = (index >= 1) & (index == np.floor(index))
+    if not whole.all() or not ascending.all():
+        raise ValueError("bad index")
+    columns = int(index.max()) if len(index) else 0
+    if columns > np.iinfo(np.int32).max:
+        raise ValueError("index too large")
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    with np.errstate(over="ignore"):
+        values = pairs[:, 1].astype(np.float32)
+    return sparse.csr_array((values, (index - 1).astype(np.int32), starts), shape=(len(lengths), columns))
+
+
+def _first_bad_line(path: Path | str, tokens: list[str], lengths: list[int], lines: list[int]) -> str:
+    start = 0
+    for number, length in zip(lines, lengths, strict=True):
+        last = 0
+        for token in tokens[start : start + length]:
+            index, colon, value = token.partition(":")
+            fine = bool(colon) and index.isdecimal() and last < int(index) < 2**31 and _is_float(value)
+            if not fine:
+                return f"{path}, line {number}: {token!r} is not index:value with indices that ascend from 1"
+            last = int(index)
+        start += length
+    return f"{path} is not in LIBSVM form: label index:value ..."
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return ":" not in text

@@ -1,0 +1,240 @@
+"""How everybody comes together: joining, introductions, the common records, and what is agreed on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from securevfl.data.share import own_ids
+from securevfl.errors import BudgetExceeded, DataError, ProtocolError
+from securevfl.network.agreement import CommonDataError, Facts
+from securevfl.network.alignment import Aligning, commitment
+from securevfl.network.config import ServerConfig
+from securevfl.network.frames import ROUND_BYTES
+from securevfl.network.participant import Participant, Purpose, Restarted, understanding
+from securevfl.network.relay import Introduction, read_introduction
+
+log = logging.getLogger("securevfl.network")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """An organisation that has joined, as its process introduced itself."""
+
+    facts: Facts
+    introduction: Introduction
+    aligned: str
+    checkpoints: tuple[int, ...]
+
+
+class Gathering(Participant):
+    """The coordinator's process until everybody has agreed; and again when somebody comes back.
+
+    Args:
+        config: Its configuration.
+        purpose: What everybody comes together for.
+        say: Called with what a person at the terminal should know.
+    """
+
+    config: ServerConfig
+
+    def __init__(self, config: ServerConfig, purpose: Purpose, say: Callable[[str], None]) -> None:
+        super().__init__(config, purpose, coordinator=config.identity.name, others=config.others)
+        self.say = say
+        self.joined: dict[str, Joined] = {}
+        self.members = tuple(config.others)
+        self.away: set[str] = set()
+        self.anew: set[str] = set()
+        self.mesh.on_restart = self._restart
+        self.mesh.on_refused = self._tell_refused
+        self._refused: set[str] = set()
+        self._round = b""
+
+    def _restart(self, peer: str) -> None:
+        self.joined.pop(peer, None)
+        self.anew.add(peer)
+        self.mesh.control.put_nowait((peer, "restarted", {}))
+
+    def _tell_refused(self, peer: str, reason: str) -> None:
+        """Whoever waits for a peer should know why it does not come in; once for each, the log has all."""
+        if peer in self.mesh.sessions and peer not in self._refused:
+            self._refused.add(peer)
+            self.say(f"{peer} was refused: {reason}")
+
+    async def gather(self) -> None:
+        """Brings everybody together: nobody goes on before all have confirmed the same understanding."""
+        self.away.clear()
+        await self._join()
+        await self._introduce()
+        await self._align()
+        await self._agree()
+        self.anew.clear()
+
+    # -- control messages -----------------------------------------------------------------------------------
+
+    async def collect(self, kind: str, who: Collection[str], **match: Any) -> dict[str, dict[str, Any]]:
+        """One control message of a kind from each that is not away; what breaks the run off is raised."""
+        found: dict[str, dict[str, Any]] = {}
+        while set(who) - set(found) - self.away:
+            peer, got, fields = await self.next_control()
+            if got in ("away", "restarted") and self.goes_on_without(peer, back=got == "restarted"):
+                continue
+            self.check_event(peer, got, fields)
+            fits = all(fields.get(key) == value for key, value in match.items())
+            if got == kind and peer in who and peer not in found and fits:
+                found[peer] = fields
+        return found
+
+    def goes_on_without(self, peer: str, *, back: bool) -> bool:
+        """Whether the others go on while one is away; here they wait for it.
+
+        Args:
+            peer: Who is away.
+            back: True if it has come back as a new process.
+        """
+        if not back:
+            log.warning("waiting for", extra={"peer": peer})
+            self.say(f"{peer} is away; waiting for it for up to {self.patience:g} s")
+        return False
+
+    def check_event(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
+        """Takes up who joins; what breaks the run off is raised."""
+        if kind == "restarted":
+            raise Restarted(f"{peer} has started anew")
+        if kind == "failed":
+            raise ProtocolError(f"{peer} stops: {fields.get('reason')}")
+        if kind == "refused" and fields["phase"] == self.mesh.last_phase:
+            raise BudgetExceeded(str(fields.get("reason")))
+        if kind == "join":
+            with understanding(peer, kind):
+                self._take_join(peer, fields)
+
+    def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
+        introduction = read_introduction(fields)
+        introduction.check(self.session, self.config.identity.ca_pem)
+        if introduction.name != peer:
+            raise ProtocolError(f"{peer} introduces itself as another")
+        if introduction.incarnation != self.mesh.sessions[peer].incarnation:
+            return  # it has restarted since, and will join again
+        facts = Facts.from_json(str(fields.get("facts")))
+        if (facts.columns == 0) != (peer not in self.config.parties):
+            raise CommonDataError(f"{peer} brings {facts.columns} columns; a party needs some, a helper none")
+        self.joined[peer] = Joined(
+            facts=facts,
+            introduction=introduction,
+            aligned=str(fields.get("aligned")),
+            checkpoints=tuple(fields["checkpoints"]),
+        )
+        log.info("joined", extra={"peer": peer})
+        self.say(f"{peer} has joined")
+
+    # -- joining --------------------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Waits until everybody has joined, as the process that is connected now."""
+        self.part = "gathering"
+        self.comparable(self.config.normalise)
+        while set(self.joined) != set(self.members):
+            peer, kind, fields = await self.next_control()
+            if kind != "restarted":
+                self.check_event(peer, kind, fields)
+
+    async def _introduce(self) -> None:
+        """Everybody learns who the others are now, and reaches those that can be reached."""
+        self.mesh.introduce(each.introduction for each in self.joined.values())
+        for each in (self.mesh.introducer.introduction, *(j.introduction for j in self.joined.values())):
+            self.mesh.tell_all("introduction", **each.fields())
+        self._round = secrets.token_bytes(ROUND_BYTES)
+        self.mesh.tell_all("meet", round=self._round, away=",".join(sorted(self.away)))
+        await self.collect("met", self.members, round=self._round)
+
+    # -- the common records ---------------------------------------------------------------------------------
+
+    async def _align(self) -> None:
+        """Finds the common IDs, unless everybody remembers them."""
+        if self.own is None:
+            raise DataError("the coordinator has no data")
+        with_data = [name for name in self.members if name in self.config.parties]
+        ids = self.purpose.remembered(self)
+        mark = "" if ids is None else commitment(self.session, ids)
+        if ids is None or any(self.joined[name].aligned != mark for name in with_data):
+            self.part = "aligning"
+            by_psi = self.config.align == "psi"
+            ids = await (self._align_privately(with_data) if by_psi else self._compare(with_data))
+            if not ids:
+                raise CommonDataError("the organisations have no ID in common")
+            self.say(f"{len(ids)} of {len(self.own.ids)} records are common to all")
+        self.purpose.take_ids(self, ids, leads=True)
+        for name in with_data if self.purpose.numbers else ():
+            self.mesh.tell(name, "records", numbers=list(self.purpose.numbers), salt=self.purpose.salt)
+
+    def _ids(self) -> list[str]:
+        if self.own is None:
+            raise DataError("the coordinator has no data")
+        return own_ids(self.own)
+
+    async def _align_privately(self, with_data: list[str]) -> list[str]:
+        """Private set intersection, with the coordinator as its leader."""
+        about = {"parties": len(with_data) + 1, "normalise": self.config.normalise}
+        aligning = Aligning(self._ids(), index=0, **about)  # type: ignore[arg-type]
+        for index, name in enumerate(with_data, start=1):
+            self.mesh.tell(name, "align", round=self._round, index=index, **about)  # type: ignore[arg-type]
+        self._send_alignment(aligning.start(), with_data)
+        while not aligning.done:
+            peer, kind, fields = await self.next_control()
+            self.check_event(peer, kind, fields)
+            if kind == "alignment" and peer in with_data and fields["round"] == self._round:
+                sent = aligning.receive(with_data.index(peer) + 1, fields["content"])
+                self._send_alignment(sent, with_data)
+        await self.collect("aligned", with_data, round=self._round)
+        return aligning.common()
+
+    def _send_alignment(self, sent: list[tuple[int, bytes]], with_data: list[str]) -> None:
+        for receiver, content in sent:
+            self.mesh.tell(with_data[receiver - 1], "alignment", round=self._round, content=content)
+
+    async def _compare(self, with_data: list[str]) -> list[str]:
+        """Without private alignment all tables must hold the same IDs."""
+        ids = sorted(self._ids())
+        for name in with_data:
+            self.mesh.tell(name, "compare", round=self._round, normalise=self.config.normalise)
+        answers = await self.collect("compared", with_data, round=self._round)
+        for name, fields in answers.items():
+            if fields.get("ids") != commitment(self.session, ids):
+                raise CommonDataError(
+                    f'{name} does not have exactly the IDs of {self.name}; set align = "psi" to find the '
+                    "common ones"
+                )
+        return ids
+
+    # -- the agreement --------------------------------------------------------------------------------------
+
+    async def _agree(self) -> None:
+        """Proposes, and waits until everybody has confirmed the same understanding of it."""
+        self.part = "agreeing"
+        facts = {name: self.joined[name].facts for name in self.config.parties}
+        agreement = self.purpose.propose(self, facts)
+        if not self.purpose.confirmed(self, agreement):
+            for line in agreement.summary():
+                self.say(line)
+        self.agreement = agreement
+        await self.confirm(self.members)
+
+    async def confirm(self, who: Collection[str]) -> None:
+        """Has organisations confirm the agreement; nobody takes part before it has."""
+        agreement = self.agreement
+        if agreement is None:
+            raise ProtocolError("there is nothing to agree on yet")
+        await self._propose(who, agreement.proposal.to_json(), agreement.digest)
+        self.purpose.keep(self, agreement)
+        self.site = self.purpose.build(self, agreement)
+        for name in who:
+            self.mesh.tell(name, "agreed", digest=agreement.digest)
+
+    async def _propose(self, who: Collection[str], proposal: str, digest: str) -> None:
+        for name in who:
+            self.mesh.tell(name, "propose", proposal=proposal, digest=digest)
+        await self.collect("confirmed", who, digest=digest)

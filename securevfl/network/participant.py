@@ -1,0 +1,471 @@
+"""A participant: one organisation's process, and what it has come for, be it training or a prediction.
+
+The coordinator and every other organisation do this alike: open the folder, run the parts of its site,
+notice who is away, report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms import ABSENT, SERVER, Algorithm, find_algorithm
+from securevfl.data import VerticalData
+from securevfl.data.share import OwnTable
+from securevfl.errors import (
+    DataError,
+    EncodingError,
+    InputError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+    SecureVFLError,
+)
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.prediction import written_records
+from securevfl.federation.site import PARTS, Site, hosts_of
+from securevfl.files import PART
+from securevfl.models.seeds import torch_generator
+from securevfl.network.agreement import CommonDataError, Facts, Understanding
+from securevfl.network.alignment import ALIGNMENT_FILE
+from securevfl.network.clock import RealClock
+from securevfl.network.config import ParticipantConfig
+from securevfl.network.mesh import Control, Mesh
+from securevfl.network.own_encoder import build_own, load_builder
+from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
+from securevfl.privacy.messages import Packet
+from securevfl.protocols.contract import Address
+from securevfl.protocols.keys import Authenticator
+
+STAY = -2
+"""In place of an epoch to go back to: go on from where you are."""
+log = logging.getLogger("securevfl.network")
+
+
+class Restarted(Exception):
+    """Another organisation's process has started anew; everybody goes back to a common checkpoint."""
+
+
+class Stopped(NetworkError):
+    """The coordinator has stopped the run; there is nobody left to tell anything."""
+
+
+class Unforeseen(ProtocolError):
+    """An error that nobody foresaw. Its text may quote data, so others are told only what kind it was.
+
+    Attributes:
+        told: What others are told.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        self.told = f"{what}: {type(error).__name__}"
+        super().__init__(f"{self.told}: {error}")
+
+
+def shareable(error: SecureVFLError) -> str:
+    """What others are told of an error: nothing that quotes an ID, a label or a value of the table here."""
+    if isinstance(error, Unforeseen):
+        return error.told
+    if isinstance(error, DataError | EncodingError) and not isinstance(error, CommonDataError):
+        return "its own data cannot be used, as is said there"
+    return str(error)
+
+
+@contextlib.contextmanager
+def understanding(peer: str, kind: str) -> Iterator[None]:
+    """Whatever a message of the right form but with senseless content leads to, it was not understood.
+
+    Raises:
+        ProtocolError: Something went wrong that was not foreseen.
+    """
+    try:
+        yield
+    except (SecureVFLError, Restarted):
+        raise
+    except Exception as error:
+        raise Unforeseen(f"{kind!r} of {peer} cannot be processed", error) from error
+
+
+class Purpose(ABC):
+    """What organisations have come together for; each process has one of its own."""
+
+    suffix: ClassVar[str] = ""
+    """Follows the run's name in greetings and commitments, so that no purpose passes for another."""
+    parts: ClassVar[tuple[str, ...]]
+    """Parts of the schedule that may begin."""
+    what: ClassVar[str]
+    """What an organisation accepts or does not."""
+    back_to: ClassVar[str]
+    """Where everybody goes back to when a process starts anew."""
+    ids: list[str] | None = None
+    """The common IDs, once they are known here."""
+    numbers: tuple[int, ...] = ()
+    """Record numbers that the coordinator tells those with data."""
+    salt = b""
+
+    @abstractmethod
+    def read_table(self, config: ParticipantConfig) -> OwnTable | None:
+        """The organisation's records; None for a helper without data."""
+
+    @contextlib.contextmanager
+    def reserved(self, who: Participant) -> Iterator[None]:
+        """Makes sure, before anybody is waited for, that the purpose can be met."""
+        yield
+
+    @abstractmethod
+    def open(self, who: Participant, *, leads: bool) -> dict[str, Any] | None:
+        """Takes up what the folder holds; the result, where this organisation has finished before."""
+
+    def check_comparison(self, who: Participant, way: str) -> None:  # noqa: B027 - training takes any
+        """Raises `ProtocolError` where IDs may not be compared that way."""
+
+    @abstractmethod
+    def remembered(self, who: Participant) -> list[str] | None:
+        """The common IDs that an earlier process has found."""
+
+    @abstractmethod
+    def take_ids(self, who: Participant, ids: list[str], *, leads: bool) -> None:
+        """Keeps the common IDs."""
+
+    def take_numbers(self, who: Participant, numbers: list[int], salt: bytes) -> None:
+        """Takes up the record numbers that the coordinator gives to the common IDs."""
+        raise ProtocolError("the coordinator numbers records, which this version does not expect here")
+
+    @abstractmethod
+    def propose(self, who: Participant, facts: Mapping[str, Facts]) -> Understanding:
+        """What the coordinator proposes.
+
+        Args:
+            who: The coordinator.
+            facts: What the parties have told about their tables.
+        """
+
+    @abstractmethod
+    def understand(self, who: Participant, text: str) -> Understanding:
+        """What the coordinator has proposed, as this organisation understands it."""
+
+    @abstractmethod
+    def confirmed(self, who: Participant, agreement: Understanding) -> bool:
+        """Whether this organisation has confirmed it before.
+
+        Raises:
+            RunError: It has confirmed something else.
+        """
+
+    @abstractmethod
+    def keep(self, who: Participant, agreement: Understanding) -> None:
+        """Writes down what was agreed on, before anything leaves."""
+
+    @abstractmethod
+    def build(self, who: Participant, agreement: Understanding) -> Site:
+        """The site, with the roles that run here."""
+
+    def begin(self, epoch: int, restore: int) -> None:  # noqa: B027 - training begins again and again
+        """Raises `ProtocolError` where a part may not begin any more."""
+
+    def check_restart(self, reason: str) -> None:  # noqa: B027 - training goes back to a checkpoint
+        """Raises `NetworkError` where there is no way back from here for a process that has started anew."""
+
+    @abstractmethod
+    def finish(self, who: Participant) -> None:
+        """Writes what belongs here at the end."""
+
+    @abstractmethod
+    def result(self, who: Participant, epochs: int) -> dict[str, Any]:
+        """What `--json` prints."""
+
+    def close(self, who: Participant) -> None:  # noqa: B027 - training leaves its checkpoints
+        """Writes down where things stand, whether they came to their end or not."""
+
+
+class Participant(ABC):
+    """One organisation's process.
+
+    Args:
+        config: Its configuration.
+        purpose: What it has come for.
+        coordinator: Who coordinates.
+        others: Everybody else.
+    """
+
+    def __init__(
+        self, config: ParticipantConfig, purpose: Purpose, *, coordinator: str, others: tuple[str, ...]
+    ) -> None:
+        self.config, self.purpose, self.name = config, purpose, config.identity.name
+        self.session = config.run + purpose.suffix
+        self.builder = load_builder(config.base, config.encoder) if config.encoder else None
+        self.own = purpose.read_table(config)
+        self.folder = RunFolder(config.folder)
+        self.mesh = Mesh(
+            config.identity,
+            run=self.session,
+            coordinator=coordinator,
+            others=others,
+            address=config.public or config.listen,
+        )
+        self.clock = RealClock()
+        self._table: OwnTable | None = None
+        self.site: Site | None = None
+        self.agreement: Understanding | None = None
+        self.fresh = True
+        self.patience = config.network.patience
+        self.epoch = -1
+        self.part = "joining"
+        self.begun = time.monotonic()
+        self.reason: str | None = None
+
+    # -- the folder -----------------------------------------------------------------------------------------
+
+    def make_folder(self) -> None:
+        """Makes the folder, if there is none yet.
+
+        Raises:
+            RunError: It cannot be made.
+        """
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise RunError(f"folder {self.folder.path} cannot be made: {error.strerror}") from error
+
+    def open_folder(self) -> str:
+        """Takes up the run that the folder holds, if any; returns the digest agreed on before.
+
+        Raises:
+            RunError: The folder holds another run.
+        """
+        path = self.folder.path
+        file = path / AGREEMENT_FILE
+        if not file.exists():
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE}
+            if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
+                raise RunError(f"{path} holds something else; choose another folder")
+            return ""
+        content = read_agreement(path)
+        if self.name not in content["homes"]:
+            raise RunError(f"{path} belongs to {', '.join(content['homes'])}, not to {self.name}")
+        if content["run"] != self.config.run:
+            raise RunError(f"{path} belongs to run {content['run']!r}, not to {self.config.run!r}")
+        return str(content["digest"])
+
+    def comparable(self, way: str) -> OwnTable:
+        """The own records with IDs as they are compared, always made from the table as it was read.
+
+        Raises:
+            DataError: Two records have the same ID then, or one has none.
+            InputError: There is no table.
+        """
+        if self.own is None:
+            raise InputError(f"{self.name} has no data to align")
+        self._table = self._table or self.own
+        self.own = self._table.normalised(way)
+        return self.own
+
+    # -- the site -------------------------------------------------------------------------------------------
+
+    def make_site(
+        self,
+        agreement: Understanding,
+        data: VerticalData,
+        clock: RealClock,
+        *,
+        algorithm: Algorithm | None = None,
+        records: int = 0,
+    ) -> Site:
+        """This organisation's site, on the connections of this process.
+
+        Args:
+            agreement: What all organisations agreed on.
+            data: Its share of the data.
+            clock: Its clock.
+            algorithm: What to run instead of the plan's algorithm.
+            records: See `Site`.
+        """
+        plan = agreement.plan
+
+        def authenticate(channel: str, workers: Mapping[Address, str]) -> Authenticator:
+            return self.mesh.authenticator(channel, workers, agreement.digest)
+
+        def encoder(party: str) -> Any:
+            if self.builder is None or party != self.name:
+                return None
+            index = data.parties.index(party)
+            generator = torch_generator(plan.seed, "encoder", index)
+            return build_own(self.builder, data.train[index].shape[1], plan.embedding, generator=generator)
+
+        self.clock, hosts = clock, hosts_of(plan, data, algorithm or find_algorithm(plan.algorithm))
+        site = Site(
+            self.name,
+            plan,
+            data,
+            hosts=hosts,
+            links=self.mesh.connect(hosts),
+            clock=clock,
+            folder=self.folder,
+            algorithm=algorithm,
+            records=records,
+            encoder=encoder,
+            authenticate=authenticate,
+        )
+        self.mesh.observe = lambda message: site.observe(message, clock.now())
+        return site
+
+    async def work(
+        self, phase: bytes, part: str, epoch: int, restore: int | None, absent: Iterable[str] = ()
+    ) -> None:
+        """Runs one part of the roles here, and keeps the state after it.
+
+        Args:
+            phase: Whose messages belong together.
+            part: What to run.
+            epoch: For which epoch.
+            restore: Epoch to go back to first; None to stay.
+            absent: Organisations that the server goes on without.
+        """
+        site = self._built()
+        if restore is not None:
+            self._restore(site, restore)
+        self.fresh = False
+        self.part, self.epoch = part, epoch
+        log.info("phase begins", extra={"part": part, "epoch": epoch})
+        for link in self.mesh.links.values():
+            link.phase = PARTS[part]
+        self.mesh.begin(phase)
+        for peer in absent:
+            self.tell_absent(peer)
+        try:
+            async with asyncio.timeout(self.config.network.phase_timeout or None):
+                await site.run(part)
+        except TimeoutError as error:
+            raise NetworkError(
+                f"{part} of epoch {epoch} took more than {self.config.network.phase_timeout:g} s; "
+                f"{self._waits()}"
+            ) from error
+        finally:
+            self.mesh.end()
+
+    def keep_state(self, part: str, epoch: int) -> None:
+        """Keeps the state after a part that everybody may have to go back to."""
+        if part in ("prepare", "epoch"):
+            figures = {"messages": self.mesh.messages, "bytes": self.mesh.bytes}
+            self._built().save(epoch, time=self.clock.now(), **figures)
+
+    def _restore(self, site: Site, epoch: int) -> None:
+        state = site.restore(epoch, fresh=self.fresh)
+        if state and self.fresh:
+            self.clock.set(float(state["time"]))
+            self.mesh.messages, self.mesh.bytes = int(state["messages"]), int(state["bytes"])
+
+    def _built(self) -> Site:
+        if self.site is None:
+            raise ProtocolError("a phase begins before there is an agreement")
+        return self.site
+
+    def tell_absent(self, peer: str) -> None:
+        """Lets the server know that it goes on without an organisation in this phase."""
+        self.mesh.links[SERVER].deliver(Packet(kind=ABSENT, sender=peer, receiver=SERVER))
+
+    def _waits(self) -> str:
+        waits = [f"{name} waits for {link.waiting}" for name, link in self.mesh.links.items() if link.waiting]
+        return "; ".join(waits) or "raise phase_timeout"
+
+    async def stop_task(self, task: asyncio.Task[Any] | None) -> None:
+        """Ends what runs here, if anything does."""
+        if task is not None and not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SecureVFLError):
+                await task
+        self.mesh.end()
+
+    async def watch(self) -> None:
+        """Reports whoever has been away for too long."""
+        patience, noticed = self.patience, set[str]()
+        while True:
+            await asyncio.sleep(0.2)
+            now = time.monotonic()
+            noticed &= set(self.mesh.lost_since)
+            for peer, since in list(self.mesh.lost_since.items()):
+                if now - since > self.config.network.absence and peer not in noticed:
+                    noticed.add(peer)
+                    self.mesh.control.put_nowait((peer, "away", {}))
+                if self.is_needed(peer) and now - since > patience:
+                    trouble = self.mesh.transport.trouble.get(peer)
+                    why = f" ({trouble})" if trouble else ""
+                    self.mesh.control.put_nowait(
+                        NetworkError(
+                            f"{peer} has not been reachable for {patience:g} s{why}; what was "
+                            "done is kept: start everybody again to go on"
+                        )
+                    )
+                    self.mesh.lost_since[peer] = math.inf
+
+    def is_needed(self, peer: str) -> bool:
+        """Whether this organisation itself must hold a connection to a peer."""
+        return True
+
+    async def next_control(self) -> Control:
+        """The next control message; errors are raised."""
+        item = await self.mesh.control.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    # -- the whole run --------------------------------------------------------------------------------------
+
+    async def run(self) -> dict[str, Any]:
+        """Takes part to the end; returns this organisation's result. A folder has one process at a time.
+
+        Raises:
+            NetworkError: Somebody has been away for too long, or stops. The run can be taken up again.
+            RunError: Another process is at work in the folder, or the folder is not for this run.
+            BudgetExceeded: A gate refuses; what was released until then stays counted.
+            SecureVFLError: An organisation refuses or fails; the message says which and why.
+        """
+        with self.purpose.reserved(self):
+            self.make_folder()
+            with self.folder.locked():
+                self._open()
+                return await self._live()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Takes up what the folder holds."""
+
+    @abstractmethod
+    async def _live(self) -> dict[str, Any]:
+        """Connects and takes part; returns the result."""
+
+    def records(self) -> list[ReleaseRecord]:
+        """This organisation's releases."""
+        return written_records(self.folder.path)
+
+    def status(self) -> dict[str, Any]:
+        """A snapshot for health checks and metrics."""
+        return {
+            "organisation": self.name,
+            "run": self.session,
+            "phase": self.part,
+            "epoch": self.epoch,
+            "messages": self.mesh.messages,
+            "bytes": self.mesh.bytes,
+            "refused_connections": self.mesh.transport.refused,
+            "connected": sum(session.connected for session in self.mesh.sessions.values()),
+            "peers": len(self.mesh.sessions),
+            "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
+            "mu": 0.0 if self.site is None else self.site.spent(),
+        }
+
+    async def close(self) -> None:
+        """Closes connections and files."""
+        try:
+            self.purpose.close(self)
+        finally:
+            await self.mesh.close()
+            if self.site is not None:
+                self.site.close()

@@ -1,0 +1,431 @@
+"""Payloads: what may leave an organisation, and the link that carries nothing else.
+
+A link carries declared messages only. Their fields are public facts (numbers, words, record indices) or
+payloads, and a payload is made by a gate, or from a gate's material by the driver of protocol machines: no
+other code has the key that the constructors ask for. So whatever arrives elsewhere was written down first,
+and says for whom.
+
+Python cannot keep a secret from code in the same process. A test over the syntax tree of the whole package
+therefore makes sure that nobody else uses the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from securevfl.errors import EgressError, ProtocolError, WireError
+from securevfl.privacy.messages import Head, Packet
+from securevfl.privacy.rows import Rows
+from securevfl.privacy.schemas import (
+    ARRAY,
+    BYTES,
+    FACT,
+    LIST,
+    MESSAGES,
+    NUMBER,
+    ROWS,
+    TABLE,
+    Form,
+    Schema,
+    roles_of,
+)
+from securevfl.protocols.contract import Message
+from securevfl.protocols.wire import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_KEY = object()
+
+MAX_WORD = 255
+
+
+# -- payloads -----------------------------------------------------------------------------------------------
+
+
+class _Gated:
+    """Can be made with the key alone, and cannot be changed or copied afterwards."""
+
+    __slots__ = ("_made_with",)
+
+    def __post_init__(self, key: object) -> None:
+        if key is not _KEY:
+            raise EgressError(
+                f"{type(self).__name__} is made by a gate alone; let the values pass through it"
+            )
+        object.__setattr__(self, "_made_with", key)
+        values = getattr(self, "values", None)
+        if type(values) is np.ndarray:
+            values.flags.writeable = False
+
+    def __reduce__(self) -> Any:
+        raise EgressError(
+            f"{type(self).__name__} cannot be copied; let the values pass through the gate again"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Released(_Gated):
+    """What may be sent, and what the party needs to learn from the answer.
+
+    Attributes:
+        values: As they leave: an array, a number, or several by name. They cannot be changed.
+        head: The ledger head that is sent along.
+        observers: Organisations that it was written down for; it goes to no other.
+        kind: What it is, as the ledger says.
+        rows: The records it is about, where it is about single ones.
+        source: The clipped vectors with their graph; the gradient that comes back goes in here.
+    """
+
+    values: Any
+    head: Head
+    observers: tuple[str, ...]
+    kind: str
+    rows: Rows | None = None
+    source: Any = None
+    key: InitVar[object] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Contribution(_Gated):
+    """What may enter a secure sum, and what the party needs to learn from the answer.
+
+    Attributes:
+        values: Floats, or ring elements that already carry the party's share of the noise.
+        head: The ledger head that is sent along.
+        observers: Organisations that obtain the total, or something computed from it.
+        kind: What it is, as the ledger says.
+        source: The clipped vectors with their graph; the gradient that comes back goes in here.
+    """
+
+    values: Any
+    head: Head
+    observers: tuple[str, ...]
+    kind: str
+    source: Any
+    key: InitVar[object] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Accounted(_Gated):
+    """A protocol machine whose ledger entry is written: what it sends may leave.
+
+    Attributes:
+        machine: The machine, made of the party's values; None where an entry stands for a replay.
+        head: The ledger head that is sent along.
+        observers: Organisations that it talks to.
+    """
+
+    machine: Any
+    head: Head
+    observers: tuple[str, ...]
+    key: InitVar[object] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Masked(_Gated):
+    """One message of a protocol machine on its way.
+
+    Attributes:
+        message: As the machine made it.
+        route: Fields that say which machine it is for, where a link carries several protocols.
+        head: The sender's ledger head; None where the sender has nothing of its own in it.
+        observers: Organisations that it may go to.
+    """
+
+    message: Message
+    route: Mapping[str, Value]
+    head: Head | None
+    observers: tuple[str, ...]
+    key: InitVar[object] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Inside:
+    """Values that stay inside one organisation. A link carries them to no other.
+
+    Attributes:
+        values: An array, a number, or several by name.
+        source: The vectors with their graph; the gradient that comes back goes in here.
+    """
+
+    values: Any
+    source: Any = None
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> Inside:
+        """Vectors with their graph: no clip, no noise, no entry."""
+        return cls(values=np.array(vectors.numpy(force=True), np.float32), source=vectors)
+
+
+# -- the link -----------------------------------------------------------------------------------------------
+
+
+class Link:
+    """One address's door to the others, on every carrier.
+
+    It numbers what is sent, queues what arrives and matches answers to calls. Before anything leaves it
+    checks that it is a declared message, that every field is of its declared form, and that whatever depends
+    on private data is a payload which a gate has made for the receiver's organisation; on receipt, that the
+    message is known, complete, without anything more, and of a role that may send it in this phase.
+
+    Args:
+        address: Whose.
+        post: Takes a packet on its way; it must not wait.
+        hosts: Address -> organisation, of all roles of the run.
+
+    Attributes:
+        phase: The phase that the carrier has begun; while it is empty, any message may come.
+    """
+
+    def __init__(self, address: str, post: Callable[[Packet], None], hosts: Mapping[str, str]) -> None:
+        self.address = address
+        self.hosts = hosts
+        self.phase = ""
+        self.number = 0
+        self.backlog = 0
+        self._post = post
+        self._roles = roles_of(address)
+        self._inbox: deque[tuple[Packet, int]] = deque()
+        self._receiver: asyncio.Future[Packet] | None = None
+        self._calls: dict[int, tuple[str, asyncio.Future[Packet]]] = {}
+
+    @property
+    def waiting(self) -> str:
+        """What this address waits for; empty if nothing."""
+        calls = [f"the answer of {receiver}" for receiver, _ in self._calls.values()]
+        return " and ".join(calls + (["a message"] if self._receiver is not None else []))
+
+    # -- sending --------------------------------------------------------------------------------------------
+
+    async def send(self, receiver: str, content: Any) -> None:
+        """Sends a declared message and does not wait for an answer.
+
+        Raises:
+            EgressError: It is no declared message, or holds what no gate has let out to the receiver.
+        """
+        self._post(self._pack(receiver, content))
+
+    async def call(self, receiver: str, content: Any) -> Packet:
+        """Sends a declared message and waits for the answer to it; raises like `send`."""
+        packet = self._pack(receiver, content)
+        answer: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+        self._calls[packet.number] = (receiver, answer)
+        try:
+            self._post(packet)
+            return await answer
+        finally:
+            self._calls.pop(packet.number, None)
+
+    async def reply(self, call: Packet, content: Any) -> None:
+        """Answers a call with a declared message; raises like `send`."""
+        self._post(self._pack(call.sender, content, call.number))
+
+    def _pack(self, receiver: str, content: Any, reply_to: int | None = None) -> Packet:
+        """The packet with this content, once all of it may go to the receiver; else nothing has happened."""
+        masked = type(content) is Masked
+        said = content.message if masked else content
+        name = getattr(said, "kind", None)
+        schema = MESSAGES.get(name) if type(name) is str else None
+        if schema is None or schema.content is not type(said) or schema.of_machine is not masked:
+            raise EgressError(
+                f"{self.address} tries to send {type(content).__name__} to {receiver}; only declared "
+                "messages leave, with what a gate has let out"
+            )
+        kind, host = schema.kind, self.hosts.get(receiver)
+        if host is None:
+            raise ProtocolError(f"{self.address} sends {kind!r} to unknown address {receiver!r}")
+        if self._roles.isdisjoint(schema.senders) or (self.phase and self.phase not in schema.phases):
+            raise EgressError(f"{self.address} may not send {kind!r} in phase {self.phase or 'unknown'!r}")
+        here = host == self.hosts[self.address]
+        if masked:
+            fields, head = self._masked(content, host, here), None if here else content.head
+        else:
+            fields, head = self._fields(schema, content, host, here)
+        self.number += 1
+        return Packet(
+            kind=kind,
+            sender=self.address,
+            receiver=receiver,
+            fields=fields,
+            number=self.number,
+            reply_to=reply_to,
+            head=head,
+            checked=True,
+        )
+
+    def _masked(self, content: Masked, host: str, here: bool) -> dict[str, Value]:
+        """Fields of a protocol machine's message."""
+        if getattr(content, "_made_with", None) is not _KEY:
+            raise EgressError(f"{self.address}: a message of a protocol machine was not made by its driver")
+        kind, fields = content.message.kind, {**content.route, **vars(content.message)}
+        if not here and host not in content.observers:
+            raise EgressError(f"{self.address}: {kind!r} is for {content.observers}, not for {host}")
+        check_fields(self.address, kind, fields)
+        return fields
+
+    def _fields(
+        self, schema: Schema, content: Any, host: str, here: bool
+    ) -> tuple[dict[str, Value], Head | None]:
+        """Fields and ledger head of a declared message; every field is checked, payloads are opened."""
+        fields: dict[str, Value] = {}
+        head: Head | None = None
+        about = rows = None
+        for attribute, name, form in schema.sent:
+            value = getattr(content, attribute)
+            if value is None and form.optional:
+                continue
+            if form.payload:
+                if type(value) is Released:
+                    if form.inside or (form.of and value.kind not in form.of):
+                        raise self._refusal(schema, name, f"holds {value.kind!r}")
+                    if getattr(value, "_made_with", None) is not _KEY:
+                        raise self._refusal(schema, name, "was not made by a gate")
+                    if not here and host not in value.observers:
+                        raise self._refusal(schema, name, f"was let out to {value.observers}, not to {host}")
+                    head, about = value.head, value.rows
+                elif type(value) is not Inside:
+                    raise self._refusal(schema, name, f"is {type(value).__name__}, which passed no gate")
+                elif not here:
+                    raise self._refusal(schema, name, f"must stay inside, and {host} is another organisation")
+                value = value.values
+                if form.what == TABLE:
+                    _check_table(schema, form, value)
+                    fields.update(value)
+                    continue
+            elif form.what == ROWS:
+                rows = value
+            if not _fits(form, value):
+                raise self._refusal(schema, name, f"is not {form.expected}")
+            fields[name] = value.astype(np.int32) if form.what == ROWS else value
+        if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
+            raise self._refusal(schema, "rows", "names other records than the payload is about")
+        return fields, head
+
+    def _refusal(self, schema: Schema, name: str, found: str) -> EgressError:
+        return EgressError(f"{self.address} does not send {schema.kind!r}: field {name!r} {found}")
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    async def receive(self) -> Packet:
+        """The next message that is not the answer to a call."""
+        if self._inbox:
+            packet, size = self._inbox.popleft()
+            self.backlog -= size
+            return packet
+        if self._receiver is not None:
+            raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
+        self._receiver = asyncio.get_running_loop().create_future()
+        try:
+            return await self._receiver
+        finally:
+            self._receiver = None
+
+    def forget(self) -> None:
+        """Drops waiting messages and unanswered calls."""
+        self._inbox.clear()
+        self.backlog = 0
+        self._calls.clear()
+        self._receiver = None
+
+    def deliver(self, packet: Packet, size: int = 0) -> None:
+        """Hands over a packet that has arrived; its size counts in `backlog` until it is received.
+
+        Raises:
+            ProtocolError: It is not what its sender may send now, or answers a call that was not made.
+        """
+        if not packet.checked:  # else a link of this process has checked the very same object
+            self._check(packet)
+        if packet.reply_to is not None:
+            receiver, answer = self._calls.get(packet.reply_to, ("", None))
+            if answer is None or receiver != packet.sender:
+                raise ProtocolError(
+                    f"{packet.sender} answers call {packet.reply_to}, which {self.address} did not make"
+                )
+            if not answer.done():
+                answer.set_result(packet)
+        elif self._receiver is not None and not self._receiver.done():
+            self._receiver.set_result(packet)
+        else:
+            self._inbox.append((packet, size))
+            self.backlog += size
+
+    def _check(self, packet: Packet) -> None:
+        schema = check_fields(packet.sender, packet.kind, packet.fields)
+        if roles_of(packet.sender).isdisjoint(schema.senders) or (
+            self.phase and self.phase not in schema.phases
+        ):
+            raise ProtocolError(
+                f"{packet.sender} may not send {packet.kind!r} in phase {self.phase or 'unknown'!r}"
+            )
+        here = self.hosts.get(packet.sender) == self.hosts[self.address]
+        if not here and any(form.inside for _, _, form in schema.sent):
+            raise ProtocolError(f"{packet.sender} sends {packet.kind!r}, which stays inside one organisation")
+
+
+def check_fields(sender: str, kind: str, fields: Mapping[str, Any]) -> Schema:
+    """Checks a message against what its kind declares; returns the declaration.
+
+    Raises:
+        WireError: The kind is unknown, or a field is unknown, missing or of another form.
+    """
+    schema = MESSAGES.get(kind)
+    if schema is None:
+        raise WireError(f"{sender} sends {kind!r}, a kind of message that nobody has declared")
+    for name, value in fields.items():
+        form = schema.received.get(name) or schema.form_of(name)
+        if form is None:
+            raise WireError(f"{sender} sends {kind!r} with a field {name!r} that it does not have")
+        if not _fits(form, value):
+            raise WireError(f"{sender} sends {kind!r} whose field {name!r} is not {form.expected}")
+    if not schema.required <= fields.keys():
+        missing = ", ".join(sorted(schema.required - fields.keys()))
+        raise WireError(f"{sender} sends {kind!r} without {missing}")
+    return schema
+
+
+def _check_table(schema: Schema, form: Form, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if schema.form_of(name) is not form or not _fits(form, value):
+            raise EgressError(f"{schema.kind!r}: {name!r} is not {form.expected}")
+
+
+def _fits(form: Form, value: Any) -> bool:
+    """Whether a value, as the wire carries it, is of a form."""
+    what = form.what
+    if what == ARRAY:
+        return type(value) is np.ndarray and value.dtype.kind in form.dtypes and value.ndim in form.ndims
+    if what == ROWS:
+        return _are_rows(value)
+    if what == FACT:
+        if type(value) not in form.types:
+            return False
+        return type(value) is not str or (
+            len(value) <= MAX_WORD and (not form.choices or value in form.choices)
+        )
+    if what == NUMBER:
+        return type(value) is float
+    if what == TABLE:
+        if type(value) is np.ndarray:
+            return value.dtype.kind in form.dtypes
+        return value is None or type(value) is float
+    if what == BYTES:
+        return type(value) is bytes
+    return what == LIST and type(value) is list and all(type(each) in form.types for each in value)
+
+
+def _are_rows(value: Any) -> bool:
+    """Whether these can be record indices: one-dimensional, integers, distinct, not negative, in range."""
+    if type(value) is not np.ndarray or value.ndim != 1 or value.dtype.kind not in "iu":
+        return False
+    if not value.size:
+        return True
+    ordered = value.copy()
+    ordered.sort()
+    return bool(ordered[0] >= 0 and ordered[-1] < 1 << 31 and (ordered[1:] > ordered[:-1]).all())

@@ -1,0 +1,252 @@
+"""Settings of one family of algorithms, of the simulation, of the data, of one machine: each a class.
+
+A field of a family lives here and nowhere else. Which algorithms belong to a family, and which common fields
+of a plan they set otherwise where the user says nothing, stands in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from securevfl.errors import PlanError, nearest
+from securevfl.settings.codec import check_fields, choice, number, share, whole
+
+__all__ = [
+    "FAMILIES",
+    "AfsgdSettings",
+    "DataSource",
+    "FdmlSettings",
+    "FlexSettings",
+    "LocalSettings",
+    "SealedSettings",
+    "SimulationSettings",
+    "VaflSettings",
+]
+
+DELAYS = ("constant", "poisson", "exponential", "trace")
+PROTECTS = ("person", "features", "label")
+DEVICES = ("cpu", "cuda", "auto")
+FULL_BATCH = 2**31 - 1  # as many records as there are
+
+
+class Settings:
+    """Frozen settings, checked when they are made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSettings(Settings):
+    """For algorithms without settings of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaflSettings(Settings):
+    """Settings of `vafl`, `vafl-tsync` and `vafl-sync`.
+
+    Attributes:
+        wait_for: t of the t-synchronous algorithm; 0 is half of the parties, two at least.
+        delay_bound: D: no embedding older than D iterations is used; 0 sets no bound.
+    """
+
+    wait_for: int = whole(0)
+    delay_bound: int = whole(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FdmlSettings(Settings):
+    """Settings of `fdml`.
+
+    Attributes:
+        staleness: tau: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
+    """
+
+    staleness: int = whole(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfsgdSettings(Settings):
+    """Settings of `afsgd`, `afsvrg`, `afsaga`, `fsgd`, `fsvrg` and `fsaga`.
+
+    Attributes:
+        active: Workers that have the labels; none named means all of them.
+        snapshot_every: SVRG computes a full gradient after so many epochs.
+    """
+
+    active: tuple[str, ...] = ()
+    snapshot_every: int = whole(2, low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexSettings(Settings):
+    """Settings of `flex`, `flex-adaptive`, `sync-min`, `sync-max` and `p-bcd`.
+
+    Attributes:
+        timeout: Time units of local training per round; at least one local step must fit.
+        proximal: Coefficient of the pull towards the round's first model, for optimiser ``proximal``.
+        private_labels: The server keeps the labels and answers with gradients.
+    """
+
+    timeout: float = number(10.0, above=0)
+    proximal: float = number(0.1)
+    private_labels: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedSettings(Settings):
+    """Settings of `sealed`.
+
+    Attributes:
+        protect: What of a record epsilon covers: all of the ``person`` that an observer does not hold itself,
+            one party's ``features``, or the ``label``.
+        weight_bound: L2 bound of each party's weights, which keeps scores in range.
+        average_last: The model is the mean of the iterates of this last share of the run.
+        centring: Linear models: share of the squared privacy budget that pays for noisy means, by which each
+            party centres and scales its columns; 0 takes the rows as they are.
+        label_low: Regression: public lower bound of the labels.
+        label_high: Regression: public upper bound of the labels.
+    """
+
+    protect: str = choice("person", PROTECTS)
+    weight_bound: float = number(16.0, above=0)
+    average_last: float = share(0.66)
+    centring: float = share(0.04)
+    label_low: float = 0.0
+    label_high: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not (math.isfinite(self.label_low) and self.label_low <= self.label_high < math.inf):
+            raise PlanError(f"labels between {self.label_low} and {self.label_high} make no range")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSettings(Settings):
+    """How time passes where parties are simulated.
+
+    Attributes:
+        delays: Duration of a party's step: ``constant``, ``poisson``, ``exponential`` or ``trace``.
+        speeds: How many times faster than 1 a party is, by name.
+        latency: Time units that a message takes.
+        delay_trace: File of step durations for ``delays = "trace"``; each organisation has its own.
+        wire: Send every message of the virtual network through its wire form.
+    """
+
+    delays: str = choice("constant", DELAYS)
+    speeds: Mapping[str, float] = number({}, above=0)
+    latency: float = number(0.0)
+    delay_trace: str = ""
+    wire: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource(Settings):
+    """Which data a run in one process is about. Over a network every organisation has its own.
+
+    Attributes:
+        data: Name of the data set, or its CSV files with commas between them.
+        data_folder: Where its files are.
+        parties: Number of parties for a named data set; 0 takes the data as it is.
+        id_column: ID column of CSV files.
+        label_column: Label column of CSV files.
+    """
+
+    data: str = ""
+    data_folder: str = ""
+    parties: int = whole(0)
+    id_column: str = "id"
+    label_column: str = "label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings(Settings):
+    """What each organisation decides for its own machine; it never travels and is never taken from others.
+
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``auto``.
+        record_views: Write what this organisation saw.
+        data_folder: Where the files of a named data set are.
+        delay_trace: File of step durations.
+    """
+
+    device: str = choice("cpu", DEVICES)
+    record_views: bool = False
+    data_folder: str = ""
+    delay_trace: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Algorithms that share their settings.
+
+    Attributes:
+        name: Also the name of the table in ``plan.toml``.
+        algorithms: Their names.
+        settings: The class of their settings.
+        defaults: Common fields of a plan that they set otherwise where the user leaves them open.
+    """
+
+    name: str
+    algorithms: tuple[str, ...]
+    settings: type[Any] = NoSettings
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its settings."""
+        return tuple(each.name for each in fields(self.settings))
+
+
+FAMILIES: dict[str, Family] = {
+    each.name: each
+    for each in (
+        Family(name="vafl", algorithms=("vafl", "vafl-tsync", "vafl-sync"), settings=VaflSettings),
+        Family(name="fdml", algorithms=("fdml",), settings=FdmlSettings),
+        Family(
+            name="afsgd",
+            algorithms=("afsgd", "afsvrg", "afsaga", "fsgd", "fsvrg", "fsaga"),
+            settings=AfsgdSettings,
+        ),
+        Family(
+            name="flex",
+            algorithms=("flex", "flex-adaptive", "sync-min", "sync-max", "p-bcd"),
+            settings=FlexSettings,
+        ),
+        Family(
+            name="sealed",
+            algorithms=("sealed",),
+            settings=SealedSettings,
+            defaults={
+                "epochs": 80,
+                "batch": FULL_BATCH,
+                "learning_rate": 3.0,
+                "optimiser": "momentum",
+                "l2": 0.0,
+            },
+        ),
+        Family(name="central", algorithms=("central",)),
+        Family(name="local", algorithms=("local",)),
+    )
+}
+ALGORITHM_FAMILIES: dict[str, Family] = {
+    algorithm: family for family in FAMILIES.values() for algorithm in family.algorithms
+}
+OWNERS: dict[str, str] = {name: family.name for family in FAMILIES.values() for name in family.names}
+"""Setting -> the family that it belongs to."""
+
+
+def family_of(algorithm: str) -> Family:
+    """The family of an algorithm.
+
+    Raises:
+        PlanError: There is no algorithm of that name; the nearest is suggested.
+    """
+    if not isinstance(algorithm, str):
+        raise PlanError(f"algorithm is {algorithm!r}; expected str")
+    if algorithm not in ALGORITHM_FAMILIES:
+        raise PlanError(f"unknown algorithm {algorithm!r}; {nearest(algorithm, ALGORITHM_FAMILIES)}")
+    return ALGORITHM_FAMILIES[algorithm]
