@@ -9,8 +9,10 @@ from pathlib import Path
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import SERVER, Algorithm, find_algorithm
 from securevfl.data import VerticalData
+from securevfl.data.description import is_description
 from securevfl.errors import DataError, PlanError
 from securevfl.privacy.defences import DEFENCES
+from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 
@@ -74,7 +76,9 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"{plan.encoder_training!r} would do nothing; leave it at 'raw'"
         )
     _check_patience(plan, algorithm)
+    plan = _with_label_bounds(plan, data)
     algorithm.check(plan, data)
+    _check_bounds(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
     plan = plan.with_changes(scaling=scaled.scaling)
@@ -149,6 +153,27 @@ def _check_patience(plan: Plan, algorithm: Algorithm) -> None:
             )
 
 
+def _with_label_bounds(plan: Plan, data: VerticalData) -> Plan:
+    """A description may say the labels' public range; what the plan says itself comes first."""
+    sealed = plan.family.name == "sealed" and not plan.settings.label_high > plan.settings.label_low
+    if data.label_bounds is None or not sealed:
+        return plan
+    low, high = data.label_bounds
+    return plan.with_changes(settings={"label_low": low, "label_high": high})
+
+
+def _check_bounds(plan: Plan, data: VerticalData) -> None:
+    """Says what to add to a description whose columns cannot be scaled; models that bin columns need none."""
+    scales = plan.scaling == "public" or (plan.scaling == "auto" and plan.mode != "strict")
+    bins = plan.model in ("auto", "scorecard")
+    hint = data.bounds_to_add() if scales and not bins and data.scaling == "none" else ""
+    if hint:
+        raise PlanError(
+            f"model {plan.model!r} scales columns by public bounds, and {len(data.unbounded)} have none. "
+            f"{hint}; or set scaling = 'none' to take them as they are"
+        )
+
+
 def _with_models(plan: Plan, data: VerticalData) -> Plan:
     linear = plan.model == "linear"
     embedding = plan.embedding or (data.outputs if linear else max(8, data.outputs))
@@ -202,18 +227,22 @@ def _with_noise(plan: Plan, data: VerticalData) -> Plan:
 
 
 def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
-    """Loads the data that a plan names: a known set, or one CSV file per party.
+    """Loads the data that a plan names: a known set, a description, or one CSV file per party.
 
     Args:
         plan: The plan.
-        folder: Look for the files here instead of where the plan says.
+        folder: Look for the files here instead of where the plan says; or another description (`.toml`).
 
     Raises:
         DataError: Nothing is named, or it cannot be read.
     """
+    if folder is not None and is_description(folder):
+        return VerticalData.from_description(folder, seed=plan.seed)
     if not plan.source.data:
-        raise DataError("name the data: --data breast-cancer, or --data a.csv --data b.csv")
+        raise DataError("name the data: --data breast-cancer, --data data.toml, or --data a.csv --data b.csv")
     names = plan.source.data.split(",")
+    if any(is_description(name) for name in names):
+        return _load_described(plan, folder)
     if not all(_looks_like_file(name) for name in names):
         where = folder or plan.source.data_folder or None
         return VerticalData.load(
@@ -225,6 +254,19 @@ def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
     return VerticalData.from_csv(
         files, id_column=plan.source.id_column, label_column=plan.source.label_column, seed=plan.seed
     )
+
+
+def _load_described(plan: Plan, folder: str | None) -> VerticalData:
+    source = plan.source
+    if not is_description(source.data):
+        raise DataError(f"a description names all files itself; give it alone, not {source.data}")
+    if source.parties:
+        raise DataError(f"--parties is for named data sets; {source.data} says who the parties are")
+    for name in ("id_column", "label_column"):
+        if getattr(source, name) != getattr(DataSource(), name):
+            raise DataError(f"{name} is for CSV files; {source.data} says it itself")
+    path = Path(folder) / Path(source.data).name if folder else Path(source.data)
+    return VerticalData.from_description(path, seed=plan.seed)
 
 
 def _looks_like_file(name: str) -> bool:

@@ -22,7 +22,8 @@ EXIT_VIOLATED, EXIT_LIMIT = 10, 11
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     data: Annotated[
-        str | None, typer.Option(help="Folder with the run's data, where it is not where the plan says.")
+        str | None,
+        typer.Option(help="Folder with the run's data, or a data.toml, if not where the plan says."),
     ] = None,
     config: Annotated[
         list[Path] | None,

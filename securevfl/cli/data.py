@@ -11,6 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from securevfl.errors import InputError
+
 if TYPE_CHECKING:
     from securevfl.data import DatasetInfo
 
@@ -19,9 +21,13 @@ _LEAST_DESCRIPTION = 24
 
 
 def data(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A data set, such as breast-cancer or synthetic:rows=500; none lists all."),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | data.toml | draft FILES...]",
+            help="A data set, such as credit or synthetic:rows=500, or a description; none lists all. draft "
+            "writes a first description of one file per party.",
+        ),
     ] = None,
     data_folder: Annotated[
         Path | None, typer.Option("--data-folder", help="Folder with the set's own files, .gz accepted.")
@@ -29,17 +35,34 @@ def data(
     parties: Annotated[
         int | None, typer.Option("--parties", help="Split the columns over this many parties.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="draft: the description to write; it must not exist.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the data sets and what combines with what, or describe one data set."""
+    """List the data sets and what combines with what, describe one, or draft a description of files."""
     from securevfl.data import DATASETS, VerticalData
+    from securevfl.data.description import is_description
     from securevfl.data.registry import find_info
 
+    first, *files = names or [""]
+    if first == "draft":
+        _draft(files, out, json)
+        return
+    if files:
+        raise InputError(f"found {len(files) + 1} names; describe one at a time, or write: draft FILES...")
+    if out is not None:
+        raise InputError("--out belongs to: securevfl data draft FILES... --out data.toml")
+    name = first or None
     if name is None:
         facts: dict[str, Any] = {
             "datasets": [_facts(key, info) for key, info in DATASETS.items()],
             "algorithms": combinations(),
         }
+    elif is_description(name):
+        if parties is not None or data_folder is not None:
+            raise InputError(f"{name} names its parties and files itself; give it alone")
+        facts = _described(name)
     else:
         info = find_info(name)
         facts = _facts(name, info)
@@ -53,11 +76,45 @@ def data(
     if name is None:
         console.print(_listing(facts["datasets"], console.width))
         console.print(
-            "Describe one with: securevfl data NAME [--data-folder DIR] [--parties M]", markup=False
+            "Describe one with: securevfl data NAME [--data-folder DIR] [--parties M], your own files with: "
+            "securevfl data draft FILES... --out data.toml",
+            markup=False,
         )
         console.print(_combinations_table(facts["algorithms"]))
     else:
         _show(console, facts)
+
+
+def _draft(files: list[str], out: Path | None, json: bool) -> None:
+    from securevfl.data.draft import draft_description
+
+    if out is None:
+        raise InputError("say where the description goes: --out data.toml")
+    draft_description(files, out)
+    if json:
+        typer.echo(json_format.dumps({"out": str(out)}))
+        return
+    typer.echo(f"{out} is a draft: fill in label, label_holder and task at its top, then")
+    typer.echo(f"securevfl data {out}")
+
+
+def _described(path: str) -> dict[str, Any]:
+    """What a description says, and what its files hold."""
+    from securevfl.data import VerticalData
+
+    data = VerticalData.from_description(path)
+    found = data.describe()
+    return {
+        "name": data.name,
+        "description": f"described by {path}",
+        "task": data.task,
+        "rows": data.n_train + data.n_test,
+        "test_rows": 0,
+        "features": found["features"],
+        "needs_folder": False,
+        "files": [],
+        "loaded": found,
+    }
 
 
 def combinations() -> dict[str, list[str]]:
@@ -134,6 +191,8 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
         f"{found['task']}, {rows['train']} training + {rows['test']} test rows, {found['features']} features"
     )
     console.print(_parties(found))
+    if found["columns"]:
+        console.print(_columns(found["columns"]))
     console.print(_labels(found["labels"]))
     for note in found["notes"]:
         console.print(f"Note: {note}", markup=False)
@@ -148,6 +207,19 @@ def _parties(found: dict[str, Any]) -> Table:
         table.add_row(
             party["name"], str(party["features"]), f"{party['bounded']} of {party['features']}", holds
         )
+    return table
+
+
+def _columns(columns: list[dict[str, Any]]) -> Table:
+    table = Table(title="Columns", box=SIMPLE_HEAD)
+    for heading in ("party", "column", "kind", "public", "missing"):
+        table.add_column(heading)
+    for each in columns:
+        public = "on a public grid" if each["kind"] == "number" else f"{each['codes']} values"
+        if each["bounds"] is not None:
+            public = f"{each['bounds'][0]:g} to {each['bounds'][1]:g}"
+        kind = f"{each['kind']}, log" if each["scale"] == "log" else each["kind"]
+        table.add_row(each["party"], each["name"], kind, "" if kind == "flag" else public, each["missing"])
     return table
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def suggest(
     data: Annotated[
-        list[str], typer.Option(help="A data set by name, or one CSV file per party (repeat the option).")
+        list[str], typer.Option(help="A data set by name, a data.toml, or one CSV file per party (repeat).")
     ],
     epsilon: Annotated[float, typer.Option(help="The promise.")],
     delta: Annotated[float, typer.Option(help="The promise; below 1 / number of rows.")] = 1e-5,

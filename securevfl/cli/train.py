@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def train(
     data: Annotated[
         list[str] | None,
-        typer.Option(help="A data set by name, or one CSV file per party (repeat the option)."),
+        typer.Option(help="A data set by name, a data.toml, or one CSV file per party (repeat)."),
     ] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
@@ -107,7 +107,7 @@ def train(
         "parties": parties,
         "id_column": id_column,
         "label_column": label_column,
-        "data": ",".join(data) if data else None,
+        "data": _named(data) if data else None,
         "data_folder": None if data_folder is None else str(data_folder),
     }
     if parties is not None and parties < 1:
@@ -128,6 +128,11 @@ def train(
         print_json(run.result)
     else:
         show_run(run, loaded.notes)
+
+
+def _named(data: list[str]) -> str:
+    """How the plan remembers the data; a description by its full path, so that an audit finds it again."""
+    return ",".join(str(Path(name).absolute()) if name.lower().endswith(".toml") else name for name in data)
 
 
 def _plan(file: Path | None, options: dict[str, Any], extra: list[str], resume: Path | None) -> Plan:

@@ -13,13 +13,13 @@ from securevfl.data.blocks import (
     Block,
     Index,
     as_block,
-    flat,
     make_bounds,
     not_finite,
     party_names,
     width,
 )
-from securevfl.data.labels import find_coding, missing_labels, raw_labels
+from securevfl.data.columns import Column, Columns
+from securevfl.data.labels import ClassValue, find_coding, missing_labels, raw_labels
 from securevfl.data.split import clean_ids, divide_rows, join_on_ids
 from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError, nearest
@@ -27,16 +27,20 @@ from securevfl.errors import DataError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Aligned rows: row i of every block, of the labels and of the IDs is one record."""
+    """Aligned rows: row i of every block, of the labels, of the IDs and of raw values is one record."""
 
     blocks: tuple[Block, ...]
     labels: NDArray[Any]
     ids: NDArray[Any]
+    raw: tuple[NDArray[np.float64], ...] = ()
 
     def take(self, rows: Index) -> Rows:
         """The given rows, in that order."""
         return Rows(
-            blocks=tuple(block[rows] for block in self.blocks), labels=self.labels[rows], ids=self.ids[rows]
+            blocks=tuple(block[rows] for block in self.blocks),
+            labels=self.labels[rows],
+            ids=self.ids[rows],
+            raw=tuple(values[rows] for values in self.raw),
         )
 
 
@@ -52,9 +56,12 @@ class Settings:
     test_fraction: float = 0.2
     seed: int = 0
     task: str | None = None
+    positive: ClassValue | None = None
     missing: str = "error"
     notes: tuple[str, ...] = ()
     rows_lost: tuple[int, ...] = ()
+    described: tuple[tuple[Column, ...], ...] = ()
+    source: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +74,7 @@ def build(train: Rows, test: Rows | None, settings: Settings) -> VerticalData:
     if test is not None:
         test, more = _without_gaps(test, settings)
         notes += more
-    coding = find_coding(train.labels, settings.task)
+    coding = find_coding(train.labels, settings.task, settings.positive)
     if test is None:
         classes = coding.task != "regression"
         kept, apart = divide_rows(
@@ -91,6 +98,10 @@ def build(train: Rows, test: Rows | None, settings: Settings) -> VerticalData:
         name=settings.name,
         notes=settings.notes + notes,
         rows_lost=settings.rows_lost or (0,) * len(settings.parties),
+        described=tuple(
+            Columns(source=settings.source, columns=columns, train=mine, test=apart)
+            for columns, mine, apart in zip(settings.described, train.raw, test.raw, strict=True)
+        ),
         **settings.extra,
     )
 
@@ -100,16 +111,15 @@ def _without_gaps(rows: Rows, settings: Settings) -> tuple[Rows, tuple[str, ...]
     bad = missing_labels(rows.labels)
     if bad.any() and settings.missing == "error":
         raise DataError(
-            f"label of ID {rows.ids[np.argmax(bad)].item()!r} "
-            f"(held by {settings.label_holder}) is missing or infinite; mend it or pass missing='drop'"
+            f"{bad.sum()} of {len(bad)} labels (held by {settings.label_holder}) are missing or infinite; "
+            f"mend them or take missing='drop'"
         )
     for block, party, names in zip(rows.blocks, settings.parties, settings.columns, strict=True):
         where, column = not_finite(block)
         if len(where) and settings.missing == "error":
             raise DataError(
-                f"party {party}, column {names[column[0]]!r}, ID {rows.ids[where[0]].item()!r}: found "
-                f"{float(flat(block)[where[0], column[0]])}, which is missing, infinite or too large; "
-                "mend it or pass missing='drop'"
+                f"party {party}, column {names[column[0]]!r}: {len(set(where[column == column[0]]))} of "
+                f"{len(bad)} values are missing, infinite or too large; mend them or pass missing='drop'"
             )
         bad[where] = True
     if not len(bad):
@@ -124,7 +134,7 @@ def _without_gaps(rows: Rows, settings: Settings) -> tuple[Rows, tuple[str, ...]
 def _check_disjoint(train: NDArray[Any], test: NDArray[Any]) -> None:
     common = set(train.tolist()).intersection(test.tolist())
     if common:
-        raise DataError(f"ID {min(common)!r} is in the training part and in the test part")
+        raise DataError(f"{len(common)} IDs are in the training part and in the test part")
 
 
 def from_arrays(

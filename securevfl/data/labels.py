@@ -34,13 +34,14 @@ class Coding:
         known = np.asarray(self.classes)
         # Strings against numbers would compare as unequal, never as an error: the types must agree first.
         if (labels.dtype.kind == "U") != (known.dtype.kind == "U"):
-            raise DataError(f"labels {labels[0]!r} and classes {shorten(self.classes)} are not of one type")
-        codes = np.searchsorted(known, labels)
-        codes[codes == len(known)] = 0
-        strangers = labels[known[codes] != labels]
+            raise DataError(f"labels and classes {shorten(self.classes)} are not of one type")
+        order = np.argsort(known)
+        places = np.searchsorted(known, labels, sorter=order)
+        codes = order[np.where(places == len(known), 0, places)]
+        strangers = np.flatnonzero(known[codes] != labels)
         if len(strangers):
             raise DataError(
-                f"label {strangers[0].item()!r} is not among the training labels {shorten(self.classes)}"
+                f"the label of row {strangers[0] + 1} is not a training label: {shorten(self.classes)}"
             )
         return codes.astype(np.float32 if self.task == "binary" else np.int64)
 
@@ -81,18 +82,19 @@ def missing_labels(labels: NDArray[Any]) -> NDArray[np.bool_]:
         return ~np.isfinite(labels.astype(np.float32))
 
 
-def find_coding(labels: NDArray[Any], task: str | None) -> Coding:
+def find_coding(labels: NDArray[Any], task: str | None, positive: ClassValue | None = None) -> Coding:
     """The coding of training labels that have no gaps.
 
     Args:
         labels: Raw labels.
         task: `binary`, `multiclass` or `regression`; None to infer it: text and up to 30 distinct whole
             numbers are classes, anything else is a quantity.
+        positive: Binary: the label that counts as 1; the last in sorted order by default.
     """
     if task is not None and task not in TASKS:
         raise DataError(f"unknown task {task!r}; {nearest(task, TASKS)}")
     if task == "regression" and labels.dtype.kind == "U":
-        raise DataError(f"task is regression but the labels are text, such as {str(labels[0])!r}")
+        raise DataError("task is regression but the labels are text")
     distinct = np.unique(labels)
     chosen = task or _infer(distinct)
     if len(distinct) < 2:
@@ -103,7 +105,12 @@ def find_coding(labels: NDArray[Any], task: str | None) -> Coding:
         raise DataError(
             f"task is binary but the labels have {len(distinct)} values: {shorten(distinct.tolist())}"
         )
-    return Coding(task="binary" if chosen == "binary" else "multiclass", classes=_values(distinct))
+    classes = _values(distinct)
+    if positive is not None:
+        if chosen != "binary" or positive not in classes:
+            raise DataError(f"positive is {positive!r}; expected one of two labels, found {shorten(classes)}")
+        classes = (*(value for value in classes if value != positive), positive)
+    return Coding(task="binary" if chosen == "binary" else "multiclass", classes=classes)
 
 
 def _infer(distinct: NDArray[Any]) -> Task:

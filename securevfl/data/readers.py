@@ -8,6 +8,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,26 +84,33 @@ def _read_lines(path: Path | str, delimiter: str) -> tuple[list[str], list[list[
     return header, rows
 
 
-def numbers(cells: Sequence[str], *, where: str, column: str, ids: Sequence[object]) -> NDArray[np.float64]:
+def numbers(cells: Sequence[str], *, where: str, column: str) -> NDArray[np.float64]:
     """The cells as numbers, NaN where missing.
 
     Raises:
         DataError: A cell is neither; the message says how to use or leave out the column.
     """
-    try:
-        return _parse(cells)
-    except ValueError:
-        pass
-    try:
-        return _parse([cell if cell.strip().lower() not in _MISSING else "nan" for cell in cells])
-    except ValueError:
-        row = next(row for row, cell in enumerate(cells) if not _is_number(cell))
-    values = sorted({cell.strip() for cell in cells})
+    values, bad = parse_numbers(cells)
+    if bad is None:
+        return values
     raise DataError(
-        f"{where}: column {column!r} is not numeric (ID {ids[row]!r} has {cells[row]!r}); leave it "
-        f"out (leave_out=[{column!r}]) or list its values (one_hot={{{column!r}: [...]}}; found "
-        f"{shorten(values)})"
+        f"{where}: column {column!r} is not numeric in data row {bad + 1}; leave it out "
+        f"(leave_out=[{column!r}]) or list its values (one_hot={{{column!r}: [...]}})"
     )
+
+
+def parse_numbers(cells: Sequence[str]) -> tuple[NDArray[np.float64], int | None]:
+    """The cells as numbers, NaN where missing, and the first row that is no number."""
+    with suppress(ValueError):
+        return _parse(cells), None
+    with suppress(ValueError):
+        return _parse(["nan" if is_missing(cell) else cell for cell in cells]), None
+    return np.full(len(cells), np.nan), next(row for row, cell in enumerate(cells) if not _is_number(cell))
+
+
+def is_missing(cell: str) -> bool:
+    """True for an empty cell and for the usual words for one."""
+    return cell.strip().lower() in _MISSING
 
 
 def _parse(cells: Sequence[str]) -> NDArray[np.float64]:
@@ -114,7 +122,7 @@ def _parse(cells: Sequence[str]) -> NDArray[np.float64]:
 
 def _is_number(cell: str) -> bool:
     try:
-        _parse([cell if cell.strip().lower() not in _MISSING else "nan"])
+        _parse(["nan" if is_missing(cell) else cell])
     except ValueError:
         return False
     return True
@@ -140,8 +148,8 @@ def one_hot(
             coded[row, place] = 1.0
         elif cell.strip() != unknown:
             raise DataError(
-                f"{where}: column {column!r} has the value {cell.strip()!r}, not among its one_hot values "
-                f"{shorten(list(known))}"
+                f"{where}: column {column!r} has a value in data row {row + 1} that is not among its one_hot "
+                f"values {shorten(list(known))}"
             )
     return coded
 

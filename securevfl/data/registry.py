@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from securevfl.data import schemas, sets
+from securevfl.data.credit import credit
 from securevfl.data.labels import Task
 from securevfl.data.readers import find_files
 from securevfl.data.split import ColumnSplit
@@ -95,6 +96,14 @@ DATASETS: Mapping[str, DatasetInfo] = MappingProxyType(
         ),
         "diabetes": _sklearn(
             "diabetes", schemas.DIABETES_BOUNDS, "regression", 442, 10, "disease progression after one year"
+        ),
+        "credit": _info(
+            credit,
+            "binary",
+            20000,
+            18,
+            "synthetic people of a lender and a shop: heavy tails, gaps, text, effects that bend",
+            parties=None,
         ),
         "synthetic": _info(
             make_synthetic,

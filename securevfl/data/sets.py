@@ -149,7 +149,7 @@ def give_me_some_credit(files: list[Path], seed: int, test_fraction: float) -> V
     columns: list[str] = []
     parts: list[NDArray[Any]] = []
     for name in (name for name in table.header if name not in ("", label)):
-        values = numbers(table.column(name), where=str(files[0]), column=name, ids=ids)
+        values = numbers(table.column(name), where=str(files[0]), column=name)
         gaps = np.isnan(values)
         columns.append(name)
         parts.append(np.where(gaps, 0.0, values))
@@ -157,10 +157,10 @@ def give_me_some_credit(files: list[Path], seed: int, test_fraction: float) -> V
             columns.append(f"{name} missing")
             parts.append(gaps.astype(np.float64))
         elif gaps.any():
-            raise DataError(f"{files[0]}: column {name!r} has no value for ID {ids[np.argmax(gaps)]!r}")
+            raise DataError(f"{files[0]}: column {name!r} has no value in data row {np.argmax(gaps) + 1}")
     return VerticalData.from_arrays(
         [np.stack(parts, axis=1)],
-        numbers(table.column(label), where=str(files[0]), column=label, ids=ids),
+        numbers(table.column(label), where=str(files[0]), column=label),
         ids,
         columns=[columns],
         task="binary",
@@ -207,7 +207,7 @@ def _adult_rows(path: Path) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         if isinstance(values[0], str):
             parts.append(one_hot(column, values, where=str(path), column=name, unknown="?"))
         else:
-            parts.append(numbers(column, where=str(path), column=name, ids=range(len(rows)))[:, None])
+            parts.append(numbers(column, where=str(path), column=name)[:, None])
     return np.concatenate(parts, axis=1).astype(np.float32), np.array([label.rstrip(".") for label in labels])
 
 

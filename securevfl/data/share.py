@@ -51,12 +51,12 @@ class OwnTable:
         where, column = not_finite(self.block)
         if len(where):
             raise DataError(
-                f"column {self.columns[column[0]]!r}, ID {self.ids[where[0]].item()!r}: the value is missing,"
-                " infinite or too large; mend it or leave the row out"
+                f"column {self.columns[column[0]]!r}, row {where[0] + 1}: the value is missing, infinite or "
+                "too large; mend it or leave the row out"
             )
         if self.labels is not None and missing_labels(self.labels).any():
-            first = self.ids[np.argmax(missing_labels(self.labels))].item()
-            raise DataError(f"the label of ID {first!r} is missing or infinite; mend it or leave the row out")
+            first = np.argmax(missing_labels(self.labels)) + 1
+            raise DataError(f"the label of row {first} is missing or infinite; mend it or leave the row out")
 
     @classmethod
     def from_csv(
@@ -274,9 +274,9 @@ def rows_of(own: OwnTable, ids: Sequence[str]) -> list[int]:
         DataError: One is not there.
     """
     places = {text: row for row, text in enumerate(own_ids(own))}
-    missing = next((text for text in ids if text not in places), None)
-    if missing is not None:
-        raise DataError(f"ID {missing!r} was common to all, but is not in the table any more")
+    missing = sum(text not in places for text in ids)
+    if missing:
+        raise DataError(f"{missing} of the {len(ids)} common IDs are not in the table any more")
     return [places[text] for text in ids]
 
 

@@ -157,7 +157,6 @@ def encode_table(
     apart = {id_column, label_column, *leave_out}
     columns: list[str] = []
     parts: list[NDArray[Any]] = []
-    listed = ids.tolist()
     for column in (name for name in table.header if name not in apart):
         cells = table.column(column)
         if column in one_hot:
@@ -166,7 +165,7 @@ def encode_table(
             parts.append(indicators(cells, values, where=where, column=column))
         else:
             columns.append(column)
-            parts.append(numbers(cells, where=where, column=column, ids=listed)[:, None])
+            parts.append(numbers(cells, where=where, column=column)[:, None])
     with np.errstate(over="ignore"):
         stacked = np.concatenate(parts, axis=1) if parts else np.zeros((len(ids), 0))
         block = stacked.astype(np.float32)

@@ -182,7 +182,7 @@ def clean_ids(ids: Any, where: str) -> NDArray[Any]:
     elif array.dtype.kind in "UO" and all(isinstance(value, str | int) for value in array.tolist()):
         array = np.array([str(value).strip() for value in array.tolist()])
     elif len(array):
-        raise DataError(f"{where}: IDs must be whole numbers or text, found {array.tolist()[0]!r}")
+        raise DataError(f"{where}: IDs must be whole numbers or text, found {array.dtype}")
     _check_unique(array.tolist(), where)
     return array
 
@@ -193,7 +193,9 @@ def _check_unique(ids: list[Any], where: str) -> None:
         if value == "":
             raise DataError(f"{where}: data row {row + 1} has no ID")
         if value in seen:
-            raise DataError(f"{where}: ID {value!r} occurs more than once; each record needs its own ID")
+            raise DataError(
+                f"{where}: the ID of data row {row + 1} occurs more than once; each record needs its own ID"
+            )
         seen.add(value)
 
 
@@ -208,10 +210,18 @@ def join_on_ids(ids: Sequence[NDArray[Any]], names: Sequence[str], order_of: int
     places = [{value: row for row, value in enumerate(array.tolist())} for array in ids]
     common = [value for value in ids[order_of].tolist() if all(value in place for place in places)]
     if not common:
-        examples = ", ".join(
-            f"{name} has {array[0].item()!r}" for name, array in zip(names, ids, strict=True) if len(array)
-        )
-        raise DataError(f"no ID is common to all {len(ids)} parties ({examples}, ...); check the ID columns")
+        found = ", ".join(f"{name} has {_form(array)}" for name, array in zip(names, ids, strict=True))
+        raise DataError(f"no ID is common to all {len(ids)} parties ({found}); check the ID columns")
     rows = tuple(np.array([place[value] for value in common], dtype=np.intp) for place in places)
     lost = tuple(len(array) - len(common) for array in ids)
     return Join(ids=ids[order_of][rows[order_of]], rows=rows, lost=lost)
+
+
+def _form(ids: NDArray[Any]) -> str:
+    """What the IDs look like, without showing one."""
+    texts = [str(value) for value in ids.tolist()]
+    if not texts:
+        return "none"
+    lengths = {len(text) for text in texts}
+    digits = "digits" if all(text.isdecimal() for text in texts) else "characters"
+    return f"{len(texts)} IDs of {min(lengths)} to {max(lengths)} {digits}"

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from securevfl.data.blocks import Block, Bounds, flat, shorten, width
+from securevfl.data.columns import Columns, toml_key
 from securevfl.data.labels import ClassValue, Task
 from securevfl.data.scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard, unscaled
-from securevfl.data.split import ColumnSplit, divide_columns
+from securevfl.data.split import ColumnSplit, Shares, divide_columns
 from securevfl.errors import DataError, nearest
 
 
@@ -47,6 +48,9 @@ class VerticalData:
         scales: Per party, the scalings that its rows went through, in order; new rows must take the same way.
         absent: Parties whose features are elsewhere, in a federation over a network; their blocks are NaN.
         labels_absent: True where the labels are elsewhere.
+        label_bounds: Public (low, high) of regression labels; None where unknown.
+        described: Per party its columns as a description names them, with raw values; empty for data that was
+            not described. `train` and `test` are coded from them.
     """
 
     parties: tuple[str, ...]
@@ -70,10 +74,12 @@ class VerticalData:
     scales: tuple[tuple[Scale, ...], ...] = ()
     absent: tuple[str, ...] = ()
     labels_absent: bool = False
+    label_bounds: tuple[float, float] | None = None
+    described: tuple[Columns, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.parties)
-        for what in (self.train, self.test, self.columns, self.bounds):
+        for what in (self.train, self.test, self.columns, self.bounds, self.described or self.parties):
             if len(what) != count:
                 raise DataError(
                     f"{self.name}: {count} parties but {len(what)} blocks, column lists or bounds"
@@ -127,12 +133,13 @@ class VerticalData:
         Args:
             parties: A number M (contiguous blocks whose sizes differ by at most one), a list of column
                 counts, or a mapping from party names to column names, column indices or names of present
-                parties. Columns that a mapping does not name are left out.
+                parties. Columns that a mapping does not name are left out. The columns of described data are
+                those of its description.
 
         Returns:
             New data whose first party holds the labels, unless the label holder has no features.
         """
-        shares = divide_columns(parties, dict(zip(self.parties, self.columns, strict=True)))
+        shares, described = self._shares(parties)
         names = [column for columns in self.columns for column in columns]
         limits = np.concatenate([_or_unknown(b, n) for b, n in zip(self.bounds, self.widths, strict=True)])
         used = sum(len(numbers) for _, numbers in shares)
@@ -152,10 +159,60 @@ class VerticalData:
             label_holder=shares[0][0] if self.label_holder in self.parties else self.label_holder,
             notes=self.notes + note,
             rows_lost=(),
+            described=described,
             scales=tuple(joined_columns(self.scales, numbers) for _, numbers in shares)
             if self.scales
             else (),
         )
+
+    def _shares(self, parties: ColumnSplit) -> tuple[Shares, tuple[Columns, ...]]:
+        """Numbers of the features that go to each party; features of one described column stay together."""
+        if not self.described:
+            return divide_columns(parties, dict(zip(self.parties, self.columns, strict=True))), ()
+        views = {
+            party: [column.name for column in mine.columns]
+            for party, mine in zip(self.parties, self.described, strict=True)
+        }
+        joined = [column for mine in self.described for column in mine.columns]
+        ends = np.cumsum([0, *(len(column.features) for column in joined)])
+        train, test = (
+            np.concatenate([getattr(mine, part) for mine in self.described], axis=1)
+            for part in ("train", "test")
+        )
+        shares, described = [], []
+        for name, numbers in divide_columns(parties, views):
+            shares.append((name, np.concatenate([np.arange(ends[i], ends[i + 1]) for i in numbers])))
+            described.append(
+                Columns(
+                    source=self.described[0].source,
+                    columns=tuple(joined[i] for i in numbers),
+                    train=train[:, numbers],
+                    test=test[:, numbers],
+                )
+            )
+        return shares, tuple(described)
+
+    @property
+    def unbounded(self) -> tuple[str, ...]:
+        """Features without public bounds, as party.feature."""
+        return tuple(
+            f"{party}.{name}"
+            for party, names, table in zip(self.parties, self.columns, self.bounds, strict=True)
+            for name, low in zip(names, _or_unknown(table, len(names))[:, 0], strict=True)
+            if np.isnan(low)
+        )
+
+    def bounds_to_add(self) -> str:
+        """What to write into the description so that every feature has public bounds; empty if all have."""
+        for party, mine in zip(self.parties, self.described, strict=False):
+            for column in mine.columns:
+                if mine.source and column.kind == "number" and column.bounds is None:
+                    line = f", line {column.line}" if column.line else ""
+                    return (
+                        f"{mine.source}{line}: write bounds that everybody may know, under "
+                        f"[parties.{party}.columns]: {toml_key(column.name)} = {{ bounds = [LOW, HIGH] }}"
+                    )
+        return ""
 
     def scaled(self, how: Scaling, *, label: bool = False) -> VerticalData:
         """Scale the features, and on request the labels of a regression.
@@ -179,15 +236,11 @@ class VerticalData:
 
     def _public_scaled(self) -> VerticalData:
         tables = [_or_unknown(b, n) for b, n in zip(self.bounds, self.widths, strict=True)]
-        unknown = [
-            f"{party}.{name}"
-            for party, names, table in zip(self.parties, self.columns, tables, strict=True)
-            for name, low in zip(names, table[:, 0], strict=True)
-            if np.isnan(low)
-        ]
-        if unknown:
+        if self.unbounded:
+            hint = self.bounds_to_add()
             raise DataError(
-                f"public scaling needs public bounds for every column; none for {shorten(unknown)}"
+                f"public scaling needs public bounds for every column; none for {shorten(self.unbounded)}"
+                + (f". {hint}" if hint else "")
             )
         return self._with_scales(
             [
@@ -368,6 +421,24 @@ class VerticalData:
         )
 
     @classmethod
+    def from_description(cls, path: Path | str, *, seed: int = 0) -> VerticalData:
+        """Data from the files that a description (`data.toml`) names, joined on the common IDs.
+
+        Categories become 0/1 features by public lists or buckets, missing values what the description says.
+        A record's features depend on the description and on its own row alone.
+
+        Args:
+            path: The description; its files are looked for beside it.
+            seed: Seed of the train/test split, where the description sets a share apart.
+
+        Raises:
+            DataError: The description or a file cannot be used; the message names the line.
+        """
+        from securevfl.data.described import load_description
+
+        return load_description(path, seed=seed)
+
+    @classmethod
     def from_libsvm(
         cls,
         train_file: Path | str,
@@ -472,6 +543,19 @@ def _describe(data: VerticalData) -> dict[str, Any]:
         "outputs": data.outputs,
         "label_holder": data.label_holder,
         "parties": [_party(data, number) for number in range(len(data.parties))],
+        "columns": [
+            {
+                "party": party,
+                "name": column.name,
+                "kind": column.kind,
+                "bounds": None if column.bounds is None else list(column.bounds),
+                "scale": column.scale,
+                "codes": column.codes,
+                "missing": column.missing,
+            }
+            for party, mine in zip(data.parties, data.described, strict=False)
+            for column in mine.columns
+        ],
         "labels": _labels(data),
         "scaling": data.scaling,
         "image_size": list(data.image_size) if data.image_size else None,

@@ -249,6 +249,8 @@ def pack_share(data: VerticalData, name: str) -> Share:
         content[part] = tuple(block if party == name else block.shape for party, block in blocks)
     scales = zip(data.parties, data.scales, strict=False)
     content["scales"] = tuple(steps if party == name else () for party, steps in scales)
+    described = zip(data.parties, data.described, strict=False)
+    content["described"] = tuple(mine if party == name else mine.without_rows() for party, mine in described)
     content |= {"y_train": data.n_train, "y_test": data.n_test, "labels_absent": True}
     content["absent"] = tuple(party for party in data.parties if party != name)
     return content

@@ -148,7 +148,7 @@ class DataSource(Settings):
     """Which data a run in one process is about. Over a network every organisation has its own.
 
     Attributes:
-        data: Name of the data set, or its CSV files with commas between them.
+        data: Name of the data set, its description (``data.toml``), or its CSV files, commas between them.
         data_folder: Where its files are.
         parties: Number of parties for a named data set; 0 takes the data as it is.
         id_column: ID column of CSV files.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_origin
 
+from securevfl.data.description import is_description
 from securevfl.errors import PlanError
 from securevfl.settings.codec import check_fields, check_names, choice
 from securevfl.settings.families import ALGORITHM_FAMILIES
@@ -139,16 +140,23 @@ def read_sweep(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Swe
         raise PlanError(f"sweep {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PlanError(f"sweep {path} is not UTF-8 text") from error
-    return parse_sweep(text, source=str(path), overrides=overrides)
+    return parse_sweep(text, source=str(path), overrides=overrides, base=path.absolute().parent)
 
 
-def parse_sweep(text: str, *, source: str = "the sweep", overrides: Mapping[str, Any] | None = None) -> Sweep:
+def parse_sweep(
+    text: str,
+    *,
+    source: str = "the sweep",
+    overrides: Mapping[str, Any] | None = None,
+    base: Path = Path(),
+) -> Sweep:
     """The points of a sweep file's text.
 
     Args:
         text: The TOML.
         source: How errors name it.
         overrides: Plan fields that win over the file's, such as the folder of the data.
+        base: Where a description of data (``data = "data.toml"``) is looked for: beside the sweep file.
 
     Raises:
         PlanError: The file is not TOML, has an unknown key (the nearest known one is named), sets a field in
@@ -160,8 +168,10 @@ def parse_sweep(text: str, *, source: str = "the sweep", overrides: Mapping[str,
         raise PlanError(f"{source} is not TOML: {error}") from error
     check_names(content, (*KINDS, *TABLES, *SECTIONS, "seeds"), "a sweep")
     audit = _section(AuditSettings, content.get("audit", {}), "audit")
-    base = _settings(content)
-    combinations = _expand(content, base, dict(overrides or {}))
+    combinations = _expand(content, _settings(content), dict(overrides or {}))
+    for _, chosen in combinations:
+        if is_description(str(chosen.get("data", ""))):
+            chosen["data"] = str(base / chosen["data"])
     points, repeated = _distinct(combinations, audit)
     if not points:
         raise PlanError(f"{source} names no point; give plan fields, [grid] or [[point]]")

@@ -19,6 +19,7 @@ import numpy as np
 
 from securevfl.algorithms.resolve import load_planned, planned_releases
 from securevfl.data import VerticalData, make_synthetic
+from securevfl.data.description import is_description
 from securevfl.data.registry import find_info
 from securevfl.errors import DataError, PlanError, SecureVFLError
 from securevfl.federation.run import Run, train
@@ -195,7 +196,8 @@ def _needs_folder(data: str) -> bool:
 
 
 def _are_files(data: str) -> bool:
-    return "," in data.partition(":")[0] or "/" in data or data.endswith((".csv", ".gz", ".zip", ".tsv"))
+    files = data.endswith((".csv", ".gz", ".zip", ".tsv")) or is_description(data)
+    return "," in data.partition(":")[0] or "/" in data or files
 
 
 def _near_equal(features: int, parties: int) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def test_wide_and_thin_stays_sparse(tmp_path):
         ("1 1:1\nyes 3:1\n", {}, "line 2: expected a numeric label first, found 'yes'"),
         ("1 1:1\n0 9:1\n", {"n_features": 5}, "n_features is 5, but bad has a feature 9"),
         ("1\n0\n", {}, "n_features is 0"),
-        ("1 1:nan\n0 1:1\n", {}, "column 'f1', ID 0"),
+        ("1 1:nan\n0 1:1\n", {}, "column 'f1': 1 of 2 values"),
         ("1 1:1e39\n0 1:1\n", {}, "too large"),
         ("1 1:1\n1 1:1\n", {}, "all 2 labels are 1"),
         ("1 1:1\n0 2:1\n1 1:1\n0 1:1\n", {"parties": 5}, "5 parties cannot share 2 features"),

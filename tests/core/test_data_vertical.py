@@ -410,7 +410,7 @@ def with_value(value, party=1, row=7, column=1):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_missing_values_are_named_or_dropped(value):
     ids = [f"id{i}" for i in range(20)]
-    with pytest.raises(DataError, match=r"party p1, column 'x4', ID 'id7': found -?(nan|inf)"):
+    with pytest.raises(DataError, match="party p1, column 'x4': 1 of 20 values are missing, infinite"):
         VerticalData.from_arrays(with_value(value), labels(), ids)
     data = VerticalData.from_arrays(with_value(value), labels(), ids, missing="drop")
     assert data.n_train + data.n_test == 19
@@ -420,14 +420,14 @@ def test_missing_values_are_named_or_dropped(value):
 
 def test_missing_values_in_sparse_blocks_and_labels():
     features = [sparse.csr_array(block) for block in with_value(np.nan)]
-    with pytest.raises(DataError, match="party p1, column 'x4', ID 7"):
+    with pytest.raises(DataError, match="party p1, column 'x4': 1 of 20"):
         VerticalData.from_arrays(features, labels())
     y = labels().astype(float)
     y[3] = np.nan
-    with pytest.raises(DataError, match="label of ID 3"):
+    with pytest.raises(DataError, match="1 of 20 labels"):
         VerticalData.from_arrays(blocks(), y)
     assert VerticalData.from_arrays(blocks(), y, missing="drop").notes
-    with pytest.raises(DataError, match="label of ID 1 "):
+    with pytest.raises(DataError, match="1 of 3 labels"):
         VerticalData.from_arrays(blocks(rows=3), ["a", None, "b"])
 
 
@@ -455,13 +455,17 @@ def test_a_value_beyond_float32_counts_as_infinite():
         (([np.zeros((4, 2))], [0, 1, 2, 0]), {"task": "binary"}, "task is binary"),
         (([np.zeros((4, 2))], ["a", "b"] * 2), {"task": "regression"}, "labels are text"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"task": "binery"}, "did you mean 'binary'"),
-        (([np.zeros((4, 2))], [0, 1] * 2, [1, 2, 2, 3]), {}, "ID 2 occurs more than once"),
+        (([np.zeros((4, 2))], [0, 1] * 2, [1, 2, 2, 3]), {}, "the ID of data row 3 occurs more than once"),
         (([np.zeros((4, 2))], [0, 1] * 2, ["a", "b", " ", "c"]), {}, "data row 3 has no ID"),
         (([np.zeros((4, 2))], [0, 1] * 2, [0.5, 1, 2, 3]), {}, "whole numbers or text"),
         (([np.zeros((4, 2))], [0, 1] * 2, [1, 2, 3]), {}, "row counts differ"),
         (([np.zeros((2, 1))] * 2, [0, 1], [[1, 2]]), {}, "1 sequences of IDs for 2 parties"),
         (([np.zeros((2, 1))] * 2, [0, 1], [[1, 2], [3, 4]]), {}, "no ID is common"),
-        (([np.zeros((2, 1))] * 2, [0, 1], [[1, 2], [1, 1]]), {}, "party p1: ID 1 occurs more than once"),
+        (
+            ([np.zeros((2, 1))] * 2, [0, 1], [[1, 2], [1, 1]]),
+            {},
+            "party p1: the ID of data row 2 occurs more than once",
+        ),
         (([np.zeros((4, 2))], [0, 1] * 2), {"parties": ["a", "b"]}, "one name per block"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"parties": ["a/b"]}, "cannot be used"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"label_holder": "po"}, "known are p0, server"),
@@ -474,12 +478,16 @@ def test_a_value_beyond_float32_counts_as_infinite():
         (([np.full((4, 2), np.nan)], [0, 1] * 2), {"missing": "drop"}, "every one of the 4 rows"),
         (([np.zeros((2, 2))], [0, 1]), {}, "too few"),
         (([np.zeros((4, 2))], [0, 1] * 2), {"test": ([np.zeros((1, 3))], [0])}, "test records"),
-        (([np.zeros((4, 2))], [0, 1] * 2), {"test": ([np.zeros((1, 2))], [5])}, "label 5 is not among"),
+        (
+            ([np.zeros((4, 2))], [0, 1] * 2),
+            {"test": ([np.zeros((1, 2))], [5])},
+            "label of row 1 is not a training label: 0, 1",
+        ),
         (([np.zeros((4, 2))], [0, 1] * 2), {"test": ([np.zeros((1, 2))], ["a"])}, "not of one type"),
         (
             ([np.zeros((4, 2))], [0, 1] * 2),
             {"test": ([np.zeros((1, 2))], [0], [3])},
-            "ID 3 is in the training",
+            "1 IDs are in the training",
         ),
         (([np.zeros((4, 2))], [0, 1] * 2), {"test": [np.zeros((1, 2))]}, r"\(blocks, labels\)"),
     ],

@@ -80,6 +80,22 @@ def test_quickstart_runs_top_to_bottom(tmp_path: Path) -> None:
     )
 
 
+def test_the_page_on_data_runs_top_to_bottom(tmp_path: Path) -> None:
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 800
+    for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if language == "toml":
+            (tmp_path / "data.toml").write_text(code)
+            continue
+        command = (
+            ["bash", "-e", "-c", code] if language == "sh" else [sys.executable, "-W", "error", "-c", code]
+        )
+        done = run(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "draft.toml").is_file() and (tmp_path / "runs/mine/report.html").is_file()
+    assert "'spent', 'spent missing'" in done.stdout
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text()
     pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}

@@ -463,7 +463,7 @@ def test_a_table_that_does_not_fit(tmp_path):
     for text, reason in (
         ("id,x0,x1\na,1,2\n", "no column 'x2', which training had"),
         ("x0,x1,x2\n1,2,3\n", "no column 'id', which training had"),
-        ("id,x0,x1,x2\na,1,2,3\na,1,2,3\n", "'a' occurs more than once"),
+        ("id,x0,x1,x2\na,1,2,3\na,1,2,3\n", "data row 2 occurs more than once"),
         ("id,x0,x1,x2\na,1,2,\n", "missing"),
     ):
         file.write_text(text)

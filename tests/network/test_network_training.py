@@ -330,4 +330,4 @@ def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_p
     assert "its own data cannot be used" in ended["bank"] and "id0" not in ended["bank"]
     # Whoever is first to refuse stops the other.
     refused = ended["clinic"] + ended["shop"]
-    assert "ID 'id0000' was common to all, but is not in the table any more" in refused
+    assert "common IDs are not in the table any more" in refused

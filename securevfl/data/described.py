@@ -1,0 +1,353 @@
+"""From a description and its files to `VerticalData`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securevfl.data.build import Rows, Settings, build
+from securevfl.data.columns import OTHER, Column, Floats, code_columns, features_of
+from securevfl.data.description import Description, PartyDescription, read_description
+from securevfl.data.labels import ClassValue, missing_labels, parse_labels
+from securevfl.data.readers import Table, parse_numbers, read_bytes, read_libsvm, read_table
+from securevfl.data.split import clean_ids, join_on_ids
+from securevfl.data.vertical import VerticalData
+from securevfl.errors import DataError, MissingExtra, nearest
+
+# A described column is kept with its raw values; what is wider than this belongs to `from_libsvm`.
+WIDEST_LIBSVM = 1024
+_LIBSVM_LINE = re.compile(rb"[ \t]*[-+.\deE]+([ \t]+\d+:[-+.\deE]+)+[ \t]*(#.*)?(\r?\n|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One party's file, read but not yet joined."""
+
+    ids: NDArray[Any]
+    columns: tuple[Column, ...]
+    raw: Floats
+    labels: NDArray[Any] | None
+
+
+def load_description(path: Path | str, *, seed: int) -> VerticalData:
+    """See `VerticalData.from_description`."""
+    described = read_description(path)
+    sources = [_train_source(described, party) for party in described.parties]
+    rows, settings = _join(described, sources)
+    labels = np.asarray(rows.labels)
+    settings = replace(
+        settings,
+        seed=seed,
+        test_fraction=0.2 if described.test is None else described.test,
+        task=described.task or _clear_task(described, labels),
+        positive=_positive(described, labels),
+        missing="drop" if described.missing == "drop" else "error",
+        extra={"label_bounds": described.label_bounds},
+    )
+    if described.test is not None:
+        return build(rows, None, settings)
+    tests = [
+        _test_source(described, party, source.columns)
+        for party, source in zip(described.parties, sources, strict=True)
+    ]
+    apart, more = _join(described, tests)
+    notes = tuple(f"test part: {note}" for note in more.notes)
+    return build(rows, apart, replace(settings, notes=settings.notes + notes))
+
+
+def read_source(path: Path, delimiter: str = "") -> tuple[Table, bool]:
+    """A CSV, Parquet or LIBSVM file, told apart by its content, as columns of text; True for LIBSVM.
+
+    LIBSVM has neither header nor IDs: its columns are f1, f2, ..., its label is `label`, and `row`, the
+    number of the row from 1, is its ID.
+
+    Raises:
+        DataError: It cannot be read.
+        MissingExtra: It is Parquet, and pyarrow is not installed.
+    """
+    content = read_bytes(path)
+    if content[:4] == b"PAR1":
+        return _parquet(path), False
+    if _LIBSVM_LINE.match(content):
+        return _libsvm(path), True
+    return read_table(path, delimiter or ("\t" if ".tsv" in path.suffixes else ",")), False
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra(
+            f"{path} is Parquet; install the extra: pip install 'securevfl[parquet]'"
+        ) from None
+    try:
+        table = parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is a damaged Parquet file: {error}") from None
+    if not table.num_rows:
+        raise DataError(f"{path} has columns but no rows")
+    cells = tuple(
+        tuple("" if value is None else str(value) for value in column.to_pylist()) for column in table.columns
+    )
+    return Table(path=path, header=tuple(table.column_names), cells=cells)
+
+
+def _libsvm(path: Path) -> Table:
+    labels, matrix, width = read_libsvm(path)
+    if width > WIDEST_LIBSVM:
+        raise DataError(
+            f"{path} has {width} columns; a description reads at most {WIDEST_LIBSVM} of a LIBSVM file "
+            "(VerticalData.from_libsvm reads more)"
+        )
+    cells = [tuple(map(repr, column)) for column in matrix.toarray().T.tolist()]
+    numbers = tuple(str(row + 1) for row in range(len(labels)))
+    names = ("row", "label", *(f"f{column + 1}" for column in range(width)))
+    return Table(path=path, header=names, cells=(numbers, tuple(f"{v:g}" for v in labels.tolist()), *cells))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A table with the names of its ID and, at the label holder, its label."""
+
+    table: Table
+    id: str
+    label: str | None
+    libsvm: bool = False
+
+    @property
+    def others(self) -> list[str]:
+        return [name for name in self.table.header if name not in (self.id, self.label)]
+
+
+def _open(described: Description, party: PartyDescription, path: Path, key: str) -> _File:
+    at = ("parties", party.name)
+    try:
+        table, libsvm = read_source(path, party.delimiter)
+    except DataError as error:
+        raise DataError(f"{described.where(*at, key)}: {error}") from None
+    holds = party.name == described.label_holder
+    if libsvm:
+        return _File(table=table if holds else _without_label(table), id="row", label="label", libsvm=True)
+    if party.id not in table.header:
+        odd = len(table.header) == 1 and any(sign in table.header[0] for sign in ";\t|")
+        hint = 'write its delimiter, such as delimiter = ";"' if odd else nearest(party.id, table.header)
+        where = described.where(*at, "id") if (*at, "id") in described.lines else described.where("id")
+        raise DataError(f"{where}: {path.name} has no ID column {party.id!r}; {hint}")
+    if holds and described.label not in table.header:
+        known = nearest(described.label, table.header)
+        raise DataError(f"{described.where('label')}: {path.name} has no column {described.label!r}; {known}")
+    if holds and described.label == party.id:
+        raise DataError(f"{described.where('label')}: {party.id!r} is the ID column and cannot be the label")
+    return _File(table=table, id=party.id, label=described.label if holds else None)
+
+
+def _without_label(table: Table) -> Table:
+    place = table.header.index("label")
+    return replace(
+        table,
+        header=table.header[:place] + table.header[place + 1 :],
+        cells=table.cells[:place] + table.cells[place + 1 :],
+    )
+
+
+def _train_source(described: Description, party: PartyDescription) -> Source:
+    file = _open(described, party, party.file, "file")
+    for name in party.columns:
+        if name not in file.table.header:
+            raise DataError(
+                f"{described.where('parties', party.name, 'columns', name)}: {party.file.name} has no column "
+                f"{name!r}; {nearest(name, file.others)}"
+            )
+    if file.label is None and described.label in file.others and described.label not in party.columns:
+        raise DataError(
+            f"{described.where('parties', party.name)}: {party.file.name} has the label column "
+            f"{described.label!r} too, though {described.label_holder} holds the labels; write "
+            f'{described.label} = "ignore" under [parties.{party.name}.columns]'
+        )
+    columns = [_column(party, name, file, described) for name in file.others]
+    return _source(described, party, file, tuple(c for c in columns if c.kind != "ignore"))
+
+
+def _column(party: PartyDescription, name: str, file: _File, described: Description) -> Column:
+    """How a column is read; one that is not named is a number, or a category where it is text."""
+    if name in party.columns:
+        found = party.columns[name]
+    elif party.others is not None:
+        found = replace(party.others, name=name)
+    else:
+        text = parse_numbers(file.table.column(name))[1] is not None
+        found = Column(name=name, kind="category" if text else "number", missing=described.missing)
+    # What LIBSVM does not say is 0 and never missing: no feature has to mark it.
+    return replace(found, missing="error") if file.libsvm else found
+
+
+def _test_source(described: Description, party: PartyDescription, columns: tuple[Column, ...]) -> Source:
+    path = party.test if party.test is not None else party.file
+    file = _open(described, party, path, "test")
+    for column in columns:
+        if column.name not in file.table.header:
+            raise DataError(
+                f"{described.where('parties', party.name, 'test')}: {path.name} has no column "
+                f"{column.name!r}, which {party.file.name} has; {nearest(column.name, file.others)}"
+            )
+    return _source(described, party, file, columns)
+
+
+def _source(
+    described: Description, party: PartyDescription, file: _File, columns: tuple[Column, ...]
+) -> Source:
+    name = file.table.path.name
+    raw = [
+        column.read(
+            file.table.column(column.name),
+            f"{described.where('parties', party.name, 'columns', column.name)} ({name})",
+        )
+        for column in columns
+    ]
+    _check_gaps(described, party, columns, raw, name)
+    ids = clean_ids(
+        np.array(file.table.column(file.id)), f"{described.where('parties', party.name)} ({name})"
+    )
+    holds = party.name == described.label_holder
+    return Source(
+        ids=ids,
+        columns=columns,
+        raw=np.column_stack(raw) if raw else np.zeros((len(ids), 0)),
+        labels=parse_labels(file.table.column(str(file.label))) if holds else None,
+    )
+
+
+def _check_gaps(
+    described: Description,
+    party: PartyDescription,
+    columns: Sequence[Column],
+    raw: Sequence[Floats],
+    name: str,
+) -> None:
+    for column, values in zip(columns, raw, strict=True):
+        if column.missing == "error" and np.isnan(values).any():
+            key = ("parties", party.name, "columns", column.name)
+            raise DataError(
+                f"{described.where(*key)}: column {column.name!r} of {name} has missing values, the first in "
+                f'data row {np.argmax(np.isnan(values)) + 1}; mend them, or write missing = "bin" or "drop"'
+            )
+
+
+def _join(described: Description, sources: Sequence[Source]) -> tuple[Rows, Settings]:
+    """Joined and coded rows of the parties with features."""
+    names = [party.name for party in described.parties]
+    at = names.index(described.label_holder)
+    try:
+        join = join_on_ids([source.ids for source in sources], names, at)
+    except DataError as error:
+        raise DataError(f"{described.where('id')}: {error}") from None
+    holding = [place for place, source in enumerate(sources) if source.columns]
+    if not holding:
+        raise DataError(f"{described.where('parties')}: no file has feature columns besides ID and label")
+    raw = [sources[place].raw[join.rows[place]] for place in holding]
+    kept, notes = _kept([sources[place].columns for place in holding], raw)
+    notes = (*join.notes(names), *notes, *_strangers(described, sources))
+    if at not in holding:
+        notes = (*notes, f"{names[at]} holds the labels and no features")
+    labels = np.asarray(sources[at].labels)[join.rows[at]][kept]
+    if described.missing != "drop" and missing_labels(labels).any():
+        raise DataError(
+            f"{described.where('label')}: {missing_labels(labels).sum()} of {len(labels)} records have no "
+            f'label in column {described.label!r}; mend them, or write missing = "drop" at the top'
+        )
+    raw = [values[kept] for values in raw]
+    columns = tuple(sources[place].columns for place in holding)
+    rows = Rows(
+        blocks=tuple(code_columns(mine, values) for mine, values in zip(columns, raw, strict=True)),
+        labels=labels,
+        ids=join.ids[kept],
+        raw=tuple(raw),
+    )
+    return rows, settings_of(
+        columns,
+        parties=tuple(names[place] for place in holding),
+        label_holder=described.label_holder,
+        name=described.name,
+        source=str(described.path),
+        notes=notes,
+        rows_lost=tuple(join.lost[place] for place in holding),
+    )
+
+
+def settings_of(columns: tuple[tuple[Column, ...], ...], **more: Any) -> Settings:
+    """Feature names and public bounds of described columns.
+
+    Raises:
+        DataError: Two features of a party would have the same name.
+    """
+    features = tuple(features_of(mine) for mine in columns)
+    for names in features:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"two features would be called {twice!r}; rename that column, or ignore it")
+    bounds = [[pair for column in mine for pair in column.feature_bounds] for mine in columns]
+    return Settings(columns=features, described=columns, bounds=bounds, **more)
+
+
+def _kept(
+    columns: Sequence[Sequence[Column]], raw: Sequence[Floats]
+) -> tuple[NDArray[np.intp], tuple[str, ...]]:
+    """The rows that no column with `missing = "drop"` leaves out."""
+    out = np.zeros(len(raw[0]), bool)
+    for mine, values in zip(columns, raw, strict=True):
+        dropping = [place for place, column in enumerate(mine) if column.missing == "drop"]
+        out |= np.isnan(values[:, dropping]).any(axis=1)
+    if out.all():
+        raise DataError(
+            f"every one of the {len(out)} records has a missing value; nothing is left to train on"
+        )
+    note = (f"{out.sum()} of {len(out)} rows with missing values left out",) if out.any() else ()
+    return np.flatnonzero(~out), note
+
+
+def _strangers(described: Description, sources: Sequence[Source]) -> tuple[str, ...]:
+    """Lists of values of which none occurs are most likely misspelt."""
+    notes = []
+    for party, source in zip(described.parties, sources, strict=True):
+        for place, column in enumerate(source.columns):
+            codes = source.raw[:, place]
+            listed = len(column.values) > 1
+            if listed and (codes[~np.isnan(codes)] == column.values.index(OTHER)).all():
+                where = described.where("parties", party.name, "columns", column.name)
+                notes.append(
+                    f"{where}: none of the values of column {column.name!r} occurs; all count as other"
+                )
+    return tuple(notes)
+
+
+def _clear_task(described: Description, labels: NDArray[Any]) -> str | None:
+    """None, to follow from labels that leave no doubt; whole numbers may be classes or a quantity."""
+    known = labels[~missing_labels(labels)]
+    if known.dtype.kind != "U" and len(known) and bool(np.all(known == np.round(known))):
+        raise DataError(
+            f"{described.where('label')}: the labels are whole numbers, which may be classes or a quantity; "
+            'write task = "binary", task = "multiclass" or task = "regression"'
+        )
+    return None
+
+
+def _positive(described: Description, labels: NDArray[Any]) -> ClassValue | None:
+    """The label that counts as 1, in the type of the labels."""
+    given = described.positive
+    if given is None:
+        return None
+    known = sorted(set(labels[~missing_labels(labels)].tolist()))
+    found = next((value for value in known if value == given or str(value) == str(given)), None)
+    if found is None:
+        shown = ", ".join(str(value) for value in known[:6])
+        raise DataError(
+            f"{described.where('positive')}: positive is {given!r}, which no label is; the labels are {shown}"
+        )
+    return int(found) if isinstance(found, float) and found.is_integer() else found
