@@ -36,54 +36,6 @@ BIAS = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneHotShifts(SealedShifts):
-    """Shifts of an opening whose operand is one-hot, where the label's holder may be inside the coalition.
-
-    Person level only. Replaced features move a record from one cell to another and never back onto itself,
-    so the two shifts are orthogonal: known_label = r^2 + r'^2 instead of (|r| + |r'|)^2.
-
-    Args:
-        known_label: Largest squared shift per squared clip while the label stays and the features change.
-    """
-
-    known_label: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.protects != "person":
-            raise AccountingError(f"one-hot openings protect the whole person, found {self.protects!r}")
-
-    def squared_mu(self, variances: Variances, coalition: frozenset[int]) -> float:
-        """The squared mu of the opening against a coalition; totals that do not move need no noise."""
-        rates = []
-        for m, clip in enumerate(self.clips):
-            noise = math.fsum(v for j, v in enumerate(variances[m]) if j not in coalition)
-            rates.append((clip * clip / noise if noise else math.inf) if clip else 0.0)
-        if self.label_holder not in coalition:
-            return (2 * self.residual_bound) ** 2 * math.fsum(rates)
-        moved = self.known_label * math.fsum(r for m, r in enumerate(rates) if m not in coalition)
-        if self.residual_change:
-            moved = max(moved, self.residual_change**2 * math.fsum(rates))
-        return moved
-
-    def _shape(self, t: int) -> Variances:
-        """As for fits, with less against coalitions that hold the label."""
-        members, holder = len(self.clips), self.label_holder
-        squares = [clip * clip for clip in self.clips]
-        features = sorted(squares[:holder] + squares[holder + 1 :], reverse=True)
-        change = self.residual_change**2
-        peers = max(self.known_label * sum(features[: members - t]), 4 / 3 * change * sum(features))
-        own = min(change * squares[holder] / (1 - change * sum(features) / peers), peers)
-        by_others = [(own if m == holder else peers) / (members - t) for m in range(members)]
-        wanted = (2 * self.residual_bound) ** 2 * sum(squares)
-        by_holder = [max(0.0, wanted - (members - 1 - t) * v) for v in by_others]
-        return tuple(
-            tuple(by_holder[m] if j == holder else by_others[m] for j in range(members))
-            for m in range(members)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScorecardNoise:
     """Every noise scale of one scorecard.
 
@@ -165,9 +117,9 @@ class ScorecardNoise:
         rows = tuple(1.0 if width else BIAS for width in self.columns)
         bound = self.residual_bound
         fit = SealedShifts(clips=rows, label_holder=holder, residual_bound=bound, residual_change=change)
-        found: dict[str, SealedShifts] = {
+        found = {
             # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
-            "labels": OneHotShifts(
+            "labels": SealedShifts(
                 clips=counted,
                 label_holder=holder,
                 residual_bound=math.sqrt(0.5),
@@ -175,7 +127,7 @@ class ScorecardNoise:
                 known_label=2.0,
             ),
             "first": fit,
-            "residuals": OneHotShifts(
+            "residuals": SealedShifts(
                 clips=roots,
                 label_holder=holder,
                 residual_bound=bound,

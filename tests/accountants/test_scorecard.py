@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.scorecard import LEVELS, RESIDUAL_FROM, OneHotShifts, ScorecardNoise
+from securevfl.accountants.scorecard import LEVELS, RESIDUAL_FROM, ScorecardNoise
 from securevfl.accountants.sealed import SealedShifts
 from securevfl.errors import AccountingError
 
@@ -219,7 +219,7 @@ def test_what_makes_no_sense_is_refused(changes):
 
 def test_one_hot_openings_protect_persons_only():
     with pytest.raises(AccountingError, match="person"):
-        OneHotShifts(
+        SealedShifts(
             clips=(1.0, 1.0),
             label_holder=0,
             protects="label",
