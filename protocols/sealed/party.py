@@ -158,7 +158,7 @@ class SealedParty:
         return phase
 
     def _offset(self, labels: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ring | None:
-        """What the label holder adds to its residual share: the series' offset minus the label, or the label."""
+        """What the label holder adds to its share: the series' offset less the label, or the label."""
         protocol = self.protocol
         if (labels is not None) != (self.index == protocol.label_holder):
             raise InputError(f"member {protocol.label_holder}, and nobody else, brings labels")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from securevfl.data import VerticalData
+from securevfl.data.binning import card_columns
 from securevfl.models import build_encoder
+from securevfl.models.scorecard import ScorecardEncoder
 from securevfl.models.seeds import torch_generator
 from securevfl.settings.plan import Plan
 
@@ -17,6 +19,8 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         PlanError: The plan's model does not fit the party's columns.
     """
     index = data.parties.index(party)
+    if plan.model == "scorecard":
+        return ScorecardEncoder(card_columns(data)[index])
     return build_encoder(
         plan.model,
         data.widths[index],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from securevfl.accountants.gdp import gdp_mu
@@ -79,8 +79,10 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     plan = _with_label_bounds(plan, data)
     algorithm.check(plan, data)
     _check_bounds(plan, data)
+    notes = algorithm.notes(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
+    scaled = replace(scaled, notes=(*scaled.notes, *notes)) if notes else scaled
     plan = plan.with_changes(scaling=scaled.scaling)
     if not algorithm.federated:
         return plan, scaled
@@ -175,6 +177,7 @@ def _check_bounds(plan: Plan, data: VerticalData) -> None:
 
 
 def _with_models(plan: Plan, data: VerticalData) -> Plan:
+    plan = plan.with_changes(model="linear") if plan.model == "auto" else plan
     linear = plan.model == "linear"
     embedding = plan.embedding or (data.outputs if linear else max(8, data.outputs))
     fusion = plan.fusion

@@ -21,6 +21,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from securevfl.data.columns import Column
+from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -133,6 +135,15 @@ class NumberBins:
         ranges = [f"[{a:.6g}, {b:.6g})" for a, b in itertools.pairwise(ends)]
         return ranges + ["missing"] * self.own_missing
 
+    def joined(self, place: Indices) -> NumberBins:
+        """The bins after neighbours were joined: bin i becomes place[i]."""
+        values = len(self.edges) + 1
+        kept = tuple(edge for i, edge in enumerate(self.edges) if place[i] != place[i + 1])
+        counts = np.bincount(place, self.counts)
+        return NumberBins(
+            edges=kept if values > 1 else (), missing=int(place[self.missing]), counts=tuple(counts.tolist())
+        )
+
     def assign(self, column: ArrayLike) -> Indices:
         """The bin of every value."""
         values = np.asarray(column, np.float64)
@@ -180,6 +191,35 @@ class CategoryBins:
         return (
             self.groups[hashlib.sha256(cell.encode()).digest()[0] % FREE_VALUES] if cell else self.groups[-1]
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeBins:
+    """Bins of a column of codes (categories, flags).
+
+    Attributes:
+        groups: Bin of each code and, last, of a missing value.
+    """
+
+    groups: tuple[int, ...]
+
+    ordered = False
+    own_missing = False
+
+    @property
+    def size(self) -> int:
+        """Number of bins."""
+        return max(self.groups) + 1
+
+    def joined(self, place: Indices) -> CodeBins:
+        """The bins after some were joined: bin i becomes place[i]."""
+        return CodeBins(groups=tuple(int(place[group]) for group in self.groups))
+
+    def assign(self, column: ArrayLike) -> Indices:
+        """The bin of every code; NaN is a missing value."""
+        values = np.asarray(column, np.float64)
+        codes = np.where(np.isnan(values), len(self.groups) - 1, values).astype(np.intp)
+        return np.asarray(self.groups, np.intp)[codes]
 
 
 def number_bins(
@@ -335,3 +375,101 @@ def grouped_values(counts: Floats, *, records: int, std: float) -> tuple[int, ..
     alone = sorted(int(i) for i in order if counts[i] >= least)
     place = {value: group for group, value in enumerate(alone)}
     return (*(place.get(i, len(alone)) for i in range(len(counts))), len(alone))
+
+
+# -- columns of a card, from what everybody knows of a party's features --------------------------------------
+
+
+def card_columns(data: VerticalData) -> tuple[tuple[Column, ...], ...]:
+    """The columns of every party: as they were described, or else one number for each feature. Public."""
+    if data.described:
+        return tuple(mine.columns for mine in data.described)
+    return tuple(
+        tuple(
+            Column(name=name, missing="error", bounds=_known(None if table is None else table[i]))
+            for i, name in enumerate(names)
+        )
+        for names, table in zip(data.columns, data.bounds, strict=True)
+    )
+
+
+def _known(pair: Floats | None) -> tuple[float, float] | None:
+    if pair is None or np.isnan(pair).any() or not pair[0] < pair[1]:
+        return None
+    return float(pair[0]), float(pair[1])
+
+
+def is_binned(column: Column) -> bool:
+    """Whether a column's bins come from noisy counts; short lists of categories and flags are free."""
+    return column.kind == "number" or column.codes > FREE_VALUES
+
+
+def is_flag(column: Column) -> bool:
+    """Whether a column has two values, as far as everybody knows."""
+    return column.kind == "flag" or (column.kind == "number" and column.bounds == (0.0, 1.0))
+
+
+def most_bins(column: Column) -> int:
+    """The most bins that a column can get: public, so that nobody learns how many it has."""
+    gap = int(column.missing == "bin")
+    if column.kind == "number":
+        return BINS + gap
+    if column.kind == "flag":
+        return 2 + gap
+    return column.codes + gap if column.codes <= FREE_VALUES else FREE_VALUES + 1
+
+
+def raw_values(column: Column, features: Floats) -> Floats:
+    """A column's values from its features: numbers or codes, NaN where missing.
+
+    Args:
+        column: The column.
+        features: Its part of the party's block, (rows, features).
+    """
+    if column.kind == "category":
+        own = features[:, : column.codes]
+        gaps = own.max(axis=1) <= 0.5
+        values = own.argmax(axis=1).astype(np.float64)
+    else:
+        values = np.array(features[:, 0], np.float64)
+        gaps = features[:, -1] > 0.5 if column.missing == "bin" else np.isnan(values)
+        if column.kind == "flag":
+            values = (values > 0.5).astype(np.float64)
+    values[gaps] = np.nan
+    return values
+
+
+def bin_column(
+    column: Column, values: Floats, noise: Noise, *, stds: Sequence[float], list_std: float
+) -> NumberBins | CodeBins:
+    """A column's bins; rows have a say only through counts with noise.
+
+    Args:
+        column: The column.
+        values: As `raw_values` gives them.
+        noise: Noise of counts.
+        stds: Its standard deviations by level, for numbers.
+        list_std: For long lists of categories.
+    """
+    if column.kind == "number":
+        low, high = column.feature_bounds[0] or (0.0, 0.0)
+        return bin_numbers(values, noise, stds=stds, bounds=(low, high) if low < high else None)
+    codes = column.codes or 2
+    if not is_binned(column):
+        return CodeBins(groups=(*range(codes), codes if column.missing == "bin" else codes - 1))
+    counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=codes)
+    noisy = counts + noise((codes,), list_std)
+    return CodeBins(groups=grouped_values(noisy, records=len(values), std=list_std))
+
+
+def bin_labels(column: Column, bins: NumberBins | CodeBins) -> list[str]:
+    """One text per bin."""
+    if isinstance(bins, NumberBins):
+        return bins.labels
+    names = column.values or (("no", "yes") if column.kind == "flag" else ())
+    named = names or tuple(f"bucket {i}" for i in range(column.codes))
+    found: list[list[str]] = [[] for _ in range(bins.size)]
+    for name, group in zip((*named, "missing"), bins.groups, strict=True):
+        if name != "missing" or column.missing == "bin":
+            found[group].append(name)
+    return ["other" if "other" in each else ", ".join(each) for each in found]

@@ -12,16 +12,17 @@ import numpy.typing as npt
 from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedOutputs
 from securevfl.algorithms.prediction import Finished
+from securevfl.algorithms.sealed.card import settings_of
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
-from securevfl.algorithms.sealed.rows import Preparation
+from securevfl.algorithms.sealed.rows import Preparation, dense
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
+from securevfl.models.scorecard import ScorecardEncoder
 from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
@@ -69,6 +70,8 @@ class ScoringMember:
         setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)
         encoder = setup.encoders.get(address)
+        if party is not None and isinstance(encoder, ScorecardEncoder):
+            return encoder.score(dense(setup.data.train[party]))
         prepared = Preparation.of(encoder) if isinstance(encoder, PreparedLinear) else None
         return build_model(setup, party, prepared, biased=self.holds_labels).scores(None)
 
@@ -114,8 +117,10 @@ class ScoringDealer(DealerRole):
 
     def __init__(self, setup: Setup, settings: SealedSettings) -> None:
         super().__init__(setup, settings)
-        self.dealer = SealedDealer(scoring_protocol(settings))
         self.test_records = setup.data.n_train
+
+    def _protocol(self, done: int) -> SealedProtocol:
+        return scoring_protocol(self.settings)
 
 
 class SealedPredicting(Algorithm):
@@ -134,7 +139,7 @@ class SealedPredicting(Algorithm):
 
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
-        settings = SealedSettings(plan=setup.plan, data=setup.data)
+        settings = settings_of(setup.plan, setup.data)
         if address == SERVER:
             return ScoringServer(setup, settings, self.numbers)
         if address == DEALER:

@@ -9,9 +9,9 @@ find one weight per table; a residual histogram at the fitted scores gives each 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,8 +273,21 @@ class PartyFit:
 
     @property
     def result(self) -> Floats:
-        """The mean of the last weights."""
-        return self._sum / max(1, self._seen - self._first)
+        """The mean of the last weights; before there are any, the weights as they are."""
+        last = self._seen - self._first
+        return self._sum / last if last > 0 else self.weights.copy()
+
+    def state(self) -> dict[str, Any]:
+        """As explicit data."""
+        return dict(vars(self))
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> PartyFit:
+        """Reads what `state` gave."""
+        given = {each.name: state[each.name] for each in fields(cls) if each.init}
+        fit = cls(**given)
+        vars(fit).update(state)
+        return fit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.sealed.card import CARD, CardSettings, calibrated, card_plan, choose, settings_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
 from securevfl.data import VerticalData
@@ -34,7 +35,7 @@ class Sealed(Algorithm):
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
             raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
-        settings = SealedSettings(plan=setup.plan, data=setup.data)
+        settings = settings_of(setup.plan, setup.data)
         if address == SERVER:
             return SealedServer(setup, settings)
         return DealerRole(setup, settings) if address == DEALER else PartyRole(setup, settings, address)
@@ -62,6 +63,10 @@ class Sealed(Algorithm):
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
+        if plan.model == "auto":
+            plan = plan.with_changes(model=choose(plan, data)[0])
+        if plan.model == CARD:
+            return card_plan(plan, data)
         bounds = [table for table in data.bounds if table is not None]
         known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
         scaling = plan.scaling
@@ -82,8 +87,16 @@ class Sealed(Algorithm):
             settings={} if known and plan.model == "linear" else {"centring": 0.0},
         )
 
+    def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
+        """Which model `auto` stands for, and why."""
+        return ("model {} ({})".format(*choose(plan, data)),) if plan.model == "auto" else ()
+
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
+        if plan.model == CARD:
+            plan = calibrated(plan, data)
+            CardSettings(plan=plan, data=data).check()
+            return plan
         settings = SealedSettings(plan=plan, data=data)
         if plan.epsilon:
             mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
