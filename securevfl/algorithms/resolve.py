@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from securevfl.accountants.gdp import gdp_mu
@@ -79,10 +79,8 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     plan = _with_label_bounds(plan, data)
     algorithm.check(plan, data)
     _check_bounds(plan, data)
-    notes = algorithm.notes(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)
-    scaled = replace(scaled, notes=(*scaled.notes, *notes)) if notes else scaled
     plan = plan.with_changes(scaling=scaled.scaling)
     if not algorithm.federated:
         return plan, scaled

@@ -316,6 +316,34 @@ class Gate:
         self.open_totals(None, rows=rows, sensitivity=counted, sigma=sigma, kind=kind, observers=observers)
         return self.noise.perturb(values, sigma) if sigma else values
 
+    def noisy_counts(
+        self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
+    ) -> Callable[[tuple[int, ...], float], npt.NDArray[np.float64]]:
+        """Writes down counts of the party's records on several levels, then gives the noise for them.
+
+        What is counted on a level depends on the noisy counts of the one before, so that all levels are
+        accounted for before the first of them is looked at.
+
+        Args:
+            rows: The records that are counted.
+            sensitivity: How far one replaced record moves the counts of one level, all parties' together.
+            sigmas: Noise of each level; 0 for none.
+            observers: Organisations that see something computed from the counts.
+
+        Returns:
+            noise(shape, std): Gaussian noise on the lattice.
+        """
+        for sigma in sigmas:
+            self.open_totals(
+                None, rows=rows, sensitivity=sensitivity, sigma=sigma, kind="bins", observers=observers
+            )
+        secret = all(sigmas)
+
+        def draw(shape: tuple[int, ...], std: float) -> npt.NDArray[np.float64]:
+            return self.noise.perturb(np.zeros(shape), std) if secret else np.zeros(shape)
+
+        return draw
+
     def _release_fresh(
         self,
         vectors: Tensor,

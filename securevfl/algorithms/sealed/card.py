@@ -306,22 +306,13 @@ class CardMember(SealedMember):
         """Finds the bins of the own columns, from counts that pass the gate level by level."""
         self._build()
         noise = self.settings.noise
-        rows = np.arange(self.setup.data.n_train, dtype=np.int64)
-        secret = bool(self.setup.plan.sigma)
         # A long list takes one level and costs what three levels of a number cost, so these entries cover it.
-        for std in noise.bin_stds:
-            self.gate.open_totals(
-                None,
-                rows=rows,
-                sensitivity=math.sqrt(2 * noise.binned),
-                sigma=std if secret else 0.0,
-                kind="bins",
-                observers=self.observers,
-            )
-
-        def draw(shape: tuple[int, ...], std: float) -> Floats:
-            return self.gate.noise.perturb(np.zeros(shape), std) if secret else np.zeros(shape)
-
+        draw = self.gate.noisy_counts(
+            rows=np.arange(self.setup.data.n_train, dtype=np.int64),
+            sensitivity=math.sqrt(2 * noise.binned),
+            sigmas=[std if self.setup.plan.sigma else 0.0 for std in noise.bin_stds],
+            observers=self.observers,
+        )
         self.features = [
             Feature(bins=bin_column(column, values, draw, stds=noise.bin_stds, list_std=noise.list_std))
             for column, values in zip(self.columns, self._values(test=False), strict=True)
