@@ -73,7 +73,7 @@ class Sealed(Algorithm):
         if scaling == "auto" and not known and data.scaling == "none":
             raise PlanError(
                 "sealed training scales columns by public bounds, and the data has none: give bounds, or set "
-                "scaling = 'none' to clip the rows as they are"
+                "scaling = 'none' to clip the rows as they are, or model = 'scorecard', which needs none"
             )
         if scaling == "auto":
             small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
