@@ -97,6 +97,11 @@ class CardSettings(SealedSettings):
         return self.openings[min(done, len(self.openings) - 1)]
 
     @property
+    def totals(self) -> int:
+        """Totals of the first fit."""
+        return TOTALS["first"]
+
+    @property
     def sigma(self) -> float:
         """Noise of one total of the first fit."""
         return self.plan.sigma / math.sqrt(SHARES["first"] / TOTALS["first"])

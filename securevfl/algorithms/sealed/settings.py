@@ -82,6 +82,11 @@ class SealedSettings:
         return -(-self.data.n_train // self.batch)
 
     @property
+    def totals(self) -> int:
+        """Openings of a record that carry the noise of `sigma`."""
+        return self.plan.epochs
+
+    @property
     def sigma(self) -> float:
         """Noise of one total that an observer cannot subtract, as the ledger counts it."""
         return self.plan.sigma
