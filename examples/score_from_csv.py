@@ -23,12 +23,11 @@ def score(card: list[dict[str, str]], person: dict[str, str]) -> tuple[float, fl
 
 
 if __name__ == "__main__":
-    card_file, people_file = sys.argv[1:] if len(sys.argv) > 2 else ("", "")
-    if not card_file:
+    if len(sys.argv) < 3:
         raise SystemExit("python examples/score_from_csv.py CARD.csv PEOPLE.csv")
-    with Path(card_file).open() as file:
-        card = list(csv.DictReader(file))
-    with Path(people_file).open() as file:
-        for person in csv.DictReader(file):
-            points, odds = score(card, person)
+    with Path(sys.argv[1]).open() as file:
+        lines = list(csv.DictReader(file))
+    with Path(sys.argv[2]).open() as file:
+        for someone in csv.DictReader(file):
+            points, odds = score(lines, someone)
             print(f"{points:.0f} points, chance {1 / (1 + math.exp(-odds)):.3f}")

@@ -358,7 +358,7 @@ def histogram_door(gate: Gate, settings: CardSettings, opening: str, victim: int
     def noise(target: int, shape: tuple[int, ...]) -> Floats:
         count = math.prod(shape)
         drawn = [DiscreteGaussian(stds[target][j]).sample(count, gate.noise.stream) for j in outside]
-        return np.sum(drawn, axis=0).reshape(shape) * (2.0**-TOTAL_BITS / clips[target])
+        return np.asarray(np.sum(drawn, axis=0).reshape(shape) * (2.0**-TOTAL_BITS / clips[target]))
 
     def let_out(vectors: Floats, rows: Rows) -> Floats:
         gate.open_totals(

@@ -435,8 +435,7 @@ def raw_values(column: Column, features: Floats) -> Floats:
         gaps = features[:, -1] > 0.5 if column.missing == "bin" else np.isnan(values)
         if column.kind == "flag":
             values = (values > 0.5).astype(np.float64)
-    values[gaps] = np.nan
-    return values
+    return np.where(gaps, np.nan, values)
 
 
 def bin_column(

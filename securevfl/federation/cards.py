@@ -112,10 +112,8 @@ def _encoder(folder: RunFolder, party: str) -> ScorecardEncoder | None:
     own = read_json(folder.model(party).with_suffix(".json"))
     if "columns" not in own:  # the label holder's own file, without features
         return None
-    columns = [
-        Column(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
-        for each in own["described"]
-    ] or [Column(name=name, missing="error") for name in own["columns"]]
+    columns = [Column.from_mapping(each) for each in own["described"]]
+    columns = columns or [Column(name=name, missing="error") for name in own["columns"]]
     made = ScorecardEncoder(columns)
     load_module(folder.model(party), made)
     return made

@@ -309,10 +309,7 @@ def _pair(values: Any) -> Any:
 
 def _described(own: Mapping[str, Any]) -> Columns:
     """A party's columns as they were described, without rows."""
-    columns = tuple(
-        Column(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
-        for each in own["described"]
-    )
+    columns = tuple(Column.from_mapping(each) for each in own["described"])
     nothing = np.zeros((0, len(columns)))
     return Columns(source="", columns=columns, train=nothing, test=nothing.copy())
 

@@ -6,6 +6,8 @@ import csv
 import importlib
 import importlib.util
 import math
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -188,6 +190,18 @@ def test_a_loaded_run_predicts_and_its_csv_scores_alike(credit, tmp_path):
         points, odds = example.score(card, person)
         assert 1 / (1 + math.exp(-odds)) == pytest.approx(chances[number], rel=1e-6)
         assert points == pytest.approx(600 - 20 / math.log(2) * (odds + math.log(50)), abs=1e-6)
+    with (tmp_path / "people.csv").open("w") as file:
+        writer = csv.DictWriter(file, list(person))
+        writer.writeheader()
+        writer.writerow(person)
+    script = [sys.executable, str(ROOT / "examples" / "score_from_csv.py")]
+    said = subprocess.run(
+        [*script, str(tmp_path / "card.csv"), str(tmp_path / "people.csv")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == f"{points:.0f} points, chance {chances[199]:.3f}\n"
     page = (tmp_path / "card.html").read_text()
     assert page.count("<svg") > 5 and "http" not in page.replace("http://www.w3.org", "")
 

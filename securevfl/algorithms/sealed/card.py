@@ -271,8 +271,10 @@ class Feature:
     @classmethod
     def of(cls, column: Column, state: Mapping[str, Any]) -> Feature:
         """Reads what `state` gave."""
-        kind = NumberBins if column.kind == "number" else CodeBins
-        bins = kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in state["bins"].items()})
+        saved: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in state["bins"].items()
+        }
+        bins = NumberBins(**saved) if column.kind == "number" else CodeBins(**saved)
         found = state["tables"]
         return cls(
             bins=bins,
@@ -513,7 +515,7 @@ class CardMember(SealedMember):
     def _write_card(self) -> None:
         weights, bias = self._fitted()
         if self.address == SERVER:
-            self.setup.head.bias.data.fill_(bias)  # type: ignore[union-attr, operator]
+            self.setup.head.bias.data.fill_(bias)  # type: ignore[operator]
             return
         encoder = self._encoder()
         encoder.constant.fill_(bias)
