@@ -205,7 +205,7 @@ def prepare_ids(ids: Sequence[str], normalisation: str = "exact") -> dict[str, i
     positions: dict[str, int] = {}
     for position, original in enumerate(ids):
         if not isinstance(original, str):
-            raise DataError(f"ID {original!r} in position {position} is no string; convert it first")
+            raise DataError(f"ID in position {position} is no string; convert it first")
         text = NORMALISATIONS[normalisation](original)
         if not 0 < _utf8_length(text) <= MAX_ID_BYTES:
             raise DataError(
@@ -213,7 +213,7 @@ def prepare_ids(ids: Sequence[str], normalisation: str = "exact") -> dict[str, i
             )
         if text in positions:
             raise DataError(
-                f"ID {original!r} occurs in positions {positions[text]} and {position}"
+                f"one ID occurs in positions {positions[text]} and {position}"
                 f" (normalisation {normalisation!r}); remove duplicates first"
             )
         positions[text] = position

@@ -76,7 +76,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"{plan.encoder_training!r} would do nothing; leave it at 'raw'"
         )
     _check_patience(plan, algorithm)
-    plan = _with_label_bounds(plan, data)
+    plan = with_label_bounds(plan, data.label_bounds)
     algorithm.check(plan, data)
     _check_bounds(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
@@ -153,13 +153,12 @@ def _check_patience(plan: Plan, algorithm: Algorithm) -> None:
             )
 
 
-def _with_label_bounds(plan: Plan, data: VerticalData) -> Plan:
+def with_label_bounds(plan: Plan, bounds: tuple[float, float] | None) -> Plan:
     """A description may say the labels' public range; what the plan says itself comes first."""
     sealed = plan.family.name == "sealed" and not plan.settings.label_high > plan.settings.label_low
-    if data.label_bounds is None or not sealed:
+    if bounds is None or not sealed:
         return plan
-    low, high = data.label_bounds
-    return plan.with_changes(settings={"label_low": low, "label_high": high})
+    return plan.with_changes(settings={"label_low": bounds[0], "label_high": bounds[1]})
 
 
 def _check_bounds(plan: Plan, data: VerticalData) -> None:

@@ -25,7 +25,9 @@ Rows = list[list[str]]
 
 
 def align(
-    files: Annotated[list[Path], typer.Argument(help="One CSV file with a header per party, leader first.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="One CSV file with a header per party, leader first; or a data.toml.")
+    ],
     id_column: Annotated[str, typer.Option("--id-column", help="Name of the column with the IDs.")] = "id",
     out: Annotated[
         Path, typer.Option("--out", help="Folder for each party's rows of the common IDs.")
@@ -42,17 +44,40 @@ def align(
     """
     from securevfl.protocols.alignment.protocol import PrivateAlignment
 
+    if len(files) == 1 and files[0].suffix.lower() == ".toml":
+        files, ids, tables = _described(files[0])
+    else:
+        tables = [_read(path, id_column) for path in files]
+        ids = [id_column] * len(files)
     if len(files) < 2:
         raise InputError(f"{len(files)} file was given; alignment needs one per party, at least 2")
-    tables = [_read(path, id_column) for path in files]
     protocol = PrivateAlignment(parties=len(files), normalisation=normalise)
-    results = protocol.align([[row[header.index(id_column)] for row in rows] for header, rows in tables])
+    columns = zip(tables, ids, strict=True)
+    results = protocol.align([[row[header.index(own)] for row in rows] for (header, rows), own in columns])
     out.mkdir(parents=True, exist_ok=True)
     parties = [
         {"file": str(path), "rows": len(rows), "out": str(_write(out, index, path, header, rows, result))}
         for index, (path, (header, rows), result) in enumerate(zip(files, tables, results, strict=True))
     ]
     _report({"common": len(results[0].ids), "parties": parties, "revealed": REVEALED}, json)
+
+
+def _described(path: Path) -> tuple[list[Path], list[str], list[tuple[list[str], Rows]]]:
+    """The files, ID columns and tables of a description, which need not name the label yet."""
+    from securevfl.data.described import read_source
+    from securevfl.data.description import read_description
+
+    described = read_description(path, complete=False)
+    files, ids, tables = [], [], []
+    for party in described.parties:
+        table, libsvm = read_source(party.file, party.delimiter)
+        own = "row" if libsvm else party.id
+        if own not in table.header:
+            raise DataError(f"{described.where('id')}: {party.file.name} has no ID column {own!r}")
+        files.append(party.file)
+        ids.append(own)
+        tables.append((list(table.header), [list(row) for row in zip(*table.cells, strict=True)]))
+    return files, ids, tables
 
 
 def _read(path: Path, id_column: str) -> tuple[list[str], Rows]:

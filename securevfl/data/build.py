@@ -21,7 +21,7 @@ from securevfl.data.blocks import (
 from securevfl.data.columns import Column, Columns
 from securevfl.data.labels import ClassValue, find_coding, missing_labels, raw_labels
 from securevfl.data.split import clean_ids, divide_rows, join_on_ids
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, nearest
 
 
@@ -260,3 +260,6 @@ def _column_names(
         if len(columns) != size or len(set(columns)) != size:
             raise DataError(f"party {name}: {size} different column names needed, found {len(set(columns))}")
     return tuple(tuple(str(column) for column in columns) for columns in given)
+
+
+LOADERS["arrays"] = from_arrays

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data.build import Rows, Settings, build
-from securevfl.data.columns import OTHER, Column, Floats, code_columns, features_of
+from securevfl.data.columns import OTHER, Column, Floats, Kind, code_columns, features_of
 from securevfl.data.description import Description, PartyDescription, read_description
-from securevfl.data.labels import ClassValue, missing_labels, parse_labels
+from securevfl.data.labels import ClassValue, missing_labels, parse_labels, shown_classes
 from securevfl.data.readers import Table, parse_numbers, read_bytes, read_libsvm, read_table
 from securevfl.data.split import clean_ids, join_on_ids
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, MissingExtra, nearest
 
 # A described column is kept with its raw values; what is wider than this belongs to `from_libsvm`.
@@ -46,7 +46,7 @@ def load_description(path: Path | str, *, seed: int) -> VerticalData:
         seed=seed,
         test_fraction=0.2 if described.test is None else described.test,
         task=described.task or _clear_task(described, labels),
-        positive=_positive(described, labels),
+        positive=positive_label(described, labels),
         missing="drop" if described.missing == "drop" else "error",
         extra={"label_bounds": described.label_bounds},
     )
@@ -59,6 +59,60 @@ def load_description(path: Path | str, *, seed: int) -> VerticalData:
     apart, more = _join(described, tests)
     notes = tuple(f"test part: {note}" for note in more.notes)
     return build(rows, apart, replace(settings, notes=settings.notes + notes))
+
+
+def own_source(path: Path | str, name: str) -> tuple[Description, Source]:
+    """One organisation's own table, from a description that may hold nothing else.
+
+    Raises:
+        DataError: It cannot be used; the message names the line.
+    """
+    described = read_description(path, complete=False)
+    source = _train_source(described, described.party(name))
+    kept, _ = _kept([source.columns], [source.raw])
+    if source.labels is not None and described.missing == "drop":
+        kept = kept[~missing_labels(source.labels[kept])]
+    labels = None if source.labels is None else source.labels[kept]
+    if labels is not None and described.task is None:
+        _clear_task(described, labels)
+    return described, replace(source, ids=source.ids[kept], raw=source.raw[kept], labels=labels)
+
+
+def new_source(path: Path | str, name: str, file: Path, features: Sequence[str]) -> Source:
+    """Records to predict: the columns that a model was trained on; labels and all else are ignored.
+
+    Raises:
+        DataError: A column or a value that the model needs is not there.
+    """
+    described = replace(read_description(path, complete=False), label="", label_holder="")
+    party = replace(described.party(name), test=file)
+    opened = _open(described, party, file, "file")
+    columns = [_column(party, column, opened, described) for column in opened.others]
+    # A column that is not named has the kind that it had in training, whatever the new rows hold.
+    columns = [_as_trained(column, features) if column.line == 0 else column for column in columns]
+    wanted = tuple(
+        column for column in columns if column.kind != "ignore" and set(column.features) <= set(features)
+    )
+    missing = [feature for feature in features if feature not in features_of(wanted)]
+    if missing:
+        raise DataError(
+            f"{file}: no column for {missing[0]!r}, which training had; {nearest(missing[0], opened.others)}"
+        )
+    source = _source(described, party, opened, wanted)
+    for place, column in enumerate(wanted):
+        if column.missing == "drop" and np.isnan(source.raw[:, place]).any():
+            row = np.argmax(np.isnan(source.raw[:, place])) + 1
+            raise DataError(
+                f"{file}: column {column.name!r} has no value in data row {row}, and training had none such"
+            )
+    return source
+
+
+def _as_trained(column: Column, features: Sequence[str]) -> Column:
+    kind: Kind = "category" if f"{column.name}#0" in features else "number"
+    return (
+        replace(column, kind=kind) if column.kind in ("category", "number") and not column.values else column
+    )
 
 
 def read_source(path: Path, delimiter: str = "") -> tuple[Table, bool]:
@@ -338,7 +392,7 @@ def _clear_task(described: Description, labels: NDArray[Any]) -> str | None:
     return None
 
 
-def _positive(described: Description, labels: NDArray[Any]) -> ClassValue | None:
+def positive_label(described: Description, labels: NDArray[Any]) -> ClassValue | None:
     """The label that counts as 1, in the type of the labels."""
     given = described.positive
     if given is None:
@@ -346,8 +400,11 @@ def _positive(described: Description, labels: NDArray[Any]) -> ClassValue | None
     known = sorted(set(labels[~missing_labels(labels)].tolist()))
     found = next((value for value in known if value == given or str(value) == str(given)), None)
     if found is None:
-        shown = ", ".join(str(value) for value in known[:6])
         raise DataError(
-            f"{described.where('positive')}: positive is {given!r}, which no label is; the labels are {shown}"
+            f"{described.where('positive')}: positive is {given!r}, which no label is; "
+            f"the labels have {len(known)} values{shown_classes(known)}"
         )
     return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
+LOADERS["description"] = load_description

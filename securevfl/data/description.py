@@ -61,8 +61,8 @@ class Description:
     Attributes:
         path: The file, as errors name it.
         name: What the data is called in reports.
-        label: The label column, in the label holder's file.
-        label_holder: The party with the labels.
+        label: The label column, in the label holder's file; empty in one that is not complete.
+        label_holder: The party with the labels; empty in one that is not complete.
         task: `binary`, `multiclass` or `regression`; None to follow from labels that leave no doubt.
         positive: Binary: the label that counts as 1; None takes the last in sorted order.
         label_bounds: Regression: public (low, high) of the labels.
@@ -88,14 +88,30 @@ class Description:
         """The file and the line of a key, or of the nearest table around it."""
         return _where(self.path, self.lines, keys)
 
+    def party(self, name: str) -> PartyDescription:
+        """One party's own table.
+
+        Raises:
+            DataError: It is not described.
+        """
+        for party in self.parties:
+            if party.name == name:
+                return party
+        known = nearest(name, [party.name for party in self.parties])
+        raise DataError(f"{self.where('parties')}: there is no table [parties.{name}]; {known}")
+
 
 def is_description(data: str) -> bool:
     """True for the name of one description."""
     return data.lower().endswith(".toml") and "," not in data
 
 
-def read_description(path: Path | str) -> Description:
+def read_description(path: Path | str, *, complete: bool = True) -> Description:
     """Reads a description.
+
+    Args:
+        path: The file.
+        complete: False where labels do not matter, and for an organisation that has only its own table.
 
     Raises:
         DataError: It cannot be used; the message names the line.
@@ -107,16 +123,16 @@ def read_description(path: Path | str) -> Description:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text; convert it first") from error
-    return parse_description(text, path)
+    return parse_description(text, path, complete=complete)
 
 
-def parse_description(text: str, path: Path) -> Description:
+def parse_description(text: str, path: Path, *, complete: bool = True) -> Description:
     """The description in a text; files are looked for beside `path`."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{path} is not TOML: {error}") from error
-    return _Reader(path, key_lines(text)).description(content)
+    return _Reader(path, key_lines(text)).description(content, complete)
 
 
 def key_lines(text: str) -> dict[tuple[str, ...], int]:
@@ -165,9 +181,12 @@ class _Reader:
     def fail(self, keys: tuple[str, ...], message: str) -> NoReturn:
         raise DataError(f"{_where(self.path, self.lines, keys)}: {message}")
 
-    def description(self, content: dict[str, Any]) -> Description:
+    def description(self, content: dict[str, Any], complete: bool) -> Description:
         self.known(content, _TOP, ())
-        self.filled(content)
+        if complete:
+            self.filled(content)
+        else:
+            content = {key: value for key, value in content.items() if value != "" or key not in TO_FILL}
         parties = content.get("parties")
         if not isinstance(parties, dict) or not parties:
             self.fail(
@@ -180,8 +199,8 @@ class _Reader:
         missing = self.choice(content, (), "missing", MISSING_RULES, "bin")
         common = self.text(content, (), "id", "")
         read = tuple(self.party(name, table, common, missing) for name, table in parties.items())
-        holder = self.text(content, (), "label_holder")
-        if holder not in parties:
+        label, holder = (self.text(content, (), key, "") for key in ("label", "label_holder"))
+        if holder not in parties and complete:
             self.fail(("label_holder",), f"label_holder is {holder!r}, no party; {nearest(holder, parties)}")
         task = self.choice(content, (), "task", TASKS, None)
         label_bounds = self.bounds(content, (), "label_bounds")
@@ -195,7 +214,7 @@ class _Reader:
         return Description(
             path=self.path,
             name=self.text(content, (), "name", self.path.stem),
-            label=self.text(content, (), "label"),
+            label=label,
             label_holder=holder,
             task=task,
             positive=positive,

@@ -98,19 +98,27 @@ def find_coding(labels: NDArray[Any], task: str | None, positive: ClassValue | N
     distinct = np.unique(labels)
     chosen = task or _infer(distinct)
     if len(distinct) < 2:
-        raise DataError(f"all {len(labels)} labels are {distinct[0].item()!r}; expected at least two values")
+        raise DataError(f"all {len(labels)} labels are the same; expected at least two values")
     if chosen == "regression":
         return Coding(task="regression", classes=())
     if chosen == "binary" and len(distinct) > 2:
         raise DataError(
-            f"task is binary but the labels have {len(distinct)} values: {shorten(distinct.tolist())}"
+            f"task is binary but the labels have {len(distinct)} values{shown_classes(distinct.tolist())}"
         )
     classes = _values(distinct)
     if positive is not None:
         if chosen != "binary" or positive not in classes:
-            raise DataError(f"positive is {positive!r}; expected one of two labels, found {shorten(classes)}")
+            raise DataError(
+                f"positive is {positive!r}; expected one of two labels, found {len(classes)} values"
+                f"{shown_classes(classes)}"
+            )
         classes = (*(value for value in classes if value != positive), positive)
     return Coding(task="binary" if chosen == "binary" else "multiclass", classes=classes)
+
+
+def shown_classes(values: Sequence[ClassValue]) -> str:
+    """Names of classes; a quantity is a person's own value and is not shown."""
+    return f": {shorten(values)}" if len(values) <= _MOST_CLASSES else ""
 
 
 def _infer(distinct: NDArray[Any]) -> Task:

@@ -245,7 +245,7 @@ def read_libsvm(path: Path | str) -> tuple[NDArray[Any], Any, int]:
         raise DataError(f"{path} has no records")
     for head, number in zip(heads, lines, strict=True):
         if not _is_float(head):
-            raise DataError(f"{path}, line {number}: expected a numeric label first, found {head!r}")
+            raise DataError(f"{path}, line {number}: expected a numeric label first")
     try:
         matrix = _matrix(_pairs(tokens), lengths)
     except ValueError:
@@ -281,11 +281,13 @@ def _first_bad_line(path: Path | str, tokens: list[str], lengths: list[int], lin
     start = 0
     for number, length in zip(lines, lengths, strict=True):
         last = 0
-        for token in tokens[start : start + length]:
+        for place, token in enumerate(tokens[start : start + length], start=1):
             index, colon, value = token.partition(":")
             fine = bool(colon) and index.isdecimal() and last < int(index) < 2**31 and _is_float(value)
             if not fine:
-                return f"{path}, line {number}: {token!r} is not index:value with indices that ascend from 1"
+                return (
+                    f"{path}, line {number}: entry {place} is not index:value with indices that ascend from 1"
+                )
             last = int(index)
         start += length
     return f"{path} is not in LIBSVM form: label index:value ..."

@@ -15,7 +15,7 @@ from securevfl.data.labels import Task
 from securevfl.data.readers import find_files
 from securevfl.data.split import ColumnSplit
 from securevfl.data.synthetic import make_synthetic, parse_options
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, nearest
 
 
@@ -208,3 +208,6 @@ def load(
         data = info.loader(seed, test_fraction)
     data = replace(data, name=name)
     return data if how is None else data.split(how)
+
+
+LOADERS["name"] = load

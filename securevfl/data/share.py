@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data.blocks import Block, Bounds, Index, as_block, make_bounds, not_finite
-from securevfl.data.labels import TASKS, Coding, Task, find_coding, missing_labels, raw_labels
+from securevfl.data.columns import code_columns, features_of
+from securevfl.data.described import new_source, own_source, positive_label
+from securevfl.data.labels import TASKS, ClassValue, Coding, Task, find_coding, missing_labels, raw_labels
 from securevfl.data.readers import read_table
 from securevfl.data.sources import encode_table
 from securevfl.data.split import clean_ids, divide_rows
@@ -39,6 +41,7 @@ class OwnTable:
         block: The features, one row per ID.
         labels: Raw labels, or None.
         bounds: Public (low, high) per column, NaN where unknown; None without any.
+        positive: Binary: the label that counts as 1; None takes the last in sorted order.
     """
 
     ids: NDArray[Any]
@@ -46,6 +49,7 @@ class OwnTable:
     block: Block
     labels: NDArray[Any] | None = None
     bounds: NDArray[np.float64] | None = None
+    positive: ClassValue | None = None
 
     def __post_init__(self) -> None:
         where, column = not_finite(self.block)
@@ -138,6 +142,36 @@ class OwnTable:
             raise DataError(f"{table.path}: one_hot gives or lacks {other!r}, unlike in training")
         order = [found.index(column) for column in columns]
         return cls(ids=ids, columns=tuple(columns), block=block[:, order])
+
+    @classmethod
+    def from_description(cls, path: Path | str, party: str) -> OwnTable:
+        """Reads an organisation's own table of a description, `[parties.PARTY]`; others need not be in it.
+
+        Raises:
+            DataError: The description or the file cannot be used; the message names the line.
+        """
+        described, source = own_source(path, party)
+        pairs = [pair for column in source.columns for pair in column.feature_bounds]
+        features = features_of(source.columns)
+        (limits,) = make_bounds([pairs] if pairs else None, (party,), (features,))
+        return cls(
+            ids=source.ids,
+            columns=features,
+            block=code_columns(source.columns, source.raw),
+            labels=source.labels,
+            bounds=None if limits is None or np.isnan(limits).all() else limits,
+            positive=None if source.labels is None else positive_label(described, source.labels),
+        )
+
+    @classmethod
+    def of_described_records(
+        cls, path: Path | str, party: str, file: Path, columns: Sequence[str]
+    ) -> OwnTable:
+        """Reads records to predict as a description says; see `of_new_records`."""
+        source = new_source(path, party, file, columns)
+        found = features_of(source.columns)
+        block = code_columns(source.columns, source.raw)[:, [found.index(column) for column in columns]]
+        return cls(ids=source.ids, columns=tuple(columns), block=block)
 
     def normalised(self, way: str) -> OwnTable:
         """The table with IDs as they are compared.
@@ -284,7 +318,7 @@ def coding_of(own: OwnTable, rows: Sequence[int], task: str | None) -> Coding:
     """The task that the label holder's labels of the common records make."""
     if own.labels is None:
         raise DataError("this organisation holds no labels")
-    return find_coding(own.labels[np.asarray(rows)], task)
+    return find_coding(own.labels[np.asarray(rows)], task, own.positive)
 
 
 def share(

@@ -17,7 +17,7 @@ from securevfl.data.labels import parse_labels
 from securevfl.data.readers import Table, numbers, read_libsvm, read_table
 from securevfl.data.readers import one_hot as indicators
 from securevfl.data.split import ColumnSplit, clean_ids, join_on_ids
-from securevfl.data.vertical import VerticalData
+from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, nearest
 
 # Up to this width dense rows are small and faster to train on; above it only thin data stays sparse.
@@ -254,3 +254,7 @@ def from_libsvm(
 
 def _with_columns(matrix: Any, columns: int) -> Any:
     return sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(matrix.shape[0], columns))
+
+
+LOADERS["csv"] = from_csv
+LOADERS["libsvm"] = from_libsvm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -343,9 +343,7 @@ class VerticalData:
         Raises:
             DataError: The input cannot be used; the message names the party, column or ID.
         """
-        from securevfl.data.build import from_arrays
-
-        return from_arrays(
+        return LOADERS["arrays"](
             blocks,
             labels,
             ids,
@@ -401,9 +399,7 @@ class VerticalData:
             missing: `error`, or `drop` to leave out rows with missing values and say how many.
             name: What to call the data in reports; the file names by default.
         """
-        from securevfl.data.sources import from_csv
-
-        return from_csv(
+        return LOADERS["csv"](
             files,
             id_column=id_column,
             label_column=label_column,
@@ -434,9 +430,7 @@ class VerticalData:
         Raises:
             DataError: The description or a file cannot be used; the message names the line.
         """
-        from securevfl.data.described import load_description
-
-        return load_description(path, seed=seed)
+        return LOADERS["description"](path, seed=seed)
 
     @classmethod
     def from_libsvm(
@@ -467,9 +461,7 @@ class VerticalData:
             task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
             name: What to call the data in reports; the file name by default.
         """
-        from securevfl.data.sources import from_libsvm
-
-        return from_libsvm(
+        return LOADERS["libsvm"](
             train_file,
             test_file,
             n_features=n_features,
@@ -501,9 +493,12 @@ class VerticalData:
             seed: Seed of the train/test split, and of the synthetic generator.
             test_fraction: Share of rows for the test part; a set with a test part of its own ignores it.
         """
-        from securevfl.data.registry import load
+        return LOADERS["name"](name, parties=parties, folder=folder, seed=seed, test_fraction=test_fraction)
 
-        return load(name, parties=parties, folder=folder, seed=seed, test_fraction=test_fraction)
+
+LOADERS: dict[str, Callable[..., VerticalData]] = {}
+"""The ways into the data. Modules that build it enter theirs when the package is imported, so that this one
+does not import what imports it."""
 
 
 def pixel_names(height: int, columns: int) -> tuple[str, ...]:

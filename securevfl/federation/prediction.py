@@ -21,10 +21,10 @@ from securevfl.data import VerticalData
 from securevfl.errors import RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.schedule import Schedule, drive
-from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
 from securevfl.federation.virtual import VirtualCarrier
-from securevfl.privacy.ledger import read_records
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.ledger import kept_records, read_records
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
 
@@ -41,7 +41,7 @@ class Predictor:
         encoders: Trained encoders by party; those that are missing are read from the folder.
         head: The label holder's trained model, or None to read it.
         trained: Of a run in memory: how new rows are taken, and which records have paid.
-        sites: Of a run in memory: whose gates go on counting, by organisation.
+        gates: Of a run in memory: the gates that go on counting, by organisation.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class Predictor:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     head: nn.Module | None = None
     trained: Trained | None = None
-    sites: Mapping[str, Site] = field(default_factory=dict)
+    gates: Mapping[str, Gate] = field(default_factory=dict)
 
     def predict(self, blocks: Sequence[Any] | Mapping[str, Any], ids: Sequence[Any] | None) -> Floats:
         """See `securevfl.federation.run.Run.predict`."""
@@ -70,7 +70,7 @@ class Predictor:
         """All releases so far."""
         if self.folder is not None:
             return written_records(self.folder.path)
-        return [record for site in self.sites.values() for record in site.records()]
+        return [record for gate in self.gates.values() for record in kept_records(gate.ledger)]
 
     def _trained(self) -> Trained:
         """A folder is read anew each time: others may have predicted with it meanwhile."""
@@ -89,8 +89,7 @@ class Predictor:
         return predicting(self.plan, numbers, identified=ids is not None)
 
     def _carrier(self, trained: Trained, rows: VerticalData, algorithm: Algorithm) -> VirtualCarrier:
-        gates = {name: site.gate for name, site in self.sites.items() if site.gate is not None}
-        for gate in gates.values():
+        for gate in self.gates.values():
             gate.budget.grow(trained.records)
         carrier = VirtualCarrier(
             self.plan,
@@ -100,7 +99,7 @@ class Predictor:
             head=self.head,
             algorithm=algorithm,
             records=trained.records,
-            gates=gates,
+            gates=self.gates,
         )
         carrier.time = trained.time
         for link in carrier.network.links.values():

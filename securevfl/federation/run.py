@@ -181,7 +181,7 @@ def train(
             encoders=carrier.encoders,
             head=carrier.head,
             trained=carrier.trained(),
-            sites=carrier.sites if folder is None else {},
+            gates=carrier.gates if folder is None else {},
         ),
     )
 

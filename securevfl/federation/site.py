@@ -7,7 +7,6 @@ What leaves a site passes its gate, whoever carries it.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
@@ -42,7 +41,7 @@ from securevfl.models import (
 )
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, Mechanism
-from securevfl.privacy.ledger import Ledger, read_ledger, to_record
+from securevfl.privacy.ledger import Ledger, kept_records, read_ledger, to_record
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
 from securevfl.privacy.payloads import Link
@@ -256,8 +255,7 @@ class Site:
 
     def records(self) -> list[ReleaseRecord]:
         """This organisation's releases, where it keeps its ledger in memory."""
-        lines = [] if self.gate is None else [json.loads(line) for line in self.gate.ledger.lines]
-        return [to_record(self.name, line) for line in lines if line["kind"] != "session"]
+        return [] if self.gate is None else kept_records(self.gate.ledger)
 
     # -- state ----------------------------------------------------------------------------------------------
 

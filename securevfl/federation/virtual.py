@@ -320,6 +320,11 @@ class VirtualCarrier(SimulatedCarrier):
         return {party: found[party] for party in self.home.data.parties}
 
     @property
+    def gates(self) -> dict[str, Gate]:
+        """Every organisation's gate, where it has one."""
+        return {name: site.gate for name, site in self.sites.items() if site.gate is not None}
+
+    @property
     def head(self) -> nn.Module:
         """The trained head, wherever it is."""
         (found,) = (site.setup.head for site in self.sites.values() if site.keeps_head)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.algorithms import SERVER, find_algorithm
+from securevfl.algorithms.resolve import with_label_bounds
+from securevfl.data.description import Description, read_description
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
@@ -76,6 +78,37 @@ class DataConfig(Settings):
             one_hot=self.one_hot,
             delimiter=self.delimiter,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedData:
+    """An organisation's own table of a description (`data = "data.toml"`), in place of ``[data]``.
+
+    Attributes:
+        path: The description; it may hold nothing but this organisation's table.
+        party: The organisation, as its certificate names it.
+    """
+
+    path: Path
+    party: str
+
+    @property
+    def label_column(self) -> str:
+        """Name of the column with the labels; empty for whoever does not hold them."""
+        described = self.described()
+        return described.label if described.label_holder == self.party else ""
+
+    def described(self) -> Description:
+        """What the description says."""
+        return read_description(self.path, complete=False)
+
+    def read(self, base: Path) -> OwnTable:
+        """The table; its file is next to the description."""
+        return OwnTable.from_description(self.path, self.party)
+
+    def read_new(self, file: Path, columns: Sequence[str]) -> OwnTable:
+        """A table of new records with the columns that the model was trained on; labels are not needed."""
+        return OwnTable.of_described_records(self.path, self.party, file, columns)
 
 
 def _pair(column: str, bounds: Sequence[float]) -> tuple[float, float]:
@@ -165,7 +198,7 @@ class ParticipantConfig(Settings):
     base: Path
     folder: Path
     identity: Identity
-    data: DataConfig | None = None
+    data: DataConfig | DescribedData | None = None
     network: NetworkConfig = field(default_factory=NetworkConfig)
     listen: str = address()
     public: str = address()
@@ -228,6 +261,8 @@ def read_server_config(path: Path) -> ServerConfig:
     with _naming(path):
         common = _common(path, content)
         plan = _plan(path, content.pop("plan", {}))
+        if isinstance(common["data"], DescribedData):
+            plan = _as_described(common["data"].described(), content, plan)
         parties = _parties(content, common["identity"].name)
         config = build(
             ServerConfig, content, others=("plan", "data", "network"), **common, plan=plan, parties=parties
@@ -236,11 +271,26 @@ def read_server_config(path: Path) -> ServerConfig:
     return config
 
 
+def _as_described(described: Description, content: dict[str, Any], plan: Plan) -> Plan:
+    """A description says task, test share and range of the labels, unless `server.toml` does."""
+    if described.test is None:
+        raise PlanError(
+            f"{described.where('parties')}: over a network the test part is a share of the common records; "
+            "write test = 0.2 in place of the test files"
+        )
+    content.setdefault("test_fraction", described.test)
+    content.setdefault("task", described.task or "")
+    return with_label_bounds(plan, described.label_bounds)
+
+
 def _check_server(config: ServerConfig) -> None:
     if not config.listen:
         raise PlanError('listen is missing; write listen = "0.0.0.0:8750"')
     if config.data is None or not config.data.label_column:
-        raise PlanError("the coordinator holds the labels; write [data] with label_column")
+        raise PlanError(
+            "the coordinator holds the labels; write [data] with label_column, or a description in which it "
+            "is the label_holder"
+        )
     for name, known in (("align", ALIGNMENTS), ("normalise", NORMALISATIONS), ("task", ("", *TASKS))):
         if getattr(config, name) not in known:
             raise PlanError(
@@ -308,14 +358,21 @@ def _take_text(content: dict[str, Any], name: str) -> str:
 
 def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     base = Path(path).resolve().parent
+    name = content.pop("data") if isinstance(content.get("data"), str) else None
     data, network = take_table(content, "data"), take_table(content, "network")
     certificates = base / _take_text(content, "certificates")
+    identity = load_identity(certificates)
+    own: DataConfig | DescribedData | None = None
+    if name is not None:
+        own = DescribedData(path=base / name, party=identity.name)
+    elif data is not None:
+        own = build(DataConfig, data, table="data")
     return {
         "run": _run_name(_take_text(content, "run")),
         "base": base,
         "folder": base / _take_text(content, "folder"),
-        "identity": load_identity(certificates),
-        "data": None if data is None else build(DataConfig, data, table="data"),
+        "identity": identity,
+        "data": own,
         "network": build(NetworkConfig, network or {}, table="network"),
     }
 

@@ -346,6 +346,12 @@ def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
     )
 
 
+def kept_records(ledger: Ledger) -> list[ReleaseRecord]:
+    """The releases in a ledger that is kept in memory."""
+    contents = [json.loads(line) for line in ledger.lines]
+    return [to_record(ledger.owner, content) for content in contents if content["kind"] != SESSION]
+
+
 AGREEMENT_FILE = "agreement.json"
 """In an organisation's folder of a run over a network: what was agreed on, and whose folder it is."""
 

@@ -162,7 +162,7 @@ def test_bad_input_is_one_line(cli, tmp_path: Path, arguments: tuple, says: str,
     [
         ("id,x,label\n1,2,0\n2,3,1\n", "id,z,label\n1,1,0\n2,2,1\n", "label"),
         ("id,x\n1,2\n2,3\n", "id,z\n1,1\n2,2\n", "label"),
-        ("id,x,label\n1,2,0\n1,3,1\n", "id,z\n1,1\n2,2\n", "1"),
+        ("id,x,label\n1,2,0\n1,3,1\n", "id,z\n1,1\n2,2\n", "data row 2 occurs more than once"),
         ("id,x,label\n1,2,0\n2,3,1\n", "id,z\n8,1\n9,2\n", "common"),
         ("id,x,label\n1,nan,0\n2,3,1\n3,1,0\n", "id,z\n1,1\n2,2\n3,1\n", "x"),
         ("id,x,label\n1,red,0\n2,3,1\n", "id,z\n1,1\n2,2\n", "x"),

@@ -201,7 +201,7 @@ def test_a_gap_in_a_row_without_partner_does_not_matter(pair, tmp_path):
             "column 'income' is not numeric in data row 3; leave it",
         ),
         (BANK.replace("50,3.5", "50,3_5"), SHOP, "column 'income' is not numeric"),
-        (BANK.replace("yes", "no"), SHOP, "all 5 labels are 'no'"),
+        (BANK.replace("yes", "no"), SHOP, "all 5 labels are the same"),
         (BANK, "id\na\nb\n", "no feature columns besides the ID"),
         (BANK.replace(",50,", ',"50,'), SHOP, "cells, the header has 4"),
     ],

@@ -20,7 +20,7 @@ from securevfl.data.credit import DESCRIPTION
 from securevfl.data.description import key_lines, parse_description
 from securevfl.data.draft import draft_description
 from securevfl.errors import DataError, InputError, MissingExtra, PlanError
-from securevfl.federation.share import pack_share, unpack_share
+from securevfl.federation.stepped import pack_share, unpack_share
 
 TOP = """\
 name = "bank and shop"
@@ -670,6 +670,19 @@ def test_suggest_takes_a_description(tmp_path: Path) -> None:
 
     plan = Plan(source={"data": str(described(tmp_path))}, epsilon=1)
     assert public_shape(plan) == Shape.of(VerticalData.from_description(tmp_path / "data.toml"))
+
+
+def test_an_alignment_takes_a_description(tmp_path: Path) -> None:
+    path = described(
+        tmp_path, TOP.replace('"late"', '""') + BANK + SHOP, shop=shop_rows(10)
+    )  # no label needed
+    done = run("align", str(path), "--out", str(tmp_path / "aligned"))
+    assert done.exit_code == 0, done.output
+    lines = [
+        (tmp_path / "aligned" / name).read_text().splitlines() for name in ("p0-bank.csv", "p1-shop.csv")
+    ]
+    ids = [[row.split(",")[place] for row in table] for table, place in zip(lines, (0, 1), strict=True)]
+    assert ids[0] == ids[1] and len(ids[0]) == 11
 
 
 # -- credit -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from securevfl.errors import RunError
 from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
 from securevfl.federation.folder import RunFolder
 from securevfl.models import save_module
-from securevfl.network.agreement import save_alignment
+from securevfl.network.alignment import save_alignment
 from securevfl.network.identity.certificates import create_authority
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head

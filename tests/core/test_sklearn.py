@@ -114,8 +114,8 @@ def test_copies_share_neither_noise_nor_key(binary: tuple[Any, Any]) -> None:
     assert not np.allclose(outputs[0], outputs[1]) and not np.allclose(outputs[1], outputs[2])
     for each in (model, twin, other):
         assert each.privacy_ == model.privacy_
-        for organisation in each.run_.predictor.organisations:
-            verify_lines(organisation.name, organisation.gate.ledger.lines)
+        for name, gate in each.run_.predictor.gates.items():
+            verify_lines(name, gate.ledger.lines)
 
 
 @pytest.mark.parametrize(

@@ -225,3 +225,117 @@ def test_acceptance_objects():
     assert "algorithm 'vafl'" in Acceptance(algorithms=["sealed"]).objection(plan, "d")
     assert "protocol 'plain'" in Acceptance(protocols=["bfv"]).objection(plan, "d")
     assert "not e" in Acceptance(digest="e").objection(plan, "d")
+
+
+# -- descriptions -------------------------------------------------------------------------------------------
+
+DESCRIBED = """
+id = "person"
+label = "outcome"
+label_holder = "bank"
+task = "binary"
+positive = "ok"
+test = 0.25
+[parties.bank]
+file = "described-bank.csv"
+[parties.bank.columns]
+income = { bounds = [0, 1e5], scale = "log" }
+job = { values = ["clerk", "nurse"] }
+"""
+OWN = """
+id = "person"
+[parties.clinic]
+file = "described-clinic.csv"
+[parties.clinic.columns]
+visits = { bounds = [0, 50] }
+"""
+
+
+def describe(folder: Path, rows: int = 40) -> None:
+    """Each organisation has a description with its own table alone."""
+    bank = [
+        f"p{i},{'' if i % 9 == 0 else 900 * i},{('clerk', 'poet')[i % 2]},{('ok', 'late')[i % 3 > 0]}"
+        for i in range(rows)
+    ]
+    (folder / "described-bank.csv").write_text("person,income,job,outcome\n" + "\n".join(bank) + "\n")
+    clinic = [f"p{i},{i % 7},{('Ulm', 'Bonn')[i % 2]}" for i in reversed(range(rows))]
+    (folder / "described-clinic.csv").write_text("person,visits,town\n" + "\n".join(clinic) + "\n")
+    (folder / "bank.toml").write_text(DESCRIBED)
+    (folder / "clinic.toml").write_text(OWN)
+
+
+def with_description(text: str, name: str) -> str:
+    start, rest = text.split("[data]\n")
+    plan = rest[rest.index("[plan]") :] if "[plan]" in rest else ""
+    return f'{start}data = "{name}"\n{plan}'
+
+
+def test_a_description_stands_in_place_of_the_data_table(folder):
+    describe(folder)
+    server = read_server_config(written(folder, with_description(SERVER, "bank.toml")))
+    assert (server.task, server.test_fraction, server.data.label_column) == ("binary", 0.25, "outcome")
+    own = server.data.read(folder)
+    assert own.columns == (
+        "income", "income missing", "job=clerk", "job=nurse", "job=other", "job missing",
+    )  # fmt: skip
+    assert own.positive == "ok" and own.bounds is not None and len(own.ids) == 40
+    party = read_party_config(written(folder, with_description(PARTY, "clinic.toml")))
+    columns = party.data.read(folder).columns
+    assert columns[:2] == ("visits", "visits missing") and party.data.label_column == ""
+    (folder / "new.csv").write_text("town,visits,person\n7,3,q1\nUlm,,q2\n")
+    new = party.data.read_new(folder / "new.csv", columns)
+    assert new.columns == columns and new.block[:, :2].tolist() == [[3, 0], [25, 1]]
+    assert new.block[0, 2:].sum() == 1  # a category, as in training, though the cell is a number
+    (folder / "new.csv").write_text("town,person\n7,q1\n")
+    with pytest.raises(InputError, match="no column for 'visits', which training had"):
+        party.data.read_new(folder / "new.csv", columns)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('label_holder = "bank"', 'label_holder = "shop"', "label_holder"),
+        ("[parties.bank", "[parties.bnk", r"no table \[parties.bank\]; did you mean 'bnk'"),
+        ("test = 0.25", "", ""),
+        ('-bank.csv"', '-bank.csv"\ntest = "x.csv"', "test is given as a share and as files"),
+        ("[0, 1e5]", "[0]", "bank.toml, line 11: bounds are"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_description(folder, old, new, says):
+    describe(folder)
+    (folder / "bank.toml").write_text(DESCRIBED.replace(old, new))
+    path = written(folder, with_description(SERVER, "bank.toml"))
+    if not says:
+        assert read_server_config(path).test_fraction == 0.2
+        return
+    with pytest.raises(InputError, match=says):
+        read_server_config(path).data.read(folder)
+
+
+def test_organisations_train_on_their_descriptions(folder):
+    """Each reads its own table alone; the model has the features that the descriptions make."""
+    import asyncio
+
+    from federation import free_port
+
+    from securevfl.network.coordinator import Coordinator
+    from securevfl.network.member import Member
+
+    describe(folder)
+    port = free_port()
+    text = with_description(SERVER, "bank.toml").replace(":0", f":{port}")
+    text = text.replace("[plan]\n", 'align = "none"\n[plan]\nsigma = 1.0\n').replace('"run"', '"bank-run"')
+    bank = Coordinator(read_server_config(written(folder, text)))
+    text = (
+        with_description(PARTY, "clinic.toml").replace(":8750", f":{port}").replace('"run"', '"clinic-run"')
+    )
+    clinic = Member(read_party_config(written(folder, text + '[accept]\nalgorithms = ["vafl"]\n')))
+
+    async def together():
+        async with asyncio.timeout(60):
+            return await asyncio.gather(bank.run(), clinic.run())
+
+    result, _ = asyncio.run(together())
+    assert result["test"]["auc"] is not None
+    outline = json.loads((folder / "bank-run" / "outline.json").read_text())
+    assert (outline["n_train"], outline["n_test"], outline["widths"]) == (30, 10, [6, 2 + 65])
