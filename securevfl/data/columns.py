@@ -56,7 +56,8 @@ class Column:
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any]) -> Column:
         """A column from its fields, as they are read back from JSON."""
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
+        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in content.items()}
+        return cls(**given)
 
     @property
     def codes(self) -> int:

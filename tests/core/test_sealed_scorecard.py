@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from securevfl import Plan, VerticalData, load_run, train
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.sealed.card import CardSettings, choose
+from securevfl.algorithms.sealed.card import CardMember, CardSettings, choose
 from securevfl.cli import app
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
@@ -79,6 +79,42 @@ def test_every_share_of_the_budget_is_in_the_ledger(tmp_path, parties, collusion
     assert gdp_epsilon(math.sqrt(worst), 1e-5) == pytest.approx(4.0, rel=1e-3)
     assert max(each["epsilon"] for each in run.privacy.values()) <= 4.0
     assert run.test["auc"] > 0.7
+
+
+@pytest.mark.parametrize("holder", ["party", "server"])
+def test_every_opening_carries_the_noise_that_it_is_accounted_with(monkeypatch, holder):
+    """Opened less exact totals, as somebody could compute who had everybody's rows."""
+    opened = defaultdict(dict)
+    learn = CardMember._learn
+
+    def watch(self, total, count):
+        scores = None if self.opening == "labels" else self._train_scores()
+        opened[self.steps][self.index] = (self.opening, self._operand(), scores, self.labels, total)
+        learn(self, total, count)
+
+    monkeypatch.setattr(CardMember, "_learn", watch)
+    data = people(rows=4000, columns=6)
+    plan, scaled = resolve(CARD.with_changes(epsilon=8.0, label_holder=holder), data)
+    settings = CardSettings(plan=plan, data=scaled)
+    train(data, CARD.with_changes(epsilon=8.0, label_holder=holder))
+    noise = defaultdict(list)
+    for members in opened.values():
+        opening = members[0][0]
+        y = members[settings.label_holder][3]
+        if opening == "labels":
+            residuals = np.column_stack([y, 1 - y])
+        else:
+            residuals = settings.series(sum(each[2] for each in members.values())) - y
+        for member, (_, operand, _, _, total) in members.items():
+            exact = operand.astype(float) @ residuals * 2.0**-14
+            noise[opening, member] += list(((total - exact) / settings.noise.std(opening, member)).ravel())
+    assert {opening for opening, _ in noise} == {"labels", "first", "residuals", "last"}
+    for (_, member), found in noise.items():
+        if not found:
+            assert member == settings.label_holder  # without columns it has no residuals of its own
+            continue
+        # Five standard errors of a variance; the sine table and rounding add less than 1e-3 of it.
+        assert abs(np.mean(np.square(found)) - 1) < 5 * math.sqrt(2 / len(found)) + 1e-3
 
 
 def test_without_a_residual_histogram_its_share_goes_to_the_last_fit(tmp_path):
