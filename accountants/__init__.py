@@ -25,11 +25,10 @@ from securevfl.accountants.events import (
     MaskedRelease,
     RandomisedResponse,
 )
-from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import compose_mu, gdp_delta, gdp_epsilon, gdp_mu
 from securevfl.accountants.interop import from_dp_event, from_opacus_history, to_dp_event
 from securevfl.accountants.modes import COALITION, Spend, coalition_spend, mu_of, privacy_matrix
-from securevfl.accountants.records import MODES, ReleaseRecord
+from securevfl.accountants.records import MODES, Filter, ReleaseRecord
 from securevfl.accountants.sealed import SealedShifts, sealed_mu, sealed_sensitivity, sealed_sigma
 
 __all__ = [

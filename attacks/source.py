@@ -200,10 +200,10 @@ class Source:
         """Who sent what to whom in the observer's view: number of messages and bytes."""
         if observer not in self._tallies:
             found: dict[Tally, tuple[int, int]] = {}
-            for seen in View(self.files.view(observer)):
-                key = Tally(seen.sender, seen.receiver, seen.kind, seen.sent)
+            for seen in View(self.files.view(observer)).headers():
+                key = Tally(seen["sender"], seen["receiver"], seen["kind"], seen["sent"])
                 count, size = found.get(key, (0, 0))
-                found[key] = (count + 1, size + seen.size)
+                found[key] = (count + 1, size + seen["size"])
             self._tallies[observer] = found
         return self._tallies[observer]
 

@@ -154,21 +154,21 @@ class Errors(NamedTuple):
             int(worlds.sum()),
         )
 
-    def bounds(self) -> tuple[float, float]:
-        """Upper bounds of both error rates, jointly valid with 95 %."""
+    def bounds(self, level: float = 0.05) -> tuple[float, float]:
+        """Upper bounds of both error rates, jointly valid with probability 1 - level."""
         return (
-            upper_bound(self.false_positives, self.negatives),
-            upper_bound(self.false_negatives, self.positives),
+            upper_bound(self.false_positives, self.negatives, 1 - level / 2),
+            upper_bound(self.false_negatives, self.positives, 1 - level / 2),
         )
 
 
-def mu_lower(errors: Errors) -> float:
+def mu_lower(errors: Errors, level: float = 0.05) -> float:
     """The mu that these errors rule out from below: Phi^-1(1 - alpha) - Phi^-1(beta), at least 0.
 
     Valid against claims of Gaussian differential privacy (Nasr et al. 2023, section 3; Dong, Roth and Su
     2022, equation 6).
     """
-    alpha, beta = errors.bounds()
+    alpha, beta = errors.bounds(level)
     if alpha >= 1 or beta >= 1:
         return 0.0
     return max(0.0, float(-ndtri(alpha) - ndtri(beta)))

@@ -26,15 +26,15 @@ from typing import Any
 import grpc
 import numpy as np
 
-from securevfl.accountants.filters import Filter
+from securevfl.accountants.records import Filter
 from securevfl.algorithms.messages import Embedding
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
 from securevfl.federation.run import train
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import Acceptance, DataConfig, PartyConfig, ServerConfig
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.identity.certificates import create_authority, issue
-from securevfl.network.identity.identity import Identity, load_identity, server_name
+from securevfl.network.identity import Identity, load_identity, server_name
 from securevfl.network.member import Member
 from securevfl.network.mesh import Mesh
 from securevfl.privacy.gate import Gate, Mechanism

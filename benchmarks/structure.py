@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import securevfl
 from securevfl import Plan, VerticalData, train
-from securevfl.algorithms import vafl_party, vafl_sums
+from securevfl.algorithms import vafl
 
 ROOT = Path(securevfl.__file__).resolve().parents[1]
 ROOMS = ("securevfl", "protocols", "accountants", "attacks")
@@ -64,7 +64,7 @@ def followed(role: type, found: list[str]) -> Iterator[None]:
 def one_upload(protocol: str) -> Trace:
     """Follows one upload of asynchronous VAFL."""
     parties = 2 if protocol == "plain" else 3
-    role = vafl_party.VAFLParty if protocol == "plain" else vafl_sums.SummingParty
+    role = vafl.VAFLParty if protocol == "plain" else vafl.SummingParty
     data = VerticalData.load("breast-cancer", parties=parties)
     speeds = {f"p{i}": SLOW for i in range(parties) if i != 1}
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Imports flow one way, rooms stay light, and every package is shipped."""
+"""Imports flow one way, inside the core too; no cycles; rooms stay light; every package is shipped."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"protocols": ROOT / "protocols", "accountants": ROOT / "accountants", "attacks": ROOT / "attacks"}
 CORE = ROOT / "securevfl"
-# What each layer may import from inside the package, lowest first.
-UPPER = ("auditing", "sweeps", "sklearn", "trackers", "cli")
-
-
-def imported(path: Path) -> set[str]:
-    """Modules that a file imports, absolute and relative ones resolved."""
-    package = _package(path)
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module or "") if part)
-            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return names
+# Lowest first; a room imports from rooms before it, never from one beside it or after it.
+LAYERS = (
+    ("errors",),
+    ("files",),
+    ("protocols", "accountants"),
+    ("privacy", "data", "models"),
+    ("settings",),
+    ("algorithms",),
+    ("federation",),
+    ("network",),
+    ("attacks",),
+    ("pages",),
+    ("auditing",),
+    ("sweeps", "sklearn", "trackers"),
+    ("cli",),
+)
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 
 def _package(path: Path) -> str:
@@ -39,37 +42,65 @@ def _package(path: Path) -> str:
     return ".".join(["securevfl", *path.relative_to(CORE).parent.parts])
 
 
-def layer(module: str) -> str:
-    parts = module.split(".")
-    if parts[0] != "securevfl" or len(parts) == 1:
-        return "outside"
-    if parts[1] in ("errors", "files"):
-        return parts[1]
-    if parts[1] in ROOMS:
-        return parts[1]
-    return "upper" if parts[1] in UPPER else "core"
+def _module(path: Path) -> str:
+    return _package(path) if path.name == "__init__.py" else f"{_package(path)}.{path.stem}"
 
 
-ALLOWED = {
-    "errors": {"outside"},
-    "files": {"outside", "errors"},
-    "protocols": {"outside", "errors", "files", "protocols"},
-    "accountants": {"outside", "errors", "files", "accountants"},
-    "core": {"outside", "errors", "files", "protocols", "accountants", "core"},
-    "attacks": {"outside", "errors", "files", "protocols", "accountants", "core", "attacks"},
-    "upper": {"outside", "errors", "files", "protocols", "accountants", "core", "attacks", "upper"},
-}
 FILES = sorted([p for folder in ROOMS.values() for p in folder.rglob("*.py")] + list(CORE.rglob("*.py")))
+MODULES = {_module(path): path for path in FILES}
+
+
+def _statements(tree: ast.AST, *, at_run_time: bool) -> Iterator[ast.AST]:
+    """All nodes; those that only a type checker sees are left out on request."""
+    for node in ast.iter_child_nodes(tree):
+        if at_run_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from _statements(node, at_run_time=at_run_time)
+
+
+@cache
+def imported(path: Path, *, at_run_time: bool = False) -> frozenset[str]:
+    """Modules that a file imports, also inside functions; relative ones resolved."""
+    parts = _package(path).split(".")
+    names: set[str] = set()
+    for node in _statements(ast.parse(path.read_text()), at_run_time=at_run_time):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module or "") if part)
+            found = {f"{module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else module for name in found}
+    return frozenset(names)
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "securevfl" and len(parts) > 1 else ""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_flow_one_way(path: Path) -> None:
-    package = _package(path)
-    own = layer(f"{package}.{path.stem}" if package == "securevfl" else package)
-    if path == CORE / "__init__.py":
+    own = _room(_module(path))
+    if not own:  # the package itself names everything and loads nothing
         return
-    wrong = {name for name in imported(path) if layer(name) not in ALLOWED[own]}
+    assert own in LEVEL, f"{path} is in no room; LAYERS says where rooms stand"
+    others = {name for name in imported(path) if _room(name) not in ("", own)}
+    wrong = {name for name in others if LEVEL[_room(name)] >= LEVEL[own]}
     assert not wrong, f"{path} ({own}) imports {sorted(wrong)}"
+
+
+def test_no_cycles() -> None:
+    """Not even through imports inside functions."""
+    graph = nx.DiGraph(
+        (module, name)
+        for module, path in MODULES.items()
+        for name in imported(path, at_run_time=True)
+        if name in MODULES and module != "securevfl" and name != "securevfl"
+    )
+    cycles = [sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1]
+    assert not cycles
 
 
 @pytest.mark.parametrize("name", ["errors.py", "files.py"])
@@ -79,10 +110,17 @@ def test_what_is_below_everything_needs_python_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["securevfl", "securevfl.errors", "securevfl.protocols", "securevfl.accountants"]
+    "room",
+    ["securevfl", "securevfl.errors", "securevfl.protocols", "securevfl.accountants", "securevfl.sweeps"],
 )
 def test_light_rooms_load_no_torch(room: str) -> None:
     code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["securevfl.settings.plan", "securevfl.cli"])
+def test_a_name_is_checked_before_anything_heavy_is_loaded(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'numpy', 'networkx'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.algorithms.base import SERVER
-from securevfl.algorithms.sealed.card import KINDS, CardSettings, settings_of
-from securevfl.algorithms.sealed.settings import SealedSettings, real_variances
+from securevfl.algorithms.sealed.card import KINDS, CardGeometry, geometry_of
+from securevfl.algorithms.sealed.settings import SealedGeometry, real_variances
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
 from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
 from securevfl.data import VerticalData
@@ -77,7 +77,7 @@ class Replay:
     NAIVE: ClassVar[str] = "own totals"
     """The accounting that counts only the totals that the observer obtains itself."""
 
-    settings: SealedSettings
+    settings: SealedGeometry
     victim: int
 
     @cached_property
@@ -193,7 +193,7 @@ DRAWS = 20_000_000  # samples of noise that one audit may take: a few seconds
 MAX_ITERATIONS = 80  # longer runs are audited by their first iterations: fewer openings only weaken the bound
 
 
-def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedSettings:
+def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedGeometry:
     """The settings of a sealed run, from its resolved plan and the names alone."""
     outputs = plan.embedding
     regression = plan.settings.label_high > plan.settings.label_low
@@ -207,7 +207,7 @@ def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> Se
         label_holder=label_holder if label_holder in parties else None,
         task=task,
     )
-    return settings_of(plan, data)
+    return geometry_of(plan, data)
 
 
 class _Worlds:
@@ -303,7 +303,7 @@ def replayed_canaries(
     return conclude(guesses, mode=mode, accounting=mode, claims=claims, delta=plan.delta, owners=owners)
 
 
-def statistic_door(gate: Gate, settings: SealedSettings) -> Door:
+def statistic_door(gate: Gate, settings: SealedGeometry) -> Door:
     """Noisy sums of a party's columns, which centre its rows; every canary is a column of its own."""
     diameter = 2.0
     sigma, _, factor = settings.centring_sigmas(diameter)
@@ -322,7 +322,7 @@ def statistic_door(gate: Gate, settings: SealedSettings) -> Door:
     return Door(gate=gate, reach=diameter / 2, let_out=let_out)
 
 
-def counts_door(gate: Gate, settings: CardSettings) -> Door:
+def counts_door(gate: Gate, settings: CardGeometry) -> Door:
     """Noisy counts that bins are made of, all three levels averaged by what each is worth."""
     noise = settings.noise
     reach = math.sqrt(2 * noise.binned) / 2
@@ -338,7 +338,7 @@ def counts_door(gate: Gate, settings: CardSettings) -> Door:
     return Door(gate=gate, reach=reach, let_out=let_out)
 
 
-def histogram_door(gate: Gate, settings: CardSettings, opening: str, victim: int) -> Door:
+def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int) -> Door:
     """An opening of histograms to the worst coalition, which combines all totals by what each is worth.
 
     A canary is one value here: along the direction in which the record moves all totals together.
@@ -411,7 +411,7 @@ def sealed_canaries(
     if plan.settings.centring and plan.sigma:
         door = statistic_door(gate_of(plan)(ROWS * canaries), settings)
         found["statistics"] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
-    if isinstance(settings, CardSettings) and plan.sigma:
+    if isinstance(settings, CardGeometry) and plan.sigma:
         make = gate_of(plan)
         doors = {"bins": counts_door(make(ROWS * canaries), settings)}
         for opening in ("labels", "residuals"):

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from securevfl.accountants.modes import mu_of
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower, one_run_epsilon
+from securevfl.attacks.one_run import count_correct, one_run_mu
+from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower
 from securevfl.errors import AttackError
 from securevfl.federation.site import open_gate
 from securevfl.privacy.gate import Gate
@@ -75,7 +76,7 @@ class LinearRule:
 
 OWNER = "canary"
 
-# The one-run bound pays 2 m delta: with more canaries it gets worse. A tenth is guessed, fixed beforehand.
+# A tenth is guessed, fixed beforehand.
 ONE_RUN_CANARIES = 10_000
 ONE_RUN_SHARE = 10
 
@@ -95,7 +96,7 @@ class CanaryResult:
         delta: The delta of the following.
         epsilon_gdp: Lower bound of epsilon that follows from `mu_lower`; valid against claims of GDP.
         epsilon_free: Lower bound of epsilon without any assumption on the mechanism.
-        epsilon_one_run: The one-run bound of Steinke, Nasr and Jagielski on the same guesses.
+        epsilon_one_run: The one-run bound for Gaussian privacy (`one_run_mu`) on the same scores.
         rule: How the guessing rule was found.
         owners: Whose promise it concerns; empty for every owner of the run.
     """
@@ -196,10 +197,8 @@ def conclude(
 
 def _one_run(scores: Floats, worlds: NDArray[np.bool_], delta: float) -> float:
     """Guesses the coins of the most extreme scores, and abstains from the others."""
-    guesses = max(1, len(scores) // ONE_RUN_SHARE)
-    chosen = np.argsort(-np.abs(scores), kind="stable")[:guesses]
-    correct = int(((scores[chosen] > 0) == worlds[chosen]).sum())
-    return one_run_epsilon(canaries=len(scores), guesses=guesses, correct=correct, delta=delta)
+    run = count_correct(scores, worlds, max(1, len(scores) // ONE_RUN_SHARE))
+    return epsilon_of(one_run_mu(**run._asdict()), delta)
 
 
 def claims_of(gate: Gate, worlds: int = 1) -> dict[str, float]:

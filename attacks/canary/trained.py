@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from securevfl.algorithms.batches import Batches
+from securevfl.algorithms.steps import Batches
 from securevfl.attacks.canary.gate import OBSERVER
 from securevfl.attacks.canary.results import CanaryResult, Coins, MakeGate, claims_of, conclude, guess_worlds
 from securevfl.errors import AttackError

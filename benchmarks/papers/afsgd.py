@@ -21,8 +21,7 @@ import numpy as np
 from benchmarks.papers.afsgd_sets import L2, Problem, deal, load, pose
 from benchmarks.papers.common import arguments, plot, say, table, write
 from securevfl import Plan, VerticalData
-from securevfl.algorithms.estimators import ESTIMATORS
-from securevfl.algorithms.linear_block import Batch, LinearBlock, loss_derivative
+from securevfl.algorithms.linear import ESTIMATORS, Batch, LinearBlock, loss_derivative
 from securevfl.algorithms.resolve import resolve
 from securevfl.errors import TrainingDiverged
 from securevfl.federation.schedule import Schedule, drive

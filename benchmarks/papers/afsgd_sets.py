@@ -14,7 +14,7 @@ from scipy import optimize, sparse
 
 from benchmarks.papers.common import sample
 from securevfl import Plan, VerticalData
-from securevfl.algorithms.linear_block import Batch, loss_derivative, mean_loss
+from securevfl.algorithms.linear import Batch, loss_derivative, mean_loss
 from securevfl.algorithms.resolve import resolve
 
 Floats = npt.NDArray[np.float64]

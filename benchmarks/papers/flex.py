@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.papers.common import arguments, command, plot, sample, say, table, write
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms import Progress
-from securevfl.algorithms.local_steps import gradient_weights
+from securevfl.algorithms.flex import gradient_weights
 from securevfl.errors import TrainingDiverged
 
 METHODS = ("p-bcd", "vafl", "sync-min", "sync-max", "flex")

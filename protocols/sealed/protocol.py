@@ -206,6 +206,10 @@ class SealedProtocol:
         """Shape of a member's total: one column per output, or one in all where outputs share parameters."""
         return self.widths[member], self.outputs if self.static[member] else 1
 
+    def total_std(self, member: int) -> float:
+        """Standard deviation of the noise on each value of a member's total, all shares together."""
+        return math.hypot(*self.share_stds[member]) * 2.0**-TOTAL_BITS
+
     def operand_shape(self, member: int, rows: int) -> tuple[int, int]:
         """Shape of a member's operand in a round over so many records."""
         return self.widths[member], rows if self.static[member] else rows * self.outputs

@@ -12,6 +12,7 @@ import hashlib
 import math
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ class DistributedNoise:
         root = math.isqrt(math.ceil(square))
         return root if root * root >= square else root + 1
 
-    @property
+    @cached_property
     def honest_sigma(self) -> float:
         """Std of a real Gaussian that protects no better than the honest shares; `sigma` or slightly more."""
         variance = self.honest * self.share_std**2 - ROUNDING_VARIANCE
@@ -119,13 +120,23 @@ class DistributedNoise:
         """
         if not change >= 0 or dimension < 0:
             raise InputError(f"a change of {change} in {dimension} values makes no sense")
-        return (change + math.sqrt(dimension) * self.fixed_point.resolution) * _UP
+        return (change + math.sqrt(dimension) * self._resolution) * _UP
+
+    @cached_property
+    def _resolution(self) -> float:
+        return self.fixed_point.resolution
+
+    @cached_property
+    def _shares(self) -> tuple[DiscreteGaussian, np.dtype[Any], np.dtype[Any]]:
+        """The distribution of a share, whose tables take long to make, and the ring's types."""
+        signed = np.dtype(np.int32 if self.fixed_point.bits == 32 else np.int64)
+        return DiscreteGaussian(self.share_std), signed, self.fixed_point.dtype
 
     def share(self, size: int, stream: KeyStream) -> Ring:
         """One party's secret share as ring elements; fresh at every call."""
-        noise = DiscreteGaussian(self.share_std).sample(size, stream)
-        bits = np.int32 if self.fixed_point.bits == 32 else np.int64
-        return noise.astype(bits).view(self.fixed_point.dtype)  # the ring reduces modulo 2^bits
+        distribution, signed, ring = self._shares
+        # The ring reduces modulo 2^bits.
+        return distribution.sample(size, stream).astype(signed).view(ring)
 
 
 def convolution_gap(std: int, count: int) -> float:

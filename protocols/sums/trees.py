@@ -14,12 +14,13 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from securevfl.errors import TopologyError
 from securevfl.protocols.contract import COORDINATOR, name_of
+
+if TYPE_CHECKING:
+    from networkx import Graph
 
 ParentMap = Mapping[int, int]
 PartialSums = frozenset[frozenset[int]]
@@ -96,8 +97,10 @@ class TreePair:
         members = frozenset(coalition)
         if not members <= self.vertices:
             raise TopologyError(f"{sorted(members - self.vertices)} are not in the trees")
+        from networkx import connected_components
+
         rest = self._union.subgraph(self.vertices - members)
-        parts = [frozenset(part) - {COORDINATOR} for part in nx.connected_components(rest)]
+        parts = [frozenset(part) - {COORDINATOR} for part in connected_components(rest)]
         return sorted((part for part in parts if part), key=min)
 
     def max_collusion(self) -> int:
@@ -106,7 +109,9 @@ class TreePair:
         At most workers - 2: with a single honest worker left, the total gives that worker away.
         """
         if not self.has_coordinator:
-            return min(int(nx.node_connectivity(self._union)) - 1, self.workers - 2)
+            from networkx import node_connectivity
+
+            return min(int(node_connectivity(self._union)) - 1, self.workers - 2)
         # A cut that only isolates the coordinator reveals nothing, so connectivity would count too low. Two
         # trees never withstand 3: some worker has at most 3 neighbours, and they recover it.
         for size in range(1, min(3, self.workers - 1)):
@@ -124,8 +129,10 @@ class TreePair:
         return not any(1 < len(workers) < self.workers for workers in first & second)
 
     @functools.cached_property
-    def _union(self) -> nx.Graph:
-        return nx.Graph([*self.t1.items(), *self.t2.items()])
+    def _union(self) -> Graph:
+        from networkx import Graph  # slow to import, needed by trees alone
+
+        return Graph([*self.t1.items(), *self.t2.items()])
 
 
 @functools.lru_cache(maxsize=256)

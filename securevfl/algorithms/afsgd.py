@@ -7,20 +7,453 @@ worker's step needs the sum of all workers' products for its batch, obtained on 
 
 All workers are active by default: each has the labels, as in the paper's experiments. With ``active`` in the
 plan only the named ones have; the others receive derivatives of the loss, which tell the labels just as well.
+
+The coordinator announces sums, counts work and measures; it holds no model. The label holder's organisation
+hosts it. The asynchronous one announces a sum for every worker that asks, at once; the synchronous one leads
+all workers through the same batches, with a barrier after each. A worker's listener joins every announced sum
+with the product of the weights as they are at that moment, beside the updating loop. Active workers have the
+labels and obtain totals themselves; a passive worker's totals go to the label holder, which answers with the
+derivative of the loss.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import asyncio
+from abc import abstractmethod
+from typing import Any, ClassVar
 
-from securevfl.algorithms.afsgd_coordinator import AsyncCoordinator, SyncCoordinator
-from securevfl.algorithms.afsgd_worker import AsyncWorker, LinearWorker
-from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.channels import SUMS, build_channel, check_channels
-from securevfl.algorithms.estimators import ESTIMATORS
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup, expect
+from securevfl.algorithms.channels import SUMS, Channel, build_channel, check_channels
+from securevfl.algorithms.linear import ESTIMATORS, Batch, Floats, LinearBlock, loss_derivative, mean_loss
+from securevfl.algorithms.messages import (
+    Derivative,
+    Done,
+    End,
+    Labels,
+    Loss,
+    Over,
+    Scores,
+    Start,
+    Step,
+    SumRequest,
+    TakeSnapshot,
+    Update,
+)
+from securevfl.algorithms.roles import LabelHolder, Party, pieces
+from securevfl.algorithms.steps import build_batches, build_delay
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError
+from securevfl.errors import PlanError, ProtocolError
+from securevfl.models import LinearEncoder, SumHead
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside, Released
+from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+
+STEP, JOINT_STEP, SNAPSHOT = "product", "joint product", "snapshot"
+SHARED = (JOINT_STEP, SNAPSHOT)
+"""Sums whose totals the coordinator hands to all workers."""
+PURPOSES = (STEP, *SHARED, "evaluation")
+"""What a worker lets its products be summed for."""
+
+
+# -- workers ------------------------------------------------------------------------------------------------
+
+
+def build_block(setup: Setup, party: str) -> LinearBlock:
+    """A party's block, starting at its encoder's weights; the label holder's has the head's bias.
+
+    Raises:
+        PlanError: The encoder is not a linear map without bias.
+    """
+    data, encoder = setup.data, setup.encoders[party]
+    index = data.parties.index(party)
+    if not isinstance(encoder, LinearEncoder) or encoder.output.bias is not None:
+        raise PlanError(f"the encoder of {party} is not linear; this algorithm trains linear models")
+    if not isinstance(setup.head, SumHead):
+        raise PlanError("this algorithm adds the parties' products; the head can only be a bias")
+    weights = encoder.output.weight.detach().cpu().double().numpy().T
+    bias = party == setup.label_holder
+    if bias:
+        weights = np.vstack([weights, setup.head.bias.detach().cpu().double().numpy()])
+    return LinearBlock(data.train[index], data.test[index], np.array(weights, order="C"), bias=bias)
+
+
+class LinearWorker(Party):
+    """A worker that only listens: takes part in sums and steps when the coordinator says so.
+
+    Args:
+        channels: All channels of the run.
+        estimator: A key of `ESTIMATORS`.
+        active: Whether the worker gets the labels.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("block", "estimator", "labels", "delay")
+
+    def __init__(
+        self, setup: Setup, party: str, *, channels: list[Channel], estimator: str, active: bool
+    ) -> None:
+        super().__init__(setup, party)
+        self.sums = SumParticipant(setup, party, channels)
+        self._receive = self.sums.receive
+        self.active = active
+        self.block = build_block(setup, party)
+        self.estimator = ESTIMATORS[estimator](self.block)
+        self.labels: npt.NDArray[Any] | None = None
+        self.delay = build_delay(setup, party)
+        self.handlers = {
+            REQUEST: self._join,
+            Labels.kind: self._take_labels,
+            Scores.kind: self._remember,
+            TakeSnapshot.kind: self._take_snapshot,
+            Update.kind: self._update,
+        }
+
+    async def prepare(self) -> None:
+        await self._listen()
+
+    async def epoch(self) -> None:
+        await self._listen()
+        self.block.check_finite(self.address)
+        self.publish()
+
+    async def evaluate(self) -> None:
+        self.publish()
+        await self._listen()
+
+    def publish(self) -> None:
+        """Writes the weights into the party's encoder, and the bias into the head."""
+        weights = torch.from_numpy(self.block.weights)
+        encoder = self.setup.encoders[self.address]
+        with torch.no_grad():
+            if self.block.bias:
+                self.setup.head.get_parameter("bias").copy_(weights[-1])
+                weights = weights[:-1]
+            encoder.get_parameter("output.weight").copy_(weights.T)
+
+    # -- the listener ---------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        await self.sums.begin()
+        await super()._listen()
+
+    async def _join(self, message: Packet) -> None:
+        request = read_request(message)
+        await self.sums.join(request, self._contribute(request, self.block.batch(request.rows)))
+
+    def _contribute(self, request: SumRequest, batch: Batch) -> Contribution | Inside:
+        """The local product, through the gate."""
+        if request.purpose not in PURPOSES:
+            raise ProtocolError(
+                f"{self.address} is asked into a sum for {request.purpose!r}, not for training"
+            )
+        product = torch.from_numpy(batch.product(self.block.weights))
+        also = self._reached(request)
+        return self.sums.channel(request.channel).protect(
+            self.gate, product, party=self.address, rows=request.rows, kind=request.purpose, also=also
+        )
+
+    def _reached(self, request: SumRequest) -> tuple[str, ...]:
+        """Who gets the total, or something computed from it, beside the one who obtains it.
+
+        A step changes the requester's weights, and with them every product that it lets out afterwards, so a
+        step of another worker's reaches everybody. What comes of one's own passes one's own gate again.
+        """
+        trains = request.purpose == STEP and request.requester != self.address
+        return self.sums.parties if trains or request.purpose in SHARED else (request.requester,)
+
+    async def _take_labels(self, message: Packet) -> None:
+        labels = message["values"]
+        if len(labels) != self.setup.data.n_train:
+            raise ProtocolError(f"{self.address} received {len(labels)} labels, not one per record")
+        self.labels = labels
+
+    def _derivative(self, rows: Rows, scores: Floats) -> Floats:
+        if self.labels is None:
+            raise ProtocolError(f"{self.address} has no labels to compare scores with")
+        return loss_derivative(self.setup.data.task, scores, self.labels[rows])
+
+    def _read(self, message: Packet) -> tuple[Rows, Floats]:
+        """Rows and loss derivatives that the coordinator sends: to active workers as scores."""
+        rows, values = message["rows"].astype(np.int64), message["values"]
+        shape = len(rows), self.block.weights.shape[1]
+        if values.shape != shape:
+            raise ProtocolError(f"{self.address} received values of shape {values.shape}, not {shape}")
+        return rows, self._derivative(rows, values) if self.active else values
+
+    async def _remember(self, message: Packet) -> None:
+        self.estimator.remember(*self._read(message))
+
+    async def _take_snapshot(self, message: Packet) -> None:
+        """A synchronous snapshot."""
+        await self._finish_snapshot()
+        await self.link.reply(message, Done())
+
+    async def _finish_snapshot(self) -> None:
+        """Computes the full gradient, which takes as long as the steps of one pass."""
+        steps = -(-self.block.n_train // self.setup.plan.batch)
+        await self._compute(sum(self.delay.draw() for _ in range(steps)))
+        self.estimator.finish_snapshot()
+
+    async def _update(self, message: Packet) -> None:
+        """A synchronous step."""
+        rows, derivative = self._read(message)
+        await self._compute(self.delay.draw())
+        self._step(self.block.batch(rows), rows, derivative)
+        await self.link.reply(message, Done())
+
+    async def _compute(self, duration: float) -> None:
+        await self.setup.clock.sleep_until(self.setup.clock.now() + duration)
+
+    def _step(self, batch: Batch, rows: Rows, derivative: Floats) -> None:
+        direction = self.estimator.direction(batch, rows, derivative)
+        self.block.step(direction, self.setup.rate(self.address), self.setup.plan.l2)
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.publish()
+
+
+class AsyncWorker(LinearWorker):
+    """A worker that also steps by itself, as fast as it can and without locks (Algorithms 3 to 5)."""
+
+    kept = (*LinearWorker.kept, "batches", "postponed")
+
+    def __init__(
+        self, setup: Setup, party: str, *, channels: list[Channel], estimator: str, active: bool
+    ) -> None:
+        super().__init__(setup, party, channels=channels, estimator=estimator, active=active)
+        self.batches = build_batches(setup, self.index, self.estimator.batches)
+        self.postponed: Rows | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._derivatives: dict[int, asyncio.Future[Floats]] = {}
+        self.handlers |= {Start.kind: self._start, Derivative.kind: self._take_derivative}
+
+    async def epoch(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await super().epoch()
+        finally:
+            self._tasks = None
+
+    async def _start(self, message: Packet) -> None:
+        if self._tasks is not None:
+            self._tasks.create_task(self._work(snapshot=bool(message["snapshot"])))
+
+    async def _work(self, *, snapshot: bool) -> None:
+        """Steps until the coordinator says that the epoch is over."""
+        if snapshot:
+            await self._finish_snapshot()
+        while True:
+            rows = self.batches.next() if self.postponed is None else self.postponed
+            self.postponed = rows
+            answer = await self.link.call(SERVER, Step(rows=rows))
+            if answer.kind == Over.kind:
+                return
+            self.postponed = None
+            request, batch = read_request(answer), self.block.batch(rows)
+            derivative = await self._obtain(request, batch)
+            await self._compute(self.delay.draw())
+            self._step(batch, rows, derivative)
+
+    async def _obtain(self, request: SumRequest, batch: Batch) -> Floats:
+        """The loss derivatives of a batch, from the total or from the label holder that obtains it."""
+        if not self.active:
+            self._derivatives[request.number] = asyncio.get_running_loop().create_future()
+        await self.sums.join(request, self._contribute(request, batch))
+        if not self.active:
+            derivative = await self._derivatives[request.number]
+            del self._derivatives[request.number]
+            return derivative
+        return await self._resolve(request)
+
+    async def _resolve(self, request: SumRequest) -> Floats:
+        """Waits for a total and compares it with the labels; the label holder reports the loss."""
+        scores = (await self.sums.result(request)).values
+        derivative = self._derivative(request.rows, scores)
+        if self.address == self.setup.label_holder and self.labels is not None:
+            loss = mean_loss(self.setup.data.task, scores, self.labels[request.rows])
+            await self.link.send(SERVER, Loss(value=Inside(values=loss)))
+        return derivative
+
+    async def _join(self, message: Packet) -> None:
+        await super()._join(message)
+        request = read_request(message)
+        if request.channel == self.address and self._tasks is not None:
+            self._tasks.create_task(self._help(request))
+
+    async def _help(self, request: SumRequest) -> None:
+        """Answers a passive worker, which gets the derivative of the loss; that tells it the label."""
+        derivative = await self._resolve(request)
+        observers = self.setup.observers(request.requester, self.address)
+        given = self.gate.release_exact(derivative, rows=request.rows, kind="derivative", observers=observers)
+        await self.link.send(request.requester, Derivative(round=request.number, values=given))
+
+    async def _take_derivative(self, message: Packet) -> None:
+        waiting = self._derivatives.get(message["round"])
+        if waiting is None or message.sender != self.setup.label_holder:
+            raise ProtocolError(
+                f"{self.address} received a derivative from {message.sender} that it did not ask for"
+            )
+        waiting.set_result(message["values"])
+
+
+# -- coordinators -------------------------------------------------------------------------------------------
+
+
+class Coordinator(LabelHolder):
+    """What both have in common: sharing labels, snapshots, evaluation.
+
+    Args:
+        channels: All channels of the run; the coordinator's own serves snapshots and evaluation.
+        active: Names of the active workers.
+        estimator: A key of `ESTIMATORS`.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = (*LabelHolder.kept, "sums", "iterations")
+
+    def __init__(
+        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str
+    ) -> None:
+        super().__init__(setup)
+        self.sums = SumParticipant(setup, SERVER, channels)
+        self.active = active
+        self.estimator = ESTIMATORS[estimator]
+        self.iterations = 0
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        await self.sums.begin()
+        await self._send_labels(self.active)
+        await self._tell_all(End())
+
+    async def epoch(self) -> None:
+        await self.sums.begin()
+        self._losses = []
+        due = self._snapshot_is_due()
+        if due:
+            await self._share_scores()
+        await self._train((self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train, due)
+        self._close_epoch()
+        await self._tell_all(End())
+
+    def _snapshot_is_due(self) -> bool:
+        every: dict[str, int] = {
+            "never": 0,
+            "once": self.setup.plan.epochs,
+            "repeated": self.setup.plan.settings.snapshot_every,
+        }
+        period = every[self.estimator.snapshots]
+        return period > 0 and self.epochs_done % period == 0
+
+    @abstractmethod
+    async def _train(self, target: int, snapshot: bool) -> None:
+        """Trains until so many records have been processed, after a snapshot if the scores for it are out."""
+
+    async def evaluate(self) -> None:
+        await self.sums.begin()
+        totals = [(await self.sums.total(rows, "evaluation")).values for rows in self.test_pieces]
+        self.test = self._measure(torch.from_numpy(np.concatenate(totals)))
+        await self._tell_all(End())
+
+    # -- what goes out --------------------------------------------------------------------------------------
+
+    def _scores_for(self, party: str, rows: Rows, scores: Floats) -> Released | Inside:
+        """Active workers get the scores; passive ones the loss derivatives, which tell them the labels.
+
+        Scores were paid for when the workers contributed to them; the head shows that entry to the receiver.
+        """
+        if party in self.active:
+            observers = self.setup.observers(party, self.setup.label_holder)
+            if observers:
+                return self.gate.hand_on(scores, kind="scores", observers=observers)
+            return Inside(values=scores)
+        derivative = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
+        return self._exact(derivative, party, rows=rows, kind="derivative")
+
+    async def _share_scores(self) -> None:
+        """Gives all workers what their full gradients at the present weights need (Algorithm 4, line 3)."""
+        for rows in pieces(0, self.setup.data.n_train):
+            scores = (await self.sums.total(rows, SNAPSHOT)).values
+            for party in self.parties:
+                given = self._scores_for(party, rows, scores)
+                await self.link.send(party, Scores(rows=rows, values=given))
+
+    def _count_step(self, records: int) -> None:
+        self.processed += records
+        self.iterations += 1
+        self.setup.report(self.processed, self._losses[-1] if self._losses else (self.loss or float("nan")))
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far."""
+        return {"iterations": self.iterations}
+
+
+class AsyncCoordinator(Coordinator):
+    """Announces a sum whenever a worker asks; workers never wait for each other."""
+
+    async def _train(self, target: int, snapshot: bool) -> None:
+        # With the scores at home no worker needs the others for its full gradient: nobody waits for it.
+        await self._tell_all(Start(snapshot=snapshot))
+        running = set(self.parties)
+        while running:
+            message = expect(await self.sums.receive(), Loss.kind, Step.kind)
+            if message.kind == Loss.kind:
+                value = expect(message, Loss.kind, sender=self.setup.label_holder)["value"]
+                self._losses.append(value)
+            elif message.sender not in running:
+                raise ProtocolError(f"{message.sender} asks for a step after the epoch is over for it")
+            elif self.processed >= target:
+                running.discard(message.sender)
+                await self.link.reply(message, Over())
+            else:
+                await self._announce(message)
+
+    async def _announce(self, message: Packet) -> None:
+        """Announces one worker's batch; a passive worker's total goes to the label holder."""
+        rows = message["rows"].astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.setup.data.n_train:
+            raise ProtocolError(f"{message.sender} asks for rows that are not training records")
+        worker = message.sender
+        channel = worker if worker in self.active else self.setup.label_holder
+        request = await self.sums.announce(rows, STEP, channel=channel, requester=worker, skip=(worker,))
+        await self.link.reply(message, request)
+        self._count_step(len(rows))
+
+
+class SyncCoordinator(Coordinator):
+    """Leads all workers through one schedule: one sum, one step of everybody, a barrier."""
+
+    kept = (*Coordinator.kept, "batches")
+
+    def __init__(
+        self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str
+    ) -> None:
+        super().__init__(setup, channels=channels, active=active, estimator=estimator)
+        self.batches = build_batches(setup, kind=self.estimator.batches)
+
+    async def _train(self, target: int, snapshot: bool) -> None:
+        data = self.setup.data
+        if snapshot:
+            await asyncio.gather(*(self.link.call(party, TakeSnapshot()) for party in self.parties))
+        while self.processed < target:
+            rows = self.batches.next()
+            scores = (await self.sums.total(rows, JOINT_STEP)).values
+            self._losses.append(mean_loss(data.task, scores, data.y_train[rows]))
+            calls = []
+            for party in self.parties:
+                given = self._scores_for(party, rows, scores)
+                calls.append(self.link.call(party, Update(rows=rows, values=given)))
+            await asyncio.gather(*calls)
+            self._count_step(len(rows) * len(self.parties))
+
+
+# -- the algorithms -----------------------------------------------------------------------------------------
 
 
 class AFSGD(Algorithm):

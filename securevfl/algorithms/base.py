@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from securevfl.data import VerticalData
+from securevfl.errors import ProtocolError, RunError
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Clock
+from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.payloads import Link
 from securevfl.privacy.schemas import SERVER as SERVER
 from securevfl.privacy.views import ViewWriter
@@ -119,6 +121,9 @@ class Role(ABC):
     """One participant's part of an algorithm."""
 
     address: str
+    setup: Setup
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Attributes that make up the role between epochs: data, or parts with their own `state` and `load`."""
 
     async def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Runs once before the first epoch."""
@@ -131,13 +136,63 @@ class Role(ABC):
     async def evaluate(self) -> None:
         """Lets the label holder evaluate the test part."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
         """The role as explicit data: numbers, text, arrays, tensors, in nested dictionaries."""
+        return {name: _saved(getattr(self, name)) for name in self.kept}
 
-    @abstractmethod
     def load(self, state: dict[str, Any]) -> None:
-        """Takes up a saved state."""
+        """Takes up a saved state.
+
+        Raises:
+            RunError: It is the state of a role that keeps something else.
+        """
+        missing = [name for name in self.kept if name not in state]
+        if missing:
+            raise RunError(
+                f"the saved state of {self.address} has no {', '.join(missing)}: another role or version has "
+                "saved it; start the run anew"
+            )
+        for name in self.kept:
+            setattr(self, name, _restored(getattr(self, name), state[name], self.setup.device))
+
+
+def _saved(value: Any) -> Any:
+    if hasattr(value, "state"):
+        return value.state()
+    return {key: _saved(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _restored(present: Any, saved: Any, device: torch.device) -> Any:
+    """What an attribute is set to: itself where it takes up a state of its own, else a copy of the data."""
+    if hasattr(present, "load"):
+        present.load(saved)
+        return present
+    if isinstance(present, dict):
+        return type(present)({key: _restored(present.get(key), each, device) for key, each in saved.items()})
+    if isinstance(saved, torch.Tensor):
+        return saved.to(device).clone()
+    return np.array(saved) if isinstance(saved, np.ndarray) else saved
+
+
+def expect(message: Packet, *kinds: str, sender: str = "") -> Packet:
+    """The message, if it is what is due; the link has checked its fields and who may send it when.
+
+    Raises:
+        ProtocolError: It is of another kind, or of another sender where only one may send it.
+    """
+    if message.kind not in kinds or message.sender != (sender or message.sender):
+        raise ProtocolError(
+            f"{message.receiver} received {message.kind!r} from {message.sender} out of turn; due is "
+            f"{' or '.join(map(repr, kinds))}{f' from {sender}' if sender else ''}"
+        )
+    return message
+
+
+class Finished(Role):
+    """A role that has nothing left to learn."""
+
+    async def epoch(self) -> None:
+        return
 
 
 class ServerRole(Role):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from securevfl.algorithms.base import Authenticate, Setup
+from securevfl.data import VerticalData
 from securevfl.errors import InputError, PlanError, ProtocolError
 from securevfl.privacy.gate import MIN_SHARE_STD, Gate
 from securevfl.privacy.payloads import Contribution, Inside
@@ -348,3 +349,11 @@ def check_channels(
             aggregator=aggregator,
             threshold=plan.threshold,
         )
+
+
+def check_holder_sum(plan: Plan, data: VerticalData) -> None:
+    """Raises `PlanError` if the plan's protocol cannot sum these parties' vectors for the label holder."""
+    if plan.protocol != "plain":
+        holder = data.label_holder if plan.label_holder == "party" else None
+        receiver = data.parties.index(holder) if holder in data.parties else None
+        check_channels(plan, len(data.parties), (receiver,))

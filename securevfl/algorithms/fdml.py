@@ -13,21 +13,371 @@ of the same record, one pass ago. And the bias of the sum belongs to the first w
 
 On a secure sum the label holder obtains each iteration's sum, nobody's prediction, and hands it to the
 workers. A sum is complete only when everybody has contributed, so there is no staleness then. On encrypted
-sums the server obtains no sum either: it adds ciphertexts for a worker that has the key (`fdml_encrypted`).
+sums the server obtains no sum either: it announces the batches, adds
+the workers' encrypted predictions and passes on what it cannot read. A worker of another organisation has the
+key, decrypts each iteration's sum and hands it to all workers, which FDML gives it to anyway. The server gets
+figures alone: the mean loss of each pass, and the metrics of the test part, for which the label holder gives
+the test labels to the key holder.
+
+A pass has every record once, so its mean loss is one and the same sum of all records' losses every time. Mean
+losses of batches, mixed anew in every pass, would be a linear system for the loss of each record, and with
+the label the loss of a record is its prediction.
 """
 
 from __future__ import annotations
 
-from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.channels import ENCRYPTED, SUMS
-from securevfl.algorithms.fdml_encrypted import check_encrypted, encrypted_role
-from securevfl.algorithms.fdml_server import FDMLServer
-from securevfl.algorithms.fdml_worker import FDMLWorker
-from securevfl.algorithms.sharing import check_sums
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
+from securevfl.algorithms.channels import (
+    ENCRYPTED,
+    SUMS,
+    Channel,
+    build_channel,
+    check_channels,
+    check_holder_sum,
+)
+from securevfl.algorithms.local import build_local_model
+from securevfl.algorithms.messages import LabelsOfTest, Loss, Metrics, Sum, SumRequest
+from securevfl.algorithms.roles import SharingParty, SharingServer
+from securevfl.algorithms.sums import read_request
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError
-from securevfl.models import SumHead
+from securevfl.errors import PlanError, ProtocolError
+from securevfl.models import SumHead, metrics, task_loss
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside, Released
+from securevfl.privacy.rows import Rows
+from securevfl.protocols.contract import AGGREGATOR
 from securevfl.settings.plan import Plan
+
+LEAST = 2
+"""Records that a mean loss must be taken over for the server to be told."""
+
+
+class Pull(NamedTuple):
+    """A worker's request for the sum of one iteration's predictions."""
+
+    message: Packet
+    iteration: int
+    rows: Rows
+
+
+class FDMLServer(SharingServer):
+    """Keeps the latest local predictions and lets nobody run more than `staleness` iterations ahead.
+
+    The sums that it hands out depend on all workers' predictions. Those have passed their owners' gates, with
+    everybody else as observers; the sums are computed from the released values alone.
+
+    Args:
+        channel: The secure sum; by default one whose totals the server obtains.
+    """
+
+    kept = (*SharingServer.kept, "local_predictions", "pushed", "largest_lead")
+
+    def __init__(self, setup: Setup, *, channel: Channel | None = None) -> None:
+        super().__init__(setup, share_labels=True, channel=channel)
+        kept = 0 if self.secure else setup.data.n_train  # on a sum nobody's predictions arrive
+        shape = (kept, len(self.parties), setup.plan.embedding)
+        self.local_predictions = torch.zeros(shape, device=setup.device)
+        self.everybody = tuple(sorted(set(setup.hosts.values()) - {setup.label_holder}))
+        self.pushed: dict[str, int] = dict.fromkeys(self.parties, 0)
+        self.largest_lead = 0
+        self._schedule: dict[int, Rows] = {}
+        self._waiting: list[Pull] = []
+
+    async def _train(self) -> None:
+        """One pass of every worker; all pulls are answered when it ends."""
+        if self.secure:
+            for _ in range(self.batches.per_pass):
+                await self._train_on_sum(self.batches.next())
+            return
+        left = self.batches.per_pass * len(self.parties)
+        while left:
+            self._waiting.append(self._push(await self._next_upload()))
+            left -= await self._answer_ready()
+
+    async def _train_on_sum(self, rows: Rows) -> None:
+        """An iteration where a sum exists only once everybody has contributed: without staleness."""
+        pulls = await self._gather_pulls(rows)
+        total = await self._total(rows, "embedding")
+        for pull in pulls:
+            await self._send_sum(pull, total)
+
+    async def _gather_pulls(self, rows: Rows) -> list[Pull]:
+        """Every worker's pull, once all of them are ready."""
+        return [self._pull(message, rows) for message in (await self._gather(rows)).values()]
+
+    def _pull(self, message: Packet, rows: Rows) -> Pull:
+        """Counts a worker's next iteration."""
+        iteration = self.pushed[message.sender] + 1
+        if message["iteration"] != iteration:
+            raise ProtocolError(
+                f"{message.sender} pushes iteration {message['iteration']}; {iteration} is its next"
+            )
+        self.pushed[message.sender] = iteration
+        return Pull(message, iteration, rows)
+
+    def _push(self, message: Packet) -> Pull:
+        """Stores a worker's predictions; the pull that comes with them waits its turn."""
+        rows = self._rows(self.pushed[message.sender] + 1)
+        self._check_rows(message, rows)
+        vectors = self._tensor(message.sender, message["values"], len(rows))
+        pull = self._pull(message, rows)
+        self.local_predictions[torch.from_numpy(rows), self.parties.index(message.sender)] = vectors
+        return pull
+
+    def _rows(self, iteration: int) -> Rows:
+        """The records of an iteration; those that all workers have passed are forgotten."""
+        slowest = min(self.pushed.values())
+        self._schedule = {number: rows for number, rows in self._schedule.items() if number > slowest}
+        if iteration not in self._schedule:
+            self._schedule[iteration] = self.batches.next()
+        return self._schedule[iteration]
+
+    async def _answer_ready(self) -> int:
+        """Answers every pull within the staleness bound; returns how many there were."""
+        slowest = min(self.pushed.values())
+        bound = slowest + self.setup.plan.settings.staleness
+        ready = [pull for pull in self._waiting if pull.iteration <= bound]
+        self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
+        for pull in ready:
+            self.largest_lead = max(self.largest_lead, pull.iteration - slowest)
+            await self._send_sum(pull, self._outputs(self.local_predictions[torch.from_numpy(pull.rows)]))
+        return len(ready)
+
+    async def _send_sum(self, pull: Pull, total: Tensor) -> None:
+        self._count(len(pull.rows), float(self._mean_loss(total, pull.rows)))
+        given = self.gate.hand_on(total.cpu().numpy(), kind="sum", observers=self.everybody)
+        await self._reply(pull.message, Sum(values=given))
+
+    def _outputs(self, vectors: Tensor) -> Tensor:
+        return vectors.sum(dim=1) if vectors.ndim == 3 else vectors
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations of the slowest worker, and how far ahead of it an answered pull was at most."""
+        return {"iterations": min(self.pushed.values()), "lead": self.largest_lead}
+
+
+class FDMLWorker(SharingParty):
+    """One worker. Everybody else sees its predictions, in sums at least, so all of them are observers.
+
+    That holds for the worker that shares a house with the server too: its predictions do not go to the
+    server, but the sums that the others pull contain them.
+
+    Args:
+        source: Address of the role that hands out the sums.
+        channel: The secure sum; by default one whose totals the server obtains.
+        told: Addresses that are told what is computed from the totals of the test part.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = (*SharingParty.kept, "iteration")
+
+    def __init__(
+        self,
+        setup: Setup,
+        party: str,
+        *,
+        source: str = SERVER,
+        channel: Channel | None = None,
+        told: tuple[str, ...] = (),
+    ) -> None:
+        observers = setup.everyone_but(party)
+        encoder = setup.encoders[party]
+        if party == setup.data.parties[0]:
+            encoder = nn.Sequential(encoder, setup.head)
+        model = build_local_model(setup, party, observers=observers, encoder=encoder)
+        super().__init__(
+            setup, party, model=model, observers=observers, share_labels=True, channel=channel, told=told
+        )
+        self.source = source
+        self.iteration = 0
+
+    async def _round(self, rows: Rows) -> None:
+        """Algorithm 1's loop, once: push, pull, update."""
+        clock = self.setup.clock
+        await clock.sleep_until(clock.now() + self.delay.draw())
+        self.iteration += 1
+        outputs, released = await self._pull(rows)
+        gradient = output_gradient(self.setup.data.task, outputs, self._labels_of(rows).cpu())
+        self.model.learn(released, gradient.numpy(), rows)
+
+    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
+        """Pushes the batch's predictions; returns the sum over all workers, and what was pushed."""
+        answer, released = await self._upload(rows, {"iteration": self.iteration}, learning=True)
+        total = expect(answer, Sum.kind, sender=self.source)["values"]
+        if total.shape != tuple(released.source.shape):
+            raise ProtocolError(
+                f"{self.address} received a sum of shape {total.shape}; it pulled {released.source.shape}"
+            )
+        return torch.from_numpy(np.array(total, np.float32)), released
+
+
+def output_gradient(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+    """H of eq. (7): the gradient of the batch's mean loss with respect to the summed predictions."""
+    leaf = outputs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(task_loss(task, leaf, labels), leaf)
+    return gradient
+
+
+# -- encrypted sums -----------------------------------------------------------------------------------------
+
+
+class AddingServer(FDMLServer):
+    """Announces batches and adds ciphertexts; it has no key, and is told losses and metrics, never a sum.
+
+    Args:
+        channel: The sum, whose totals go to the key holder.
+    """
+
+    def __init__(self, setup: Setup, *, channel: Channel) -> None:
+        super().__init__(setup, channel=channel)
+        self.key_holder = channel.name
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        labels, rows = np.asarray(self.setup.data.y_test), np.concatenate(self.test_pieces)
+        given = self._exact(labels, self.key_holder, rows=rows, kind="test labels")
+        await self.link.send(self.key_holder, LabelsOfTest(values=given))
+
+    async def _train(self) -> None:
+        await super()._train()
+        self._losses = [await self._hear_loss()]
+
+    async def _hear_loss(self) -> float:
+        """The mean loss of the pass that ends with the last round."""
+        message = await self._hear(Loss.kind)
+        if message.fields.get("round") != self.sums.number:
+            raise ProtocolError(f"{message.sender} sends no loss of the pass up to round {self.sums.number}")
+        return float(message["value"])
+
+    async def _train_on_sum(self, rows: Rows) -> None:
+        await self._gather_pulls(rows)
+        await self._announce(rows, "embedding")
+        self._count(len(rows) * len(self.parties), None)
+
+    async def _evaluation(self) -> dict[str, float | None]:
+        for rows in self.test_pieces:
+            await self._announce(rows, "evaluation")
+        message = await self._hear(Metrics.kind)
+        figures: dict[str, Any] = dict(message.fields)
+        if any(isinstance(value, np.ndarray) for value in figures.values()):
+            raise ProtocolError(f"{message.sender} sends metrics that are not numbers")
+        return figures
+
+    async def _announce(self, rows: Rows, purpose: str) -> None:
+        """Announces a round and takes part in it as the one who adds."""
+        await self.sums.open(await self.sums.announce(rows, purpose, channel=self.key_holder))
+
+    async def _hear(self, kind: str) -> Packet:
+        """The key holder's figures, which come when nobody else has anything to say."""
+        return expect(await self.sums.receive(), kind, sender=self.key_holder)
+
+
+class KeyHolder(FDMLWorker):
+    """The worker that decrypts the sums: hands them to all workers, and figures to the server.
+
+    Args:
+        channel: The sum, whose totals it obtains.
+    """
+
+    kept = (*FDMLWorker.kept, "test_labels")
+
+    def __init__(self, setup: Setup, party: str, *, channel: Channel) -> None:
+        super().__init__(setup, party, source=party, channel=channel, told=(SERVER,))
+        self.test_labels: Tensor | None = None
+        self._outputs: list[Tensor] = []
+        self._losses: list[float] = []
+        self._last = -1
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.test_labels = await self._receive_labels(LabelsOfTest.kind, self.setup.data.n_test)
+
+    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
+        """Decrypts the sum and hands it on."""
+        request, contribution = await self._join(rows, {"iteration": self.iteration}, learning=True)
+        total = await self._obtain(request)
+        loss = float(task_loss(self.setup.data.task, total, self._labels_of(rows).cpu()))
+        self._losses.append(loss * len(rows))
+        self._last = request.number
+        given = self._hand_on(total.numpy(), "sum")
+        for party in self.setup.data.parties:
+            if party != self.address:
+                await self.link.send(party, Sum(values=given))
+        return total, contribution
+
+    async def _obtain(self, request: SumRequest) -> Tensor:
+        total = (await self.sums.obtain(request)).values
+        return torch.from_numpy(total.astype(np.float32))
+
+    async def epoch(self) -> None:
+        self._losses = []
+        await super().epoch()
+        # Every record counts the same, however the pass was cut into batches.
+        loss = math.fsum(self._losses) / self.setup.data.n_train
+        await self.link.send(SERVER, Loss(round=self._last, value=self._hand_on(loss, Loss.kind)))
+
+    def _hand_on(self, values: Any, kind: str) -> Released:
+        """What the key holder computes from totals; everybody was written down as an observer of those."""
+        return self.gate.hand_on(values, kind=kind, observers=self.setup.everyone_but(self.address))
+
+    async def evaluate(self) -> None:
+        self._outputs = []
+        await super().evaluate()
+
+    async def _sum_evaluation(self, message: Packet) -> None:
+        """Takes the test part's records in their order; the server gets metrics of all of them at once."""
+        data, request = self.setup.data, read_request(message)
+        done = data.n_train + sum(map(len, self._outputs))
+        due = np.arange(done, done + len(request.rows))
+        if not np.array_equal(request.rows, due) or done + len(due) > data.n_train + data.n_test:
+            raise ProtocolError(f"{self.address} is asked for other records than the test part's next")
+        await super()._sum_evaluation(message)
+        self._outputs.append(await self._obtain(request))
+        if done + len(due) == data.n_train + data.n_test:
+            await self.link.send(SERVER, Metrics(figures=self._hand_on(self._metrics(), Metrics.kind)))
+
+    def _metrics(self) -> dict[str, float | None]:
+        if self.test_labels is None:
+            raise ProtocolError(f"{self.address} measures before it has the test labels")
+        return metrics(self.setup.data.task, torch.cat(self._outputs), self.test_labels.cpu())
+
+
+def key_holder_among(parties: tuple[str, ...], host: str) -> str:
+    """The first worker that is not of the server's organisation; the first of all where there is no other."""
+    return next((party for party in parties if party != host), parties[0])
+
+
+def check_encrypted(plan: Plan, data: VerticalData) -> None:
+    """Raises `PlanError` if the server would learn a sum, or the key holder another worker's predictions."""
+    host = SERVER if plan.label_holder == "server" else data.label_holder
+    receiver = data.parties.index(key_holder_among(data.parties, host))
+    check_channels(plan, len(data.parties), (receiver,), aggregator=AGGREGATOR)
+    for what, count in (("training part", data.n_train), ("test part", data.n_test)):
+        if count < LEAST:
+            raise PlanError(
+                f"fdml on {plan.protocol!r} tells the server mean losses instead of predictions; that of a"
+                f" {what} of {count} would tell the prediction itself, so use at least {LEAST} records"
+            )
+
+
+def encrypted_role(setup: Setup, address: str) -> Role:
+    """The server, the worker with the key, or another worker."""
+    key_holder = key_holder_among(setup.data.parties, setup.hosts[SERVER])
+    channel = build_channel(setup, key_holder, hands_on=True, aggregator=SERVER)
+    if address == SERVER:
+        return AddingServer(setup, channel=channel)
+    if address == key_holder:
+        return KeyHolder(setup, address, channel=channel)
+    return FDMLWorker(setup, address, source=key_holder, channel=channel, told=(SERVER,))
+
+
+# -- the algorithm ------------------------------------------------------------------------------------------
 
 
 class FDML(Algorithm):
@@ -64,7 +414,7 @@ class FDML(Algorithm):
         if plan.protocol in ENCRYPTED:
             check_encrypted(plan, data)
         else:
-            check_sums(plan, data)
+            check_holder_sum(plan, data)
 
     def needs_everybody(self, plan: Plan) -> str:
         """Workers go through the records together."""

@@ -13,20 +13,367 @@ the others' embeddings too, and the party's local steps reuse that gradient (Liu
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.channels import SUMS
-from securevfl.algorithms.flex_clock import MOST_STEPS, capacity
-from securevfl.algorithms.flex_party import FlexParty
-from securevfl.algorithms.flex_server import FlexServer
-from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS
-from securevfl.algorithms.pace import fastest_step, known_steps
-from securevfl.algorithms.sharing import check_sums
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
+from securevfl.algorithms.channels import SUMS, check_holder_sum
+from securevfl.algorithms.local import Trained, build_local_model, trainable
+from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
+from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
+from securevfl.algorithms.steps import MOMENTUM, fastest_step, known_steps, speed_of
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError
+from securevfl.errors import PlanError, ProtocolError
+from securevfl.models import Fusion, task_loss
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Contribution, Inside, Released
+from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+
+MOST_STEPS = 10_000
+"""Local steps in one round at most: random durations can be arbitrarily short."""
+LOCAL_OPTIMISERS = ("sgd", "momentum", "proximal", "decaying")
+
+
+# -- local steps --------------------------------------------------------------------------------------------
+
+
+def capacity(timeout: float, pace: float) -> int:
+    """Steps of duration `pace` that fit the timeout; at least one, as the algorithm assumes."""
+    if timeout >= pace * MOST_STEPS:
+        return MOST_STEPS
+    # A billionth absorbs the rounding of quotients that are whole numbers, such as 0.3 / 0.1.
+    return max(1, math.floor(timeout / pace + 1e-9))
+
+
+def round_end(begun: float, timeout: float, steps: int, pace: float, *, wait: bool) -> float:
+    """When local training ends: after the steps, and not before the timeout where everybody waits for it."""
+    return begun + max(timeout if wait else 0.0, steps * pace)
+
+
+def gradient_weights(kind: str, steps: int, *, rate: float, proximal: float) -> npt.NDArray[np.float64]:
+    """The weight w_t of each of a round's gradients, t = 0 .. steps - 1 (Flex-VFL, eq. 6 to 8).
+
+    A round starts from theta_0, takes tau steps, and its whole update can be written as
+    ``eta * sum_t w_t g_t``. The weights say how strongly an optimiser amplifies gradients; the adaptive
+    algorithm divides its rate by the largest of them.
+
+    Args:
+        kind: One of `LOCAL_OPTIMISERS`.
+        steps: tau, the number of local steps.
+        rate: eta, the round's learning rate.
+        proximal: Coefficient mu of the proximal term.
+    """
+    left = np.arange(steps, 0, -1, dtype=np.float64)  # tau - t
+    match kind:
+        case "sgd":
+            return np.ones(steps)
+        case "momentum":
+            return np.asarray((1 - MOMENTUM**left) / (1 - MOMENTUM))
+        case "proximal":
+            # The paper prints the exponent tau - t + 1; its own recursion gives tau - 1 - t.
+            return np.asarray((1 - rate * proximal) ** (left - 1))
+        case "decaying":
+            return np.asarray(1 / np.sqrt(np.arange(1, steps + 1, dtype=np.float64)))
+    raise PlanError(f"no weights are known for optimiser {kind!r}; use one of {', '.join(LOCAL_OPTIMISERS)}")
+
+
+class LocalSGD(torch.optim.SGD):
+    """SGD whose memory lasts one round: plain, with momentum, proximal, or with a rate eta / sqrt(t + 1).
+
+    Call `begin` at the start of a round.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], *, kind: str, proximal: float, l2: float) -> None:
+        momentum = MOMENTUM if kind == "momentum" else 0.0
+        super().__init__(list(parameters), lr=0.0, weight_decay=l2, momentum=momentum)
+        self.kind = kind
+        self.proximal = proximal
+        self.rate = 0.0
+        self.taken = 0
+        self._anchors: list[Tensor] = []
+
+    def begin(self, rate: float) -> None:
+        """Starts a round: forgets momentum, remembers where the round starts."""
+        self.state.clear()
+        self.rate, self.taken = rate, 0
+        if self.kind == "proximal":
+            self._anchors = [p.detach().clone() for p in self._parameters()]
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        """One local step on the gradients that are there."""
+        rate = self.rate / math.sqrt(self.taken + 1) if self.kind == "decaying" else self.rate
+        for group in self.param_groups:
+            group["lr"] = rate
+        with torch.no_grad():
+            for parameter, anchor in zip(self._parameters(), self._anchors, strict=False):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter - anchor, alpha=self.proximal)
+        self.taken += 1
+        return super().step(closure)
+
+    def largest_weight(self, steps: int) -> float:
+        """The largest weight of a round of so many steps at the present rate."""
+        return float(gradient_weights(self.kind, steps, rate=self.rate, proximal=self.proximal).max())
+
+
+def build_local_optimiser(parameters: Iterable[Tensor], plan: Plan, name: str) -> LocalSGD:
+    """The optimiser that the plan gives to a party or to the server."""
+    kind = plan.optimisers.get(name, plan.optimiser)
+    return LocalSGD(parameters, kind=kind, proximal=plan.settings.proximal, l2=plan.l2)
+
+
+# -- roles --------------------------------------------------------------------------------------------------
+
+
+class FlexServer(SharingServer):
+    """The server: collects embeddings, shares them, takes local steps of its own.
+
+    Args:
+        steps: From how many steps fit at each party and at the server, how many all take; None for each its
+            own.
+        adaptive: True to set everybody's rate from the steps and weights of the round before.
+        waits_for_timeout: True where a round lasts at least until the timeout.
+    """
+
+    kept = (*SharingServer.kept, "top", "round", "reported", "last_steps", "last_rates")
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        steps: Callable[[Mapping[str, int]], int | None],
+        adaptive: bool,
+        waits_for_timeout: bool,
+    ) -> None:
+        super().__init__(setup, share_labels=not setup.plan.settings.private_labels)
+        self.choose_steps, self.adaptive, self.waits_for_timeout = steps, adaptive, waits_for_timeout
+        self.answers = GradientAnswers(setup)
+        parameters = trainable(setup.head)
+        self.optimiser = build_local_optimiser(parameters, setup.plan, SERVER) if parameters else None
+        self.top = Trained(SERVER, setup.head, self.optimiser)
+        self.pace = 1.0 / speed_of(setup.plan, SERVER)
+        self.round = 0
+        self.last_steps: dict[str, int] = {}
+        self.last_rates: dict[str, float] = {}
+        self.reported: list[Any] = [0, 0.0]
+
+    async def _train(self) -> None:
+        for _ in range(self.batches.per_pass):
+            await self._round(self.batches.next())
+        self.top.check_finite()
+
+    async def _round(self, rows: Rows) -> None:
+        """Algorithm 1, lines 3 to 16."""
+        uploads = await self._gather(rows)
+        snapshot = await self._snapshot(uploads, rows)
+        steps = self._steps(uploads)
+        rates = self._rates(uploads)
+        gradients, loss = self._gradients(snapshot, rows)
+        for index, (party, message) in enumerate(uploads.items()):
+            facts = {"steps": steps[party], "rate": rates[party]}
+            gradient = gradients[:, index] if gradients.ndim == 3 else gradients
+            await self._answer(message, rows, facts, snapshot, gradient)
+        await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
+        self.round += 1
+        self.last_steps, self.last_rates = steps, rates
+        self._count(len(rows) * len(self.parties), loss)
+
+    async def _snapshot(self, uploads: Mapping[str, Packet], rows: Rows) -> Tensor:
+        """All parties' embeddings (rows, parties, width); on a secure sum, their sum (rows, width)."""
+        if self.secure:
+            return await self._total(rows, "embedding")
+        given = [self._tensor(party, each["values"], len(rows)) for party, each in uploads.items()]
+        return torch.stack(given, dim=1)
+
+    def _steps(self, uploads: Mapping[str, Packet]) -> dict[str, int]:
+        capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
+        capacities[SERVER] = capacity(self.setup.plan.settings.timeout, self.pace)
+        common = self.choose_steps(capacities)
+        return capacities if common is None else dict.fromkeys(capacities, common)
+
+    def _rates(self, uploads: Mapping[str, Packet]) -> dict[str, float]:
+        """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
+        setup = self.setup
+        rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
+        if setup.plan.decay == "sqrt":
+            rates = {name: rate / math.sqrt(self.round + 1) for name, rate in rates.items()}
+        if not self.adaptive:
+            return rates
+        reports = {party: (int(m["steps"]), float(m["weight"])) for party, m in uploads.items()}
+        reports[SERVER] = self._own_report(rates[SERVER])
+        return {name: rate / (reports[name][0] * reports[name][1]) for name, rate in rates.items()}
+
+    def _own_report(self, rate: float) -> tuple[int, float]:
+        if self.round == 0 and self.optimiser is not None:
+            steps = capacity(self.setup.plan.settings.timeout, self.pace)
+            self.optimiser.rate = rate
+            return steps, self.optimiser.largest_weight(steps)
+        steps, weight = self.reported if self.round else (1, 1.0)
+        return steps, weight
+
+    def _gradients(self, snapshot: Tensor, rows: Rows) -> tuple[Tensor, float]:
+        """Gradients of the mean loss with respect to the snapshot, and the loss."""
+        inputs = snapshot.clone().requires_grad_()
+        loss = self._mean_loss(self._outputs(inputs), rows)
+        (gradients,) = torch.autograd.grad(loss, inputs)
+        return gradients, float(loss.detach())
+
+    def _outputs(self, vectors: Tensor) -> Tensor:
+        fused = self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
+        outputs: Tensor = self.top.module(fused)
+        return outputs
+
+    async def _answer(
+        self, message: Packet, rows: Rows, facts: Mapping[str, Any], snapshot: Tensor, gradient: Tensor
+    ) -> None:
+        """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
+        observers = self.setup.observers(message.sender, self.setup.label_holder)
+        private = self.setup.plan.settings.private_labels
+        if private and observers and self.setup.plan.encoder_training == "none":
+            await self._reply(message, Received(**facts))  # what cannot learn gets no gradient
+            return
+        if private:
+            released = self.answers.release(gradient, rows=rows, observers=observers)
+            await self._reply(message, Gradient(values=released, **facts))
+            return
+        summed = self.fusion.kind == "sum" and snapshot.ndim == 3
+        shared = snapshot.sum(dim=1) if summed else snapshot
+        tables = {"values": shared.cpu().numpy()}
+        for name, tensor in self.top.module.state_dict().items():
+            tables[HEAD + name] = tensor.detach().cpu().numpy().copy()
+        given = self._exact(tables, message.sender, rows=rows, kind="snapshot")
+        await self._reply(message, Snapshot(shared=given, **facts))
+
+    async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
+        begun = self.setup.clock.now()
+        if self.optimiser is not None:
+            self.optimiser.begin(rate)
+            for _ in range(steps):
+                self.optimiser.zero_grad(set_to_none=True)
+                self._mean_loss(self._outputs(snapshot), rows).backward()  # type: ignore[no-untyped-call]
+                self.optimiser.step()
+            self.reported = [steps, self.optimiser.largest_weight(steps)]
+            end = round_end(
+                begun, self.setup.plan.settings.timeout, steps, self.pace, wait=self.waits_for_timeout
+            )
+            await self.setup.clock.sleep_until(end)
+
+    def figures(self) -> dict[str, Any]:
+        """Rounds so far, and steps and rates of the last one."""
+        return {"rounds": self.round, "steps": self.last_steps, "rates": self.last_rates}
+
+
+class FlexParty(SharingParty):
+    """A party. Its embeddings go to everybody; with private labels, only gradients computed from them do.
+
+    Args:
+        waits_for_timeout: True where a round lasts at least until the timeout.
+    """
+
+    kept = (*SharingParty.kept, "reported")
+
+    def __init__(self, setup: Setup, party: str, *, waits_for_timeout: bool) -> None:
+        plan = setup.plan
+        private = plan.settings.private_labels
+        observers = setup.observers_of_training(party) if private else setup.everyone_but(party)
+        model = build_local_model(setup, party, observers=observers)
+        self.optimiser: LocalSGD | None = None
+        if model.trains:
+            model.optimiser = self.optimiser = build_local_optimiser(
+                trainable(setup.encoders[party]), plan, party
+            )
+        super().__init__(setup, party, model=model, observers=observers, share_labels=not private)
+        self.waits_for_timeout = waits_for_timeout
+        self.head = copy.deepcopy(setup.head)
+        self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(setup.data.parties))
+        self.reported: list[Any] | None = None
+
+    async def _round(self, rows: Rows) -> None:
+        pace = self.delay.draw()
+        fits = capacity(self.setup.plan.settings.timeout, pace)
+        steps, weight = self._report(fits)
+        facts = {"capacity": fits, "steps": steps, "weight": weight}
+        answer, released = await self._upload(rows, facts, learning=False)
+        begun, steps = self.setup.clock.now(), self._checked_steps(answer)
+        self._train(answer, released, rows, steps)
+        end = round_end(begun, self.setup.plan.settings.timeout, steps, pace, wait=self.waits_for_timeout)
+        await self.setup.clock.sleep_until(end)
+
+    def _report(self, fits: int) -> tuple[int, float]:
+        """Steps and largest weight of the round before; for the first one, what this round will have."""
+        if self.optimiser is None:
+            return 1, 1.0
+        if self.reported is None:
+            self.optimiser.rate = self.setup.rate(self.address)
+            return fits, self.optimiser.largest_weight(fits)
+        steps, weight = self.reported
+        return steps, weight
+
+    def _checked_steps(self, answer: Packet) -> int:
+        steps = int(answer["steps"])
+        if steps < 1:
+            raise ProtocolError(f"{self.address} was told to take {steps} steps")
+        return steps
+
+    def _train(
+        self, answer: Packet, released: Released | Contribution | Inside, rows: Rows, steps: int
+    ) -> None:
+        """The local steps of a round (Alg. 1, lines 12 to 14)."""
+        if self.optimiser is None:
+            return
+        due = Gradient.kind if self.setup.plan.settings.private_labels else Snapshot.kind
+        self.optimiser.begin(float(expect(answer, due)["rate"]))
+        values = torch.from_numpy(np.array(answer["values"], np.float32)).to(self.setup.device)
+        if due == Snapshot.kind:
+            self._take_head(answer)
+            values = self._without_own(values, released)
+        for _ in range(steps):
+            source = self.model.embed(rows)
+            gradient = values if due == Gradient.kind else self._gradient(source, values, rows)
+            self.model.learn(source, gradient.cpu().numpy(), rows)
+        self.reported = [steps, self.optimiser.largest_weight(steps)]
+
+    def _take_head(self, answer: Packet) -> None:
+        """Loads the server's model as it was at the start of the round."""
+        state = {
+            name: torch.from_numpy(np.array(answer[HEAD + name])).to(self.setup.device)
+            for name in self.head.state_dict()
+        }
+        self.head.load_state_dict(state)
+
+    def _without_own(self, shared: Tensor, released: Released | Contribution | Inside) -> Tensor:
+        """The others' part of the snapshot: their sum, or all embeddings, one's own to be replaced."""
+        if self.fusion.kind == "sum":
+            if isinstance(released, Contribution):
+                source: Tensor = released.source
+                return shared - source.detach()
+            return shared - torch.from_numpy(np.array(released.values, np.float32)).to(shared.device)
+        return shared.transpose(0, 1)
+
+    def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:
+        """Gradient of the batch's mean loss by the party's own, fresh embeddings."""
+        own = source.detach().requires_grad_()
+        if self.fusion.kind == "sum":
+            fused = others + own
+        else:
+            fused = self.fusion([own if i == self.index else each for i, each in enumerate(others)])
+        loss = task_loss(self.setup.data.task, self.head(fused), self._labels_of(rows))
+        (gradient,) = torch.autograd.grad(loss, own)
+        return gradient
+
+
+# -- the algorithms -----------------------------------------------------------------------------------------
 
 
 class Flex(Algorithm):
@@ -51,7 +398,7 @@ class Flex(Algorithm):
                 f"{self.name} sums the same frozen embeddings anew in every pass; "
                 "use protocol 'plain' or algorithm 'vafl', which release each record once"
             )
-        check_sums(plan, data)
+        check_holder_sum(plan, data)
         if self.counts_steps:
             _check_timeout(plan, known_steps(plan, data.parties))
 
@@ -132,7 +479,7 @@ class SyncMax(Flex):
 
     def updates(self, plan: Plan, data: VerticalData) -> float:
         """The fastest one may be the server."""
-        server = 1.0 / float(plan.simulation.speeds.get(SERVER, 1.0))
+        server = 1.0 / speed_of(plan, SERVER)
         return max(super().updates(plan, data), float(plan.epochs * capacity(plan.settings.timeout, server)))
 
 

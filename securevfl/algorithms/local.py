@@ -1,8 +1,15 @@
-"""A party at home: its records, its encoder, its optimiser, its gate."""
+"""A party at home: its records, its encoder, its optimiser, its gate.
+
+All parties of synchronous training embed the same rows at the same time. Where they run in one process and
+their encoders have the same shape, one batched product does the work of many small ones (`StackedModels`).
+This only changes who computes: each party's embeddings still depend on its own rows and weights, and leave
+through its own gate.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +18,23 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
-from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
-from securevfl.errors import PlanError, TrainingDiverged
-from securevfl.models import clipped_gradient_sum, drawn_noise
+from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.data import VerticalData
+from securevfl.data.binning import card_columns
+from securevfl.errors import PlanError, ProtocolError, TrainingDiverged
+from securevfl.models import (
+    StackedEncoders,
+    build_encoder,
+    clipped_gradient_sum,
+    drawn_noise,
+    why_not_stackable,
+)
+from securevfl.models.scorecard import ScorecardEncoder
+from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, clip_rows
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
-
-if TYPE_CHECKING:
-    from securevfl.algorithms.lockstep import Lockstep
+from securevfl.settings.plan import Plan
 
 
 class Records:
@@ -48,14 +63,46 @@ class Records:
         return self._dense.index_select(0, torch.from_numpy(rows).to(self.device))
 
 
-class Together(NamedTuple):
-    """A party's place among the parties that are computed together."""
+class Trained:
+    """A module and its optimiser, if it learns.
 
-    lockstep: Lockstep
-    place: int
+    Attributes:
+        name: Whose it is.
+        module: The model.
+        optimiser: Updates it; None where it stays as it is.
+    """
+
+    def __init__(self, name: str, module: nn.Module, optimiser: torch.optim.Optimizer | None) -> None:
+        self.name, self.module, self.optimiser = name, module, optimiser
+
+    @property
+    def trains(self) -> bool:
+        """True where the module learns."""
+        return self.optimiser is not None
+
+    def check_finite(self) -> None:
+        """Raises `TrainingDiverged` if a parameter is no longer a number."""
+        if not all(bool(torch.isfinite(p).all()) for p in self.module.parameters()):
+            raise TrainingDiverged(f"{self.name}: the model is no longer finite; lower the learning rate")
+
+    def state(self) -> dict[str, Any]:
+        """Parameters, buffers and the optimiser's memory, as explicit data."""
+        state: dict[str, Any] = {"module": dict(self.module.state_dict())}
+        return state if self.optimiser is None else state | {"optimiser": optimiser_state(self.optimiser)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up a saved state."""
+        self.module.load_state_dict(state["module"])
+        if self.optimiser is not None:
+            load_optimiser_state(self.optimiser, state["optimiser"])
 
 
-class LocalModel:
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that can learn."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+class LocalModel(Trained):
     """Computes embeddings of a party's rows, lets them out through the gate, and learns from gradients.
 
     Args:
@@ -77,20 +124,11 @@ class LocalModel:
         gate: Gate,
         private: bool = False,
     ) -> None:
-        self.name = name
-        self.records = records
-        self.encoder = encoder
-        self.optimiser = optimiser
-        self.gate = gate
-        self.private = private
-        self.together: Together | None = None
+        super().__init__(name, encoder, optimiser)
+        self.records, self.encoder, self.gate, self.private = records, encoder, gate, private
+        self.stack: StackedModels | None = None
         self._leaf: Tensor | None = None
         self._hidden_noise: dict[str, Tensor] = {}
-
-    @property
-    def trains(self) -> bool:
-        """True where the encoder learns."""
-        return self.optimiser is not None
 
     def release(
         self, rows: Rows, *, kind: str, observers: tuple[str, ...], learning: bool
@@ -105,8 +143,8 @@ class LocalModel:
         """
         self._set_mode(kind)
         with torch.set_grad_enabled(learning and self.trains):
-            if learning and self.together is not None:
-                self._leaf = vectors = self.together.lockstep.embed(self.together.place, rows)
+            if learning and self.stack is not None:
+                self._leaf = vectors = self.stack.embed(self, rows)
             else:
                 vectors = self.encoder(self.records[rows])
             if learning and self.private:
@@ -170,10 +208,10 @@ class LocalModel:
             return
         source = released if isinstance(released, Tensor) else released.source
         upstream = torch.from_numpy(np.array(gradient, np.float32)).to(source.device)
-        if self.together is not None and self._leaf is not None:
+        if self.stack is not None and self._leaf is not None:
             if source is not self._leaf:  # back through the clipping
                 (upstream,) = torch.autograd.grad(source, self._leaf, upstream)
-            self.together.lockstep.learn(self.together.place, upstream)
+            self.stack.learn(self, upstream)
             return
         self.optimiser.zero_grad(set_to_none=True)
         if self.private:
@@ -194,44 +232,97 @@ class LocalModel:
             self.encoder, self.records[rows], own, self.gate.update.clip, noise=self._hidden_noise
         )
         noisy = self.gate.noisy_update(sums, rows=rows)
-        parameters = [p for p in self.encoder.parameters() if p.requires_grad]
-        for parameter, gradient in zip(parameters, noisy, strict=True):
+        for parameter, gradient in zip(trainable(self.encoder), noisy, strict=True):
             parameter.grad = gradient / len(rows)
 
-    def check_finite(self) -> None:
-        """Raises `TrainingDiverged` if a parameter is no longer a number."""
-        check_finite(self.name, self.encoder)
 
-    def state(self) -> dict[str, Any]:
-        """Encoder and optimiser, as explicit data."""
-        return module_state(self.encoder, self.optimiser)
+class StackedModels:
+    """The encoders of all parties as one stack, with one step for all of them.
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Takes up a saved state."""
-        load_module_state(self.encoder, self.optimiser, state)
+    Args:
+        models: Every party's model. Use `of`, which checks that they fit.
+        plan: The plan; its learning rate serves all.
+    """
+
+    def __init__(self, models: Sequence[LocalModel], plan: Plan) -> None:
+        self.stack = StackedEncoders([model.encoder for model in models])
+        everything = np.arange(models[0].records.count)
+        self.inputs = self.stack.join([model.records[everything] for model in models])
+        self.optimiser = build_optimiser(self.stack.parameters(), plan, plan.learning_rate)
+        self._rows: Rows | None = None
+        self._outputs: Tensor | None = None
+        self._leaves: tuple[Tensor, ...] = ()
+        self._places = {model.name: place for place, model in enumerate(models)}
+        self._gradients: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, models: Sequence[LocalModel], plan: Plan) -> StackedModels | None:
+        """A stack of these models; None where they must be computed one by one.
+
+        Optimisers with a memory and rates of single parties stay with the parties. With random delays or
+        latency a party could be at its next batch before another has learned from this one.
+        """
+        if plan.simulation.delays != "constant" or plan.simulation.latency:
+            return None
+        alike = not (plan.optimisers or plan.learning_rates)
+        plain = plan.optimiser == "sgd" and alike and not plan.hidden_noise
+        dense = all(model.trains and not model.private and not model.records.sparse for model in models)
+        if not plain or not dense or len(models) < 2 or why_not_stackable([m.encoder for m in models]):
+            return None
+        return cls(models, plan)
+
+    def embed(self, model: LocalModel, rows: Rows) -> Tensor:
+        """The embeddings of one party, as a leaf of the graph that its gate goes on with."""
+        if self._outputs is None or self._rows is None or not np.array_equal(self._rows, rows):
+            if self._gradients:
+                raise ProtocolError("a party is at its next batch before all have learned from the last one")
+            index = torch.from_numpy(rows).to(self.inputs.device)
+            self._rows = rows
+            with torch.enable_grad():
+                self._outputs = self.stack(self.inputs.index_select(1, index))
+            self._leaves = self._outputs.detach().unbind()
+        return self._leaves[self._places[model.name]].requires_grad_()
+
+    def learn(self, model: LocalModel, gradient: Tensor) -> None:
+        """Takes one party's gradient; the last one makes the step of all."""
+        self._gradients[self._places[model.name]] = gradient
+        if self._outputs is None or len(self._gradients) < len(self._leaves):
+            return
+        self.optimiser.zero_grad(set_to_none=True)
+        gradients = torch.stack([self._gradients[place] for place in range(len(self._leaves))])
+        self._outputs.backward(gradients)  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        self._outputs, self._gradients = None, {}
 
 
-def check_finite(name: str, module: nn.Module) -> None:
-    """Raises `TrainingDiverged` if a parameter is no longer a number."""
-    if not all(bool(torch.isfinite(p).all()) for p in module.parameters()):
-        raise TrainingDiverged(f"{name}: the model is no longer finite; lower the learning rate")
+def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
+    """The encoder with its first weights; of the data only shapes are used.
+
+    Raises:
+        PlanError: The plan's model does not fit the party's columns.
+    """
+    index = data.parties.index(party)
+    if plan.model == "scorecard":
+        return ScorecardEncoder(card_columns(data)[index])
+    return build_encoder(
+        plan.model,
+        data.widths[index],
+        plan.embedding,
+        generator=torch_generator(plan.seed, "encoder", index),
+        hidden=plan.hidden,
+        image_shape=_image_shape(data, index),
+        prepared=plan.mode == "sealed",
+    )
 
 
-def module_state(module: nn.Module, optimiser: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Parameters, buffers and optimiser state of a module."""
-    state: dict[str, Any] = {"module": dict(module.state_dict())}
-    if optimiser is not None:
-        state["optimiser"] = optimiser_state(optimiser)
-    return state
-
-
-def load_module_state(
-    module: nn.Module, optimiser: torch.optim.Optimizer | None, state: dict[str, Any]
-) -> None:
-    """Reverses `module_state`."""
-    module.load_state_dict(state["module"])
-    if optimiser is not None:
-        load_optimiser_state(optimiser, state["optimiser"])
+def _image_shape(data: VerticalData, index: int) -> tuple[int, ...] | None:
+    """The band of whole pixel rows that a party holds, where the data are images."""
+    shape = data.train[index].shape[1:]
+    if len(shape) == 3:
+        return tuple(shape)
+    if data.image_size is not None and data.widths[index] % data.image_size[1] == 0:
+        return (1, data.widths[index] // data.image_size[1], data.image_size[1])
+    return None
 
 
 def build_local_model(
@@ -249,7 +340,7 @@ def build_local_model(
     index = data.parties.index(party)
     encoder = setup.encoders[party] if encoder is None else encoder
     leaves = bool(setup.observers(SERVER, party) if observers is None else observers)
-    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    parameters = trainable(encoder)
     frozen = (leaves and plan.encoder_training == "none") or not parameters
     return LocalModel(
         name=party,

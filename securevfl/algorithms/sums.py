@@ -23,6 +23,7 @@ from securevfl.algorithms.channels import HIDING, Channel
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SumOwn, SumRequest, SumResult
 from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
+from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Accounted, Contribution, Inside
 from securevfl.privacy.rows import Rows
@@ -124,6 +125,14 @@ class SumParticipant:
         self._renews = any(channel.recovers for channel in self.channels.values())
         self._everybody = False
         self.gone: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        """The number of the last round, as explicit data; keys live in this process alone."""
+        return {"number": self.number}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes up a saved state."""
+        self.number = int(state["number"])
 
     # -- before the first round -----------------------------------------------------------------------------
 
@@ -383,28 +392,23 @@ class SumParticipant:
         """Gives the receiver, in the same organisation, its own part or the result."""
         if channel.name != self.address:
             await self.link.send(channel.name, part)
-        elif isinstance(part, SumOwn):
-            self._take_own(channel, part.round, part.values.values, part.entered.values)
         else:
-            self._take_result(channel, part.round, part.values.values)
+            entered = part.entered.values if isinstance(part, SumOwn) else None
+            self._take(channel, part.round, part.values.values, entered)
 
     def _take_inside(self, message: Packet) -> None:
         channel = self._channel_of(message)
         if channel.name != self.address or channel.hosts.get(message.sender) != channel.receiver:
             raise ProtocolError(f"{message.sender} is no part of the organisation that obtains this total")
-        if message.kind == SumOwn.kind:
-            self._take_own(channel, message["round"], message["values"], message["entered"])
+        self._take(channel, message["round"], message["values"], message.fields.get("entered"))
+
+    def _take(self, channel: Channel, number: int, values: Floats, entered: Any) -> None:
+        """Takes the receiver's own part and what of it entered the sum; or, if nothing did, the result."""
+        state = self._rounds.setdefault((channel.name, number), _Round())
+        if entered is None:
+            state.result = values.astype(np.float64)
         else:
-            self._take_result(channel, message["round"], message["values"])
-
-    def _take_own(self, channel: Channel, number: int, values: Floats, entered: npt.NDArray[Any]) -> None:
-        state = self._rounds.setdefault((channel.name, number), _Round())
-        state.own, state.entered = values.astype(np.float64), channel.floats(entered)
-        self._complete(channel, number, state)
-
-    def _take_result(self, channel: Channel, number: int, values: Floats) -> None:
-        state = self._rounds.setdefault((channel.name, number), _Round())
-        state.result = values.astype(np.float64)
+            state.own, state.entered = values.astype(np.float64), channel.floats(entered)
         self._complete(channel, number, state)
 
     # -- rounds ---------------------------------------------------------------------------------------------
@@ -452,6 +456,8 @@ class SumParticipant:
         if channel.receiver not in self.parties:
             state.own = state.entered = np.zeros(state.result.shape)
         if state.own is not None and state.entered is not None:
+            if channel.noise is not None:
+                state.result = self._keep(channel, number, state.result, len(state.missing))
             if channel.opens and self.view is not None:
                 others = state.result - state.entered
                 fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": others}
@@ -459,6 +465,14 @@ class SumParticipant:
                     fields["missing"] = list(state.missing)
                 self.view.note(OPENED, fields, address=self.address, time=self.clock.now())
             state.total.set_result(Total(state.result, state.own, state.missing))
+
+    def _keep(self, channel: Channel, number: int, total: Floats, missing: int) -> Floats:
+        """Keeps a noisy total in the journal."""
+        if channel.noise is None:
+            return total
+        present = 1 - missing / channel.protocol.workers
+        std = channel.noise.noise.total_sigma * present**0.5
+        return self.gate.keep(TOTAL, total, std=std, where=f"{channel.name}/{number}")
 
     def _close(self, request: SumRequest) -> Total:
         state = self._rounds.pop((request.channel, request.number))

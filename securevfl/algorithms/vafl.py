@@ -6,23 +6,515 @@ The server keeps the latest embedding of each record and party. A party that bec
 embeddings of a batch, the server updates its model with what it has and answers with the gradient, and the
 party updates its encoder. Before the first epoch every party uploads every training record once, so that the
 server never works with a made-up embedding; those releases count like all others.
+
+On secure sums the server never sees an embedding, only sums over all parties. A party that becomes active
+names its records; the server obtains the sum of all parties' current embeddings of these records, steps, and
+answers with the gradient of the sum. No embedding is ever stale, so there is no initial upload and no delay
+bound. Every sum is a release of every party, not of the active one alone.
+
+With a threshold (protocol ``pairwise``) a sum goes on without parties that are gone: the server steps on the
+sum over the others, counts for each party how many sums are without it, and lets it in again in the next
+phase. What a party that was declared gone still asks for in this phase is answered at its end.
+
+Where encoders never change (mode ``frozen``), the server keeps each record's sum and never asks for it again:
+each record is released once, and the label holder adds its own, trained part at home.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.channels import SUMS, check_channels
-from securevfl.algorithms.local import Together
-from securevfl.algorithms.lockstep import Lockstep
-from securevfl.algorithms.pace import step_shares
-from securevfl.algorithms.vafl_party import VAFLParty
-from securevfl.algorithms.vafl_server import VAFLServer
-from securevfl.algorithms.vafl_sums import SummingParty, SummingServer
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import ABSENT, ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
+from securevfl.algorithms.channels import SUMS, build_channel, check_holder_sum
+from securevfl.algorithms.local import StackedModels, Trained, build_local_model, trainable
+from securevfl.algorithms.messages import Embed, Embedding, End, Ended, Gradient, Late, Received
+from securevfl.algorithms.roles import GradientAnswers, LabelHolder, Party, pieces
+from securevfl.algorithms.steps import build_batches, build_delay, build_optimiser, step_shares
+from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError
+from securevfl.errors import PlanError, ProtocolError
+from securevfl.models import task_loss
+from securevfl.privacy.messages import Packet, Stop
+from securevfl.privacy.payloads import Contribution, Inside
+from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+
+TRAINING, EVALUATION = "embedding", "evaluation"
+PURPOSES = ("initial", "refresh", EVALUATION)
+"""What a party lets the server ask for embeddings for."""
+SUMMED = (TRAINING, EVALUATION)
+"""What a party lets its embeddings be summed for."""
+_NONE = np.empty(0, np.int32)
+
+
+# -- the party ----------------------------------------------------------------------------------------------
+
+
+class VAFLParty(Party):
+    """A party: works through its batches, and answers the server's requests for fresh embeddings."""
+
+    kept = ("model", "batches", "delay", "ready_at")
+
+    def __init__(self, setup: Setup, party: str, *, shared_schedule: bool) -> None:
+        super().__init__(setup, party)
+        self.shared_schedule = shared_schedule
+        self.observers = setup.observers(SERVER, party)
+        self.training_observers = setup.observers_of_training(party)
+        self.model = build_local_model(setup, party)
+        self.batches = build_batches(setup, 0 if shared_schedule else self.index)
+        self.delay = build_delay(setup, party)
+        self.ready_at: float | None = None
+        self.handlers = {Embed.kind: self._answer}
+
+    async def prepare(self) -> None:
+        await self._serve()
+
+    async def evaluate(self) -> None:
+        await self._serve()
+
+    async def epoch(self) -> None:
+        self._ended = Stop()
+        async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
+            tasks.create_task(self._listen())
+            await self._work()
+        await self.link.send(SERVER, Ended())
+
+    async def _serve(self) -> None:
+        """Only answers requests, until the server ends the phase."""
+        await self._listen()
+        await self.link.send(SERVER, Ended())
+
+    async def _answer(self, message: Packet) -> None:
+        rows, purpose = self.model.check_rows(message["rows"]), str(message["purpose"])
+        if purpose not in PURPOSES:
+            raise ProtocolError(f"{self.address} is asked for embeddings for {purpose!r}, not for training")
+        observers = self.observers if purpose == EVALUATION else self.training_observers
+        released = self.model.release(rows, kind=purpose, observers=observers, learning=False)
+        await self.link.reply(message, Embedding(values=released))
+
+    async def _work(self) -> None:
+        """Algorithm 1, lines 3 to 7, until the server ends the epoch.
+
+        On a shared schedule the party knows when that is, and releases nothing that would come too late.
+        """
+        clock = self.setup.clock
+        left = self.batches.per_pass if self.shared_schedule else math.inf
+        while not self._ended.is_set():
+            if left <= 0:
+                await self._ended.wait()
+                return
+            left -= 1
+            if self.ready_at is None:
+                self.ready_at = clock.now() + self.delay.draw()
+            if not await clock.sleep_until(self.ready_at, self._ended):
+                return
+            self.ready_at = None
+            await self._upload(self.batches.next())
+
+    async def _upload(self, rows: Rows) -> None:
+        released = self.model.release(rows, kind=TRAINING, observers=self.training_observers, learning=True)
+        answer = await self.link.call(SERVER, Embedding(rows=rows, values=released))
+        if answer.kind == Gradient.kind:
+            self.model.learn(released, answer.fields["values"], rows)
+
+
+class SummingParty(VAFLParty):
+    """A party on secure sums: names its batches, and joins every sum that the server announces."""
+
+    def __init__(self, setup: Setup, party: str, *, shared_schedule: bool) -> None:
+        super().__init__(setup, party, shared_schedule=shared_schedule)
+        self.channel = build_channel(setup, SERVER)
+        self.sums = SumParticipant(setup, party, [self.channel])
+        self._receive = self.sums.receive
+        self.handlers = {REQUEST: self._join}
+        if not self.observers:
+            self.handlers[Embed.kind] = self._answer
+        self._active: Rows | None = None
+        self._contribution: Contribution | Inside | None = None
+
+    async def _serve(self) -> None:
+        await self.sums.begin()
+        await super()._serve()
+
+    async def epoch(self) -> None:
+        await self.sums.begin()
+        await super().epoch()
+
+    async def _join(self, message: Packet) -> None:
+        request = read_request(message)
+        await self.sums.join(request, self._contribute(request.rows, request.purpose))
+
+    async def _answer(self, message: Packet) -> None:
+        """Gives the server, in the same organisation, the party's own part."""
+        contribution = self._contribute(message["rows"], str(message["purpose"]))
+        inside = Inside(values=contribution.values.astype(np.float32))
+        await self.link.reply(message, Embedding(values=inside))
+
+    def _contribute(self, rows: Any, purpose: str) -> Contribution | Inside:
+        """This party's part in a sum; of its own batch the graph is kept."""
+        rows = self.model.check_rows(rows)
+        if purpose not in SUMMED:
+            raise ProtocolError(f"{self.address} is asked into a sum for {purpose!r}, not for training")
+        learning = purpose == TRAINING and self._active is not None and np.array_equal(rows, self._active)
+        also = self.training_observers if purpose == TRAINING else ()
+        contribution = self.model.contribute(
+            rows, kind=purpose, channel=self.channel, learning=learning, also=also
+        )
+        if learning:
+            self._contribution = contribution
+        return contribution
+
+    async def _upload(self, rows: Rows) -> None:
+        self._active, self._contribution = rows, None
+        answer = await self.link.call(SERVER, Embedding(rows=rows))
+        self._active = None
+        if answer.kind == Gradient.kind:
+            if self._contribution is None:
+                raise ProtocolError(f"{self.address} received a gradient before any sum over its batch")
+            self.model.learn(self._contribution, answer.fields["values"], rows)
+            self._contribution = None
+
+
+# -- the server ---------------------------------------------------------------------------------------------
+
+
+class TopModelServer(LabelHolder):
+    """What the server does on every protocol: phases, its model, its answers.
+
+    Args:
+        wait_for: How many parties' uploads one iteration takes (1 is Algorithm 1).
+        shared_schedule: True where all parties upload the same records at once.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = (*LabelHolder.kept, "top", "iteration")
+
+    def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
+        super().__init__(setup)
+        self.wait_for, self.shared_schedule = wait_for, shared_schedule
+        self.answers = GradientAnswers(setup)
+        self.observers = {party: setup.observers(party, setup.label_holder) for party in self.parties}
+        parameters = trainable(setup.head)
+        optimiser = build_optimiser(parameters, setup.plan, setup.server_rate) if parameters else None
+        self.top = Trained(SERVER, setup.head, optimiser)
+        self.n_train = setup.data.n_train
+        self.iteration = 0
+        self.absent: set[str] = set()
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def epoch(self) -> None:
+        await self._begin()
+        target = (self.epochs_done + 1) * len(self.parties) * self.setup.data.n_train
+        while self.processed < target:
+            self.iteration += 1
+            await self._iterate(await self._gather_uploads())
+        self._close_epoch()
+        self.top.check_finite()
+        await self._end_phase()
+
+    async def evaluate(self) -> None:
+        await self._begin(everybody=True)
+        inputs = torch.cat([await self._collect(rows, EVALUATION) for rows in self.test_pieces])
+        with torch.no_grad():
+            self.test = self._measure(self._outputs(inputs))
+        await self._end_phase()
+
+    async def _begin(self, *, everybody: bool = False) -> None:
+        """Starts a phase."""
+        self.absent.clear()
+        self._losses = []
+
+    async def _end_phase(self) -> None:
+        """Tells all parties that the phase is over and answers what is still under way."""
+        await self._tell_all(End())
+        running = set(self.parties)
+        while running - self.absent:
+            message = await self._receive()
+            if message.kind == Ended.kind:
+                running.discard(message.sender)
+            elif message.kind == ABSENT:
+                self.absent.add(message.sender)
+            else:
+                await self._late(message)
+
+    async def _receive(self) -> Packet:
+        return await self.link.receive()
+
+    async def _late(self, message: Packet) -> None:
+        """Answers an upload that is too late for a step."""
+        await self.link.reply(message, Late())
+
+    async def _gather_uploads(self) -> list[Packet]:
+        """Uploads of `wait_for` distinct parties, or of all that are present, in order of arrival."""
+        uploads: dict[str, Packet] = {}
+        while len(uploads) < max(1, min(self.wait_for, len(self.parties) - len(self.absent))):
+            message = expect(await self._receive(), Embedding.kind, ABSENT)
+            if message.kind == ABSENT:
+                self.absent.add(message.sender)
+            elif message.sender in uploads:
+                raise ProtocolError(f"{message.sender} uploads twice before it is answered")
+            else:
+                uploads[message.sender] = message
+        return list(uploads.values())
+
+    def _rows(self, message: Packet) -> Rows:
+        """The records of an upload."""
+        named: Any = message.fields.get("rows", _NONE)
+        rows: Rows = named.astype(np.int64)
+        if rows.size == 0 or rows.max() >= self.n_train:
+            raise ProtocolError(f"{message.sender} uploads rows that are not training records")
+        return rows
+
+    def _rows_of_all(self, messages: list[Packet]) -> list[Rows]:
+        """The distinct batches of uploads: one each, or one of all parties on a shared schedule."""
+        if not self.shared_schedule:
+            return [self._rows(message) for message in messages]
+        if any(not np.array_equal(message["rows"], messages[0]["rows"]) for message in messages):
+            raise ProtocolError("parties of synchronous training uploaded different batches")
+        return [self._rows(messages[0])]
+
+    # -- one iteration --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _collect(self, rows: Rows, purpose: str) -> Tensor:
+        """Fresh embeddings of rows, or their sum: what the model takes."""
+
+    @abstractmethod
+    async def _iterate(self, messages: list[Packet]) -> None:
+        """One iteration k: take the uploads in, update, answer."""
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        """The model's outputs for embeddings (rows, parties, width), or for their sums (rows, width)."""
+        fused = self.fusion.join_table(inputs) if inputs.ndim == 3 else inputs
+        outputs: Tensor = self.top.module(fused)
+        return outputs
+
+    def _step(self, inputs: Tensor, index: Tensor, sizes: list[int]) -> tuple[list[Tensor], float]:
+        """One step on the mean of the batches' mean losses.
+
+        Args:
+            inputs: What the model takes, of all batches.
+            index: Their records.
+            sizes: How many records each batch has.
+
+        Returns:
+            The gradient of each batch's mean loss with respect to the inputs, and the mean loss.
+        """
+        inputs.requires_grad_()
+        task, labels = self.setup.data.task, self.labels.index_select(0, index)
+        if len(sizes) == 1:
+            total = task_loss(task, self._outputs(inputs), labels)
+        else:
+            each = task_loss(task, self._outputs(inputs), labels, reduction="none")
+            total = torch.stack([piece.mean() for piece in torch.split(each, sizes)]).sum()
+        optimiser = self.top.optimiser
+        if optimiser is not None:
+            optimiser.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        if optimiser is not None:
+            for parameter in optimiser.param_groups[0]["params"] if len(sizes) > 1 else ():
+                parameter.grad /= len(sizes)
+            optimiser.step()
+        if inputs.grad is None:
+            raise ProtocolError("the server's model does not depend on the embeddings")
+        gradients = [inputs.grad] if len(sizes) == 1 else list(torch.split(inputs.grad, sizes))
+        return gradients, total.item() / len(sizes)
+
+    async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
+        """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
+        observers = self.observers[message.sender]
+        if observers and self.setup.plan.encoder_training == "none":
+            await self.link.reply(message, Received())
+            return
+        released = self.answers.release(gradient, rows=rows, observers=observers)
+        await self.link.reply(message, Gradient(values=released))
+
+
+class Upload(NamedTuple):
+    """One party's upload, checked: whose, of which records (as rows and as a tensor), the embeddings."""
+
+    party: int
+    rows: Rows
+    where: Tensor
+    values: Tensor
+
+
+class VAFLServer(TopModelServer):
+    """The server: the latest embedding of each record and party, its model, the staleness rule."""
+
+    kept = (*TopModelServer.kept, "embeddings", "updated_at", "oldest_used")
+
+    def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
+        super().__init__(setup, wait_for=wait_for, shared_schedule=shared_schedule)
+        shape = setup.data.n_train, len(self.parties)
+        self.embeddings = torch.zeros((*shape, setup.plan.embedding), device=setup.device)
+        self.updated_at: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
+        self.oldest_used = 0
+
+    async def prepare(self) -> None:
+        await self._begin()
+        every = pieces(0, self.setup.data.n_train)
+        self.embeddings = torch.cat([await self._collect(rows, "initial") for rows in every])
+        await self._end_phase()
+
+    async def _collect(self, rows: Rows, purpose: str) -> Tensor:
+        return await self._ask_all(rows, purpose)
+
+    async def _late(self, message: Packet) -> None:
+        """Keeps an upload that came after the end; it is too late for a step."""
+        self._store(self._upload(message, self._rows(message)))
+        await super()._late(message)
+
+    def _upload(self, message: Packet, rows: Rows) -> Upload:
+        values = self._tensor(message.sender, message.fields.get("values"), len(rows))
+        return self._upload_of(self.parties.index(message.sender), rows, values)
+
+    def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
+        return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
+
+    def _store(self, upload: Upload) -> None:
+        self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
+        self.updated_at[upload.rows, upload.party] = self.iteration
+
+    def _store_all(self, uploads: list[Upload]) -> None:
+        """Stores uploads; one batch of all parties is written at once."""
+        if not self.shared_schedule or len(uploads) < len(self.parties):
+            for upload in uploads:
+                self._store(upload)
+            return
+        ordered = sorted(uploads, key=lambda upload: upload.party)
+        table = torch.stack([upload.values for upload in ordered], dim=1)
+        self.embeddings.index_copy_(0, ordered[0].where, table)
+        self.updated_at[ordered[0].rows] = self.iteration
+
+    async def _iterate(self, messages: list[Packet]) -> None:
+        """Stores the uploads, refreshes what is too old, updates, answers."""
+        batches = self._rows_of_all(messages)
+        shared = batches * len(messages) if self.shared_schedule else batches
+        uploads = [self._upload(message, rows) for message, rows in zip(messages, shared, strict=True)]
+        self._store_all(uploads)
+        for upload in uploads[: len(batches)]:
+            await self._refresh(upload)
+        where = [upload.where for upload in uploads[: len(batches)]]
+        index = where[0] if len(where) == 1 else torch.cat(where)
+        gradients, loss = self._step(self.embeddings.index_select(0, index), index, [len(b) for b in batches])
+        answers = gradients * len(messages) if self.shared_schedule else gradients
+        for message, upload, gradient in zip(messages, uploads, answers, strict=True):
+            await self._answer(message, upload.rows, gradient.select(1, upload.party))
+        self._count(sum(len(upload.rows) for upload in uploads), loss)
+
+    async def _refresh(self, upload: Upload) -> None:
+        """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
+        rows, bound = upload.rows, self.setup.plan.settings.delay_bound
+        if bound:
+            ages = self.iteration - self.updated_at[rows]
+            for party, name in enumerate(self.parties):
+                stale = rows[ages[:, party] > bound]
+                if party != upload.party and stale.size:
+                    self._store(self._upload_of(party, stale, await self._ask(name, stale, "refresh")))
+        self.oldest_used = max(self.oldest_used, self.iteration - int(self.updated_at[rows].min()))
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far, and the age of the oldest embedding that was used."""
+        return {"iterations": self.iteration, "oldest": self.oldest_used}
+
+
+class SummingServer(TopModelServer):
+    """The server on secure sums: its model, and sums on demand."""
+
+    kept = (*TopModelServer.kept, "others", "known", "sums", "absent_rounds")
+
+    def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
+        super().__init__(setup, wait_for=wait_for, shared_schedule=shared_schedule)
+        self.sums = SumParticipant(setup, SERVER, [build_channel(setup, SERVER)])
+        self.frozen = setup.plan.encoder_training == "none"
+        records = setup.data.n_train + setup.data.n_test if self.frozen else 0
+        self.others = torch.zeros((records, setup.plan.embedding), device=setup.device)
+        self.known = np.zeros(records, np.bool_)
+        self.absent_rounds: Counter[str] = Counter()
+        self._ending = False
+        self._unanswered: list[Packet] = []
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        await self._begin(everybody=True)
+        await self._end_phase()
+
+    async def _begin(self, *, everybody: bool = False) -> None:
+        await super()._begin()
+        self._ending, self._unanswered = False, []
+        await self.sums.begin(everybody=everybody)
+
+    async def _end_phase(self) -> None:
+        self._ending = True
+        for message in self._unanswered:
+            await self._late(message)
+        await super()._end_phase()
+
+    async def _receive(self) -> Packet:
+        """The next message of a party that is present; one that is gone waits until the phase ends."""
+        while True:
+            message = await self.sums.receive()
+            if message.kind == ABSENT or message.sender not in self.sums.gone:
+                return message
+            if message.kind == TRAINING and self._ending:
+                await self._late(message)
+            elif message.kind == TRAINING:
+                self._unanswered.append(message)
+
+    # -- sums -----------------------------------------------------------------------------------------------
+
+    async def _collect(self, rows: Rows, purpose: str) -> Tensor:
+        """The sum of all parties' embeddings of rows; with a threshold, of those present."""
+        if not self.frozen:
+            total = await self.sums.total(rows, purpose)
+            self.absent_rounds.update(total.missing)
+            return self._tensor(SERVER, total.values, len(rows))
+        missing = rows[~self.known[rows]]
+        if missing.size:
+            summed = (await self.sums.total(missing, purpose)).summed
+            self.others[torch.from_numpy(missing)] = self._tensor(SERVER, summed, len(missing))
+            self.known[missing] = True
+        others = self.others[torch.from_numpy(rows)]
+        holder = self.setup.label_holder
+        return others + await self._ask(holder, rows, purpose) if holder in self.parties else others
+
+    async def _iterate(self, messages: list[Packet]) -> None:
+        """Obtains the sums, updates, answers."""
+        batches = self._rows_of_all(messages)
+        totals = torch.cat([await self._collect(rows, TRAINING) for rows in batches])
+        index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
+        gradients, loss = self._step(totals, index, [len(rows) for rows in batches])
+        times = len(messages) if self.shared_schedule else 1
+        for message, rows, gradient in zip(messages, batches * times, gradients * times, strict=True):
+            if message.sender in self.sums.gone:
+                await self._late(message)  # its part is not in the sum, so the gradient is not for it
+            else:
+                await self._answer(message, rows, gradient)
+        self._count(sum(len(rows) for rows in batches) * times, loss)
+
+    def absences(self) -> dict[str, int]:
+        """Sums of training that are without a party."""
+        return {party: self.absent_rounds[party] for party in self.parties if self.absent_rounds[party]}
+
+    def figures(self) -> dict[str, Any]:
+        """Iterations so far; with a threshold also how many sums are without a party."""
+        absent = {"absent_rounds": self.absences()} if self.setup.plan.threshold else {}
+        return {"iterations": self.iteration, "oldest": 0} | absent
+
+
+# -- the algorithms -----------------------------------------------------------------------------------------
 
 
 class VAFL(Algorithm):
@@ -59,9 +551,7 @@ class VAFL(Algorithm):
             return
         if plan.settings.delay_bound:
             raise PlanError("delay_bound has no meaning on secure sums: their embeddings are never stale")
-        holder = data.label_holder if plan.label_holder == "party" else None
-        receiver = data.parties.index(holder) if holder in data.parties else None
-        check_channels(plan, len(data.parties), (receiver,))
+        check_holder_sum(plan, data)
 
     def tolerates_absence(self, plan: Plan) -> bool:
         """On the plain protocol the server has everybody's latest embeddings; with a threshold, sums go on.
@@ -134,7 +624,6 @@ class VAFLSync(VAFL):
     def combine(self, setup: Setup, parties: Sequence[Role]) -> None:
         """Parties with encoders of one shape are computed together."""
         models = [role.model for role in parties if isinstance(role, VAFLParty)]
-        lockstep = Lockstep.of(models, setup.plan) if setup.plan.protocol == "plain" else None
-        if lockstep is not None:
-            for place, model in enumerate(models):
-                model.together = Together(lockstep, place)
+        stack = StackedModels.of(models, setup.plan) if setup.plan.protocol == "plain" else None
+        for model in models:
+            model.stack = stack

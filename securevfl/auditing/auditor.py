@@ -11,28 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from securevfl import __version__
+from securevfl.accountants import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms.resolve import load_planned
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.canary.audit import CanaryResult, canary_audits
 from securevfl.attacks.contract import Attack
+from securevfl.attacks.protocol import scan_files
 from securevfl.attacks.registry import find_attack
 from securevfl.attacks.runner import Outcome, evaluate_all
 from securevfl.attacks.source import Source
-from securevfl.auditing.checks import (
-    FAILED,
-    Check,
-    check_bypass,
-    check_integrity,
-    check_keys,
-    check_messages,
-    check_noise,
-    check_sums,
-)
-from securevfl.auditing.matrix import Findings, matrix
-from securevfl.auditing.report import Report, headline, sentences
+from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overall
+from securevfl.auditing.reconciliation import reconcile
+from securevfl.auditing.replay import replay
+from securevfl.auditing.report import Report
+from securevfl.auditing.verdicts import CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
-from securevfl.errors import DataError, RunError
+from securevfl.errors import DataError, LedgerError, PlanError, RunError
 from securevfl.federation.run import Run, predictions
 from securevfl.settings.plan import Plan
 
@@ -50,7 +46,10 @@ def audit(
     isolated: bool = True,
     progress: Step = lambda what, share: None,
 ) -> Report:
-    """Audits a run: integrity, matrix of promises, attacks on the recorded views, canaries through the gate.
+    """Audits a run: books against messages, replay of the noise, attacks on the views, canaries.
+
+    What is tested on the run itself (reconciliation, replay) decides whether a promise holds. Canaries test
+    the software, on made-up records; they and attacks can only contradict a promise.
 
     Args:
         run: The run, or its folder.
@@ -64,24 +63,90 @@ def audit(
         progress: Called with what is being done and the share done.
 
     Raises:
-        RunError: The folder holds no run.
+        RunError: The folder holds no run, several, or one that is not whole.
         AttackError: An attack is unknown.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     if folder is None:
         raise RunError("only runs with a folder can be audited; train with out=...")
     chosen = _chosen(attacks)
+    check_folder(folder)
     known, reason = (data, "") if data is not None else _data_of(folder)
     source = Source(folder, known)
     progress("ledgers", 0.0)
-    checks = [check_integrity(source)]
-    if checks[0].status == FAILED:
-        return _finish(source, [], checks, {}, reason)
-    checks += [check_keys(source), *check_messages(source), *check_bypass(source)]
-    checks += [*check_sums(source), *check_noise(source)]
+    integrity = _integrity(source)
+    if integrity.verdict is Verdict.VIOLATED:
+        return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
+    reconciled = [integrity, _no_keys(source), *reconcile(source)]
+    budget = _budget(source)
+    progress("replay", 0.0)
+    replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
-    outcomes = _attack(source, chosen, seed, workers, isolated, progress)
-    return _finish(source, outcomes, checks, measured, reason)
+    evidence = Evidence(
+        source=source,
+        reconciled=reconciled,
+        replayed=replayed,
+        outcomes=_attack(source, chosen, seed, workers, isolated, progress),
+        canaries=measured,
+        levels=budget.split(CANARIES, list(measured)) if measured else {},
+        budget=budget,
+    )
+    return _finish(evidence, seed, reason)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises `RunError` with one clear line where a folder is not that of a whole run."""
+    plan_file = folder / "plan.toml"
+    if not plan_file.is_file():
+        runs = sorted(path.parent.name for path in folder.glob("*/plan.toml"))
+        if runs:
+            raise RunError(f"{folder} holds {len(runs)} runs; audit one of them, such as {folder / runs[0]}")
+        raise RunError(f"{folder} holds no run: there is no plan.toml in it")
+    try:
+        plan = Plan.from_toml(plan_file)
+    except PlanError as error:
+        raise RunError(f"{folder} cannot be audited by this version of securevfl: {error}") from error
+    ledgers = {path.stem for path in (folder / "ledger").glob("*.jsonl")}
+    views = {path.name for path in (folder / "views").glob("*") if path.is_dir()}
+    lost = sorted(name for name in views if not (folder / "views" / name / "messages.jsonl").is_file())
+    if lost or (views and not ledgers):
+        what = f"views/{lost[0]}/messages.jsonl" if lost else "ledger/"
+        raise RunError(f"{folder} is not whole: {what} is missing; copy the run again")
+    if not ledgers and plan.algorithm not in ("central", "local"):
+        raise RunError(f"{folder} is not whole: there is no ledger in it; copy the run again")
+
+
+def _integrity(source: Source) -> Finding:
+    """Verifies all ledgers: chains, signatures, and the heads that observers hold."""
+    said: dict[str, Any] = {"promise": EVERYBODY, "path": "ledgers"}
+    try:
+        count = len(source.records)
+    except LedgerError as error:
+        return Finding(**said, verdict=Verdict.VIOLATED, reasons=(str(error),))
+    tested = f"chains, signatures and heads held by observers, {count:,} entries"
+    return Finding(**said, verdict=Verdict.HOLDS, tested=(tested,))
+
+
+def _no_keys(source: Source) -> Finding:
+    """Looks for secret keys in every file of the run."""
+    found = scan_files(source.files.path)
+    said: dict[str, Any] = {"promise": EVERYBODY, "path": "files"}
+    if found:
+        reason = f"{found} secret keys lie in the run's files"
+        return Finding(**said, verdict=Verdict.VIOLATED, reasons=(reason,))
+    return Finding(**said, verdict=Verdict.HOLDS, tested=("no secret key in any of them",))
+
+
+def _budget(source: Source) -> ErrorBudget:
+    """The error budget at the weakest promise of the run, the one that a verdict may add least to."""
+    spends = privacy_matrix(source.records, source.plan.delta)
+    found = [s.epsilon for row in spends.values() for s in row.values() if math.isfinite(s.epsilon)]
+    return ErrorBudget(delta=source.plan.delta, epsilon=max(found, default=0.0))
+
+
+def _replay(source: Source, budget: ErrorBudget) -> list[Finding]:
+    """The noise that was really added; where a promise is worth nothing, at the level for data holders."""
+    return replay(source, budget, audience=VISIBLE if budget.alpha(VISIBLE) > 0 else HOLDERS)
 
 
 def _chosen(attacks: str | Iterable[str]) -> list[type[Attack]]:
@@ -93,10 +158,7 @@ def _chosen(attacks: str | Iterable[str]) -> list[type[Attack]]:
 
 def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
     """The data set that the plan names; None with the reason where it cannot be loaded."""
-    plan_file = folder / "plan.toml"
-    if not plan_file.is_file():
-        raise RunError(f"{folder} holds no run: there is no plan.toml in it")
-    plan = Plan.from_toml(plan_file)
+    plan = Plan.from_toml(folder / "plan.toml")
     if not plan.source.data:
         return None, "the plan names no data set; give the data with --data"
     try:
@@ -140,28 +202,34 @@ def _attack(
     return evaluate_all(source, chosen, seed=seed, workers=workers, isolated=isolated, progress=report)
 
 
-def _finish(
-    source: Source,
-    outcomes: list[Outcome],
-    checks: list[Check],
-    canaries: dict[str, CanaryResult],
-    no_data: str,
-) -> Report:
-    tampered = checks[0].status == FAILED
-    findings = Findings(source=source, outcomes=outcomes, checks=checks, canaries=canaries)
+def _finish(evidence: Evidence, seed: int, no_data: str) -> Report:
+    source = evidence.source
+    tampered = evidence.reconciled[0].verdict is Verdict.VIOLATED
+    owners = {} if tampered else matrix(evidence)
     content: dict[str, Any] = {
+        "verdict": overall(evidence, owners).value,
         "run": _facts(source, no_data, tampered=tampered),
-        "owners": {} if tampered else matrix(findings),
-        "attacks": [outcome.to_mapping() for outcome in outcomes],
-        "checks": [check.to_mapping() for check in checks],
-        "canaries": {name: result.to_mapping() for name, result in canaries.items()},
+        "owners": owners,
+        "attacks": [outcome.to_mapping() for outcome in evidence.outcomes],
+        "findings": [finding.to_mapping() for finding in (*evidence.reconciled, *evidence.replayed)],
+        "canaries": {
+            name: {**result.to_mapping(), "violated": evidence.refuted(name) is not None}
+            for name, result in evidence.canaries.items()
+        },
         "seen": [] if tampered else _who_saw_what(source),
+        "seed": seed,
+        "budget": _budget_words(evidence.budget),
         "environment": _environment(),
     }
-    report = Report(content=content)
-    content["verdict"] = report.verdict
-    content["words"] = [headline(content, report.verdict), *sentences(content)]
+    content["words"] = [headline(content), *sentences(content)]
     return Report(content=json.loads(json.dumps(content)))
+
+
+def _budget_words(budget: ErrorBudget | None) -> dict[str, Any]:
+    if budget is None:
+        return {}
+    levels = {name: budget.alpha(name) for name in (VISIBLE, HOLDERS, CANARIES)}
+    return {**levels, "added_delta": number(budget.added_delta), "words": budget.sentence()}
 
 
 def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str, Any]:

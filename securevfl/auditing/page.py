@@ -9,7 +9,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from securevfl import pages
-from securevfl.auditing.report import HOLDS, beats_baseline, strength
+from securevfl.auditing.verdicts import Verdict
+from securevfl.auditing.words import GLOSSARY, POOR, beats_baseline, strength, verdict_words
 from securevfl.pages import number
 from securevfl.pages.charts import SOFT, Chart
 
@@ -19,9 +20,9 @@ CANARIES = {
     "releases": "What leaves for one record",
     "sums": "What leaves for one record in a secure sum",
     "updates": "Noisy updates of the encoder",
-    "training": "Whole training runs",
-    "party": "Whole sealed runs: a record of a party without labels",
-    "label-holder": "Whole sealed runs: a record of the label holder",
+    "training": "Whole training runs, simulated",
+    "party": "Whole sealed runs, simulated: a record of a party without labels",
+    "label-holder": "Whole sealed runs, simulated: a record of the label holder",
     "statistics": "Noisy statistics that centre and scale a party's columns",
 }
 # Accountings that count less than a record spreads to, and why they fail; shown beside the promise.
@@ -57,24 +58,63 @@ def render(content: dict[str, Any]) -> str:
             [s["observer"], s["sender"], s["kind"], f"{s['messages']:,}", f"{s['bytes']:,}"]
             for s in content["seen"]
         ],
-        check_rows=[
-            [c["name"], c["owner"] or "all", {"stamp": c["status"]}, c["detail"]] for c in content["checks"]
-        ],
+        finding_rows=_findings(content["findings"]),
         facts=_facts(run),
+        glossary=GLOSSARY,
+        public=False,
+        poor=_poor(content),
     )
 
 
+def render_public(content: dict[str, Any]) -> str:
+    """The page that may leave those who hold the data, of what `securevfl.auditing.dossier.public` keeps."""
+    run = content["run"]
+    return pages.render(
+        "auditing/report.html",
+        **content,
+        title=f"Privacy audit, public part: {run['algorithm']} on {run['data'] or run['folder']}",
+        pairs=_pairs(content["owners"]),
+        canary_audits=[_canary(*found) for found in content["canaries"].items()],
+        facts=_facts(run),
+        glossary=GLOSSARY,
+        public=True,
+        poor=_poor(content),
+    )
+
+
+def _poor(content: dict[str, Any]) -> bool:
+    """Whether promises that hold are worth little: their verdict is not shown as good news."""
+    cells = [cell for row in content["owners"].values() for cell in row["observers"].values()]
+    holds = content["verdict"] == Verdict.HOLDS.value
+    return holds and any(strength(cell["epsilon_upper"]) in POOR for cell in cells)
+
+
+def _findings(findings: list[dict[str, Any]]) -> list[Row]:
+    """One row for each path and verdict with the same words, with all the promises that it concerns."""
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for each in findings:
+        words = "; ".join(each["reasons"] or each["tested"])
+        rows.setdefault((each["path"], each["verdict"], words, each["power"]), []).append(each["promise"])
+    return [
+        [path, ", ".join(promises), {"stamp": verdict}, "" if power is None else f"{power:.0%}", words]
+        for (path, verdict, words, power), promises in rows.items()
+    ]
+
+
 def _pairs(owners: dict[str, Any]) -> list[Row]:
+    """Each promise with its verdict first, so that no screen is too narrow for it."""
     return [
         [
+            {"stamp": verdict_words(cell)},
             owner,
             observer,
-            cell["mode"],
-            f"{cell['releases']:,}",
-            number(cell["claimed"]),
             number(cell["epsilon_upper"], "infinite"),
+            strength(cell["epsilon_upper"]),
+            number(cell["claimed"]),
             number(cell["epsilon_lower"]),
-            {"stamp": cell["verdict"], "note": _note(cell)},
+            "" if cell["power"] is None else f"{cell['power']:.0%}",
+            f"{cell['releases']:,}",
+            _note(cell),
         ]
         for owner, row in owners.items()
         for observer, cell in row["observers"].items()
@@ -82,10 +122,11 @@ def _pairs(owners: dict[str, Any]) -> list[Row]:
 
 
 def _note(cell: dict[str, Any]) -> str:
-    """What stands behind a verdict."""
-    holds = cell["verdict"] == HOLDS
-    reasons = [f"{strength(cell['epsilon_upper'])} protection"] if holds else cell["reasons"]
-    return "; ".join([*reasons, *cell["assumptions"]])
+    """What stands behind a verdict, and what it rests on besides."""
+    trust = [f"rests on: {text}" for text in cell["assumptions"]]
+    covers = [f"covers {cell['covers']}"] if cell["covers"] else []
+    said = cell["reasons"] or ["every path was reconciled and replayed"]
+    return "; ".join([f"mode {cell['mode']}", *said, *covers, *trust])
 
 
 def _canary(name: str, result: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +214,10 @@ def _not_scored(attacks: list[dict[str, Any]]) -> list[Row]:
 
 
 def _facts(run: dict[str, Any]) -> list[Row]:
-    test = ", ".join(f"{name} {value:.4f}" for name, value in run["test"].items() if value is not None)
+    test = ", ".join(
+        f"{name} {value:.4f}" for name, value in run.get("test", {}).items() if value is not None
+    )
+    exact = [["test", test or "not evaluated"], ["truth for scoring", run["truth"]]] if "test" in run else []
     return [
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],
@@ -184,6 +228,5 @@ def _facts(run: dict[str, Any]) -> list[Row]:
         ["clip C", f"{run['clip']:g}"],
         ["noise sigma", f"{run['sigma']:g}"],
         ["epochs", str(run["epochs"])],
-        ["test", test or "not evaluated"],
-        ["truth for scoring", run["truth"]],
+        *exact,
     ]

@@ -16,26 +16,41 @@ if TYPE_CHECKING:
     from securevfl.auditing import Report
     from securevfl.data import VerticalData
 
-EXIT_VIOLATED, EXIT_LIMIT = 10, 11
+EXIT_VIOLATED, EXIT_LIMIT, EXIT_NOT_HELD = 10, 11, 12
+FEWEST_CANARIES = 100
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[Path | None, typer.Argument(help="Folder of the run.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Folder with the run's data, or a data.toml, if not where the plan says."),
+        typer.Option(
+            help="The run's data: a folder with the files that the plan names, a data.toml, the name of a "
+            "data set, or CSV files with commas between them."
+        ),
     ] = None,
     config: Annotated[
         list[Path] | None,
         typer.Option(help="server.toml or party.toml of a networked run: its table is the truth (repeat)."),
     ] = None,
     attacks: Annotated[str, typer.Option(help="all, none, or names separated by commas.")] = "all",
-    canaries: Annotated[int, typer.Option(help="Canary trials; 0 is the mode's default, -1 none.")] = 0,
+    canaries: Annotated[
+        int | None, typer.Option(help="Canary trials, -1 for none.", show_default="the mode's")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of attacks and canaries.")] = 0,
     workers: Annotated[int, typer.Option(help="Attack processes at once.")] = 2,
     html: Annotated[Path | None, typer.Option(help="Write the page here too.")] = None,
+    auditor: Annotated[str, typer.Option(help="Who audits, for the dossier.")] = "",
+    sign: Annotated[
+        Path | None, typer.Option(help="Sign the dossier with this key (PEM; P-256 or Ed25519).")
+    ] = None,
+    verify: Annotated[Path | None, typer.Option(help="Check a dossier instead: files and signature.")] = None,
     fail_if_violated: Annotated[
         bool, typer.Option("--fail-if-violated", help=f"Exit with {EXIT_VIOLATED} if a promise is broken.")
+    ] = False,
+    fail_unless_holds: Annotated[
+        bool,
+        typer.Option("--fail-unless-holds", help=f"Exit with {EXIT_NOT_HELD} unless every promise holds."),
     ] = False,
     maximum: Annotated[
         list[str] | None,
@@ -43,46 +58,108 @@ def audit(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Audit a finished run with exactly what its observers saw; writes report.html and report.json."""
-    limits = dict(_limit(text) for text in maximum or [])
+    """Audit a finished run with exactly what its observers saw; writes a dossier in RUN/audits."""
+    if verify is not None:
+        _verify(verify, json)
+        return
+    if run is None:
+        raise InputError("name the folder of a run to audit, or a dossier with --verify")
     names: Any = attacks if attacks in ("all", "none") else [name.strip() for name in attacks.split(",")]
-    truth = _truth(run, config) if config else _data(run, data)
-    report = audit_with_progress(
-        run, names, data=truth, canaries=canaries, seed=seed, workers=workers, quiet=json
-    )
-    report.save(run)
+    limits = dict(_limit(text, names) for text in maximum or [])
+    if canaries is not None and canaries != -1 and canaries < FEWEST_CANARIES:
+        raise InputError(
+            f"--canaries {canaries} is too few to measure anything; give at least {FEWEST_CANARIES}, "
+            "-1 for none, or leave it out"
+        )
+    if html is not None and not html.parent.is_dir():
+        raise InputError(f"--html {html}: there is no folder {html.parent}")
+    report, folder = _audited(run, names, data, config, canaries or 0, seed, workers, auditor, sign, json)
     if html is not None:
         from securevfl.auditing.page import render
         from securevfl.files import write_text
 
         write_text(html, render(report.content))
     if json:
-        print_json(report.content)
+        print_json({**report.content, "dossier": str(folder)})
     else:
-        show_report(Console(), report, html or run / "report.html")
-    _gate(report, limits, fail_if_violated)
+        show_report(Console(), report, html or folder / "report.html")
+    _gate(report, limits, fail_if_violated, fail_unless_holds)
 
 
-def _limit(text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
+def _audited(
+    run: Path,
+    names: Any,
+    data: str | None,
+    config: list[Path] | None,
+    canaries: int,
+    seed: int,
+    workers: int,
+    auditor: str,
+    sign: Path | None,
+    quiet: bool,
+) -> tuple[Report, Path]:
+    """Audits and writes the dossier; nothing is written before the audit is over."""
+    from securevfl.auditing.auditor import check_folder
+    from securevfl.auditing.dossier import read_key, write_dossier
+
+    key = None if sign is None else read_key(sign)
+    check_folder(run)
+    truth = _truth(run, config) if config else _data(run, data)
+    report = audit_with_progress(
+        run, names, data=truth, canaries=canaries, seed=seed, workers=workers, quiet=quiet
+    )
+    return report, write_dossier(report, run, auditor=auditor, key=key)
+
+
+def _verify(folder: Path, json: bool) -> None:
+    from securevfl.auditing.dossier import verify_dossier
+
+    found = verify_dossier(folder)
+    if json:
+        print_json(found)
+        return
+    signed = f"signed by the key {found['signed_by'][:16]}" if found["signed_by"] else "not signed"
+    by = f" by {found['auditor']}" if found["auditor"] else ""
+    typer.echo(f"dossier {found['number']} of {found['run']}{by}, {found['verdict']}: unchanged, {signed}")
+
+
+def _limit(text: str, attacks: Any) -> tuple[str, float]:
+    """A limit whose figure this audit will have."""
+    from securevfl.attacks import ATTACKS
+    from securevfl.attacks.contract import METRICS
+
+    name, equals, value = (part.strip() for part in text.partition("="))
     try:
-        return name.strip(), float(value if equals else "")
+        limit = float(value if equals else "")
     except ValueError as error:
         raise InputError(f"--max {text!r} is not of the form METRIC=VALUE") from error
+    if name not in ("epsilon", "mu", *METRICS, *ATTACKS):
+        raise InputError(
+            f"--max {name}: unknown figure; known are {', '.join(METRICS)}, and names of attacks"
+        )
+    if name not in ("epsilon", "mu") and attacks == "none":
+        raise InputError(f"--max {name} needs attacks, and none are asked for")
+    return name, limit
 
 
-def _data(run: Path, folder: str | None) -> VerticalData | None:
-    if folder is None:
+def _data(run: Path, text: str | None) -> VerticalData | None:
+    """The data that is named on the command line, in the form that the run had it."""
+    if text is None:
         return None
     from securevfl.algorithms.resolve import load_planned
     from securevfl.federation.folder import RunFolder
 
-    return load_planned(RunFolder(run).read_plan(), folder)
+    plan = RunFolder(run).read_plan()
+    if Path(text).is_dir() or Path(text).suffix == ".toml":
+        return load_planned(plan, text)
+    ledgers = {path.stem for path in (run / "ledger").glob("*.jsonl")} - {"server", "dealer"}
+    parties = 0 if "," in text else plan.source.parties or len(ledgers)
+    return load_planned(plan.with_changes(source={"data": text, "parties": parties}))
 
 
 def _truth(run: Path, configs: list[Path]) -> VerticalData:
     from securevfl.network.config import read_tables
-    from securevfl.network.gather import load_truth
+    from securevfl.network.folders import load_truth
 
     return load_truth(run, read_tables(configs))
 
@@ -106,12 +183,13 @@ def audit_with_progress(run: Path, names: Any, *, quiet: bool, label: str = "", 
         return run_audit(run, names, progress=update, **options)
 
 
-def _gate(report: Report, limits: dict[str, float], fail_if_violated: bool) -> None:
-    from securevfl.auditing import VIOLATED
+def _gate(report: Report, limits: dict[str, float], if_violated: bool, unless_holds: bool) -> None:
+    from securevfl.auditing import Verdict
 
-    if fail_if_violated and report.verdict == VIOLATED:
-        typer.echo(f"securevfl: {report.content['words'][0]}", err=True)
-        raise typer.Exit(EXIT_VIOLATED)
+    broken = report.verdict == Verdict.VIOLATED.value
+    if (if_violated and broken) or (unless_holds and report.verdict != Verdict.HOLDS.value):
+        typer.echo(f"securevfl: {report.verdict}: {report.content['words'][0]}", err=True)
+        raise typer.Exit(EXIT_VIOLATED if if_violated and broken else EXIT_NOT_HELD)
     problems = report.over_limits(limits)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -121,7 +199,7 @@ def _gate(report: Report, limits: dict[str, float], fail_if_violated: bool) -> N
 
 def show_report(console: Console, report: Report, page: Path) -> None:
     """Prints the verdict, the matrix, and the attacks that succeeded."""
-    from securevfl.auditing.report import beats_baseline
+    from securevfl.auditing.words import beats_baseline
 
     console.print(f"{report.verdict.upper()}: {report.content['words'][0]}", markup=False)
     console.print(matrix_table(report))
@@ -131,14 +209,17 @@ def show_report(console: Console, report: Report, page: Path) -> None:
         console.print(attack_table(better, len(scored)))
     elif scored:
         console.print(f"none of {len(scored)} attacks did better than guessing")
-    failed = [c for c in report.content["checks"] if c["status"] == "failed"]
-    for check in failed:
-        console.print(f"check failed: {check['name']}: {check['detail']}", markup=False)
+    for finding in report.content["findings"]:
+        if finding["verdict"] == "violated":
+            said = f"{finding['promise']}, {finding['path']}: {'; '.join(finding['reasons'])}"
+            console.print(said, markup=False, soft_wrap=True)
     console.print(f"report in {page}", markup=False, soft_wrap=True)
 
 
 def matrix_table(report: Report) -> Any:
     """Owner x observer with the three figures and the verdict."""
+    from securevfl.auditing.words import verdict_words
+
     shown = table(
         "epsilon: claimed by the paper / promised (sound) / measured (lower bound)",
         "owner", "observer", "mode", "claimed", "promised", "measured", "verdict",
@@ -151,7 +232,7 @@ def matrix_table(report: Report) -> Any:
             "-" if cell["claimed"] is None else number(cell["claimed"]),
             number(cell["epsilon_upper"]),
             "-" if cell["epsilon_lower"] is None else number(cell["epsilon_lower"]),
-            cell["verdict"],
+            verdict_words(cell),
         )
     return shown
 

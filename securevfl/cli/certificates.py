@@ -10,7 +10,7 @@ import typer
 from securevfl.cli.show import print_json
 
 if TYPE_CHECKING:
-    from securevfl.network.identity.pem import Certified
+    from securevfl.network.identity import Certified
 
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the authority.")]
 Out = Annotated[Path, typer.Option("--out", help="Where each organisation's folder goes.")]
@@ -29,7 +29,7 @@ def certificates_init(
     json: Json = False,
 ) -> None:
     """Make the consortium's authority: a key that stays here, and a certificate for everybody."""
-    from securevfl.network.identity.certificates import create_authority
+    from securevfl.network.authority import create_authority
 
     made = create_authority(folder, name=name, key=key, days=days)
     _report([_row(folder, made.certificate)], json, f"Keep {folder}/ca.key secret.")
@@ -44,7 +44,7 @@ def certificates_issue(
     json: Json = False,
 ) -> None:
     """Make a key and a certificate for each organisation, in a folder to hand over to it."""
-    from securevfl.network.identity.certificates import issue, load_authority
+    from securevfl.network.authority import issue, load_authority
 
     made = issue(load_authority(folder), names, out=out, hosts=host or (), days=days)
     _report([_row(out / name, each) for name, each in zip(names, made, strict=True)], json)
@@ -57,7 +57,7 @@ def certificates_request(
     json: Json = False,
 ) -> None:
     """Make an organisation's own key, and a request for the authority that does not contain it."""
-    from securevfl.network.identity.certificates import request
+    from securevfl.network.authority import request
 
     made = request(name, out=out, hosts=host or ())
     note = f"Send {out / name / name}.csr to the authority, and the fingerprint by another channel."
@@ -73,7 +73,7 @@ def certificates_sign(
     json: Json = False,
 ) -> None:
     """Certify the key that an organisation made itself; only name and hosts are taken from its request."""
-    from securevfl.network.identity.certificates import load_authority, sign
+    from securevfl.network.authority import load_authority, sign
 
     made = sign(load_authority(folder), name, csr, out=out, days=days)
     note = f"Compare the fingerprint with {name} by another channel before you hand {out / name} over."
@@ -85,13 +85,13 @@ def certificates_show(
     json: Json = False,
 ) -> None:
     """Show whom certificates and requests name, who issued them, and how many days they have left."""
-    from securevfl.network.identity.describe import describe_file
+    from securevfl.network.identity import describe_file
 
     _report([{"at": str(path), **describe_file(path)} for path in files], json)
 
 
 def _row(place: Path, certified: Certified) -> dict[str, Any]:
-    from securevfl.network.identity.describe import describe
+    from securevfl.network.identity import describe
 
     return {"at": str(place), **describe(certified)}
 

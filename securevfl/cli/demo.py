@@ -45,8 +45,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 READING = """
 How to read it. p0 holds the labels and acts as server. AUC: on the test part. claim: epsilon that the paper
 would state, not sound. promised: a sound bound of what p0 can learn about one record of p1; below 10 is a
-promise, thousands are none, infinite means that exact data left. measured: what a canary audit through the
-real gate certifies as a lower bound. labels: AUC of the best attack on the labels, 0.5 is guessing, - none
+promise, thousands are none, infinite means that exact data left. measured: what canaries, made-up records,
+certify as a lower bound. verdict: `holds` only where every message was matched with the ledger and the noise
+recomputed. labels: AUC of the best attack on the labels, 0.5 is guessing, - none
 applies. beaten: how many of the attacks that apply did better than guessing without the view.
 
 Plans, ledgers, views and models are in {folder}. Open a report:
@@ -88,7 +89,9 @@ def _audited(run: Run, data: Any, name: str, *, quiet: bool) -> Report | None:
     report = audit_with_progress(
         run.folder, "all", data=data, workers=2, quiet=quiet, label=f"audit: {name}:"
     )
-    report.save(run.folder)
+    from securevfl.auditing.dossier import write_dossier
+
+    write_dossier(report, run.folder, auditor="securevfl demo")
     return report
 
 
@@ -107,15 +110,19 @@ def _show(console: Console, folder: Path, runs: dict[str, tuple[Run, Report | No
     console.print(shown)
     for name, (meaning, _) in VARIANTS.items():
         console.print(f"  {name}: {meaning}", markup=False, soft_wrap=True)
-    pages = [f"  {run.folder / 'report.html'}" for run, report in runs.values() if run.folder and report]
+    pages = [f"  {page}" for run, _ in runs.values() if run.folder for page in sorted(_pages(run.folder))]
     console.print(READING.format(folder=folder, pages="\n".join(pages)), markup=False, soft_wrap=True)
+
+
+def _pages(folder: Path) -> list[Path]:
+    return list(folder.glob("audits/*/report.html"))
 
 
 def _figures(report: Report | None) -> tuple[str, ...]:
     """Claimed, promised, measured, verdict, best label attack, attacks that beat guessing."""
     if report is None:
         return ("-", "-", "-", "-", "-", "-")
-    from securevfl.auditing.report import beats_baseline
+    from securevfl.auditing.words import beats_baseline, verdict_words
 
     cell = report.owners["p1"]["observers"]["p0"]
     scored = [a for a in report.attacks if a["status"] == "scored"]
@@ -124,7 +131,7 @@ def _figures(report: Report | None) -> tuple[str, ...]:
         "-" if cell["claimed"] is None else number(cell["claimed"]),
         number(cell["epsilon_upper"]),
         "-" if cell["epsilon_lower"] is None else number(cell["epsilon_lower"]),
-        cell["verdict"],
+        verdict_words(cell),
         f"{max(labels):.3f}" if labels else "-",
         f"{sum(map(beats_baseline, scored))}/{len(scored)}",
     )

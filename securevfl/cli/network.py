@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import sys
@@ -99,7 +98,7 @@ def gather(
     json: Json = False,
 ) -> None:
     """Bring the folders of a networked run together, for an audit of the whole."""
-    from securevfl.network.gather import gather as bring_together
+    from securevfl.network.folders import gather as bring_together
 
     found = bring_together(folders, out)
     if json:
@@ -115,9 +114,7 @@ def _say(text: str, json: bool) -> None:
 
 
 def _epoch(line: dict[str, Any], json: bool) -> None:
-    measured = ", ".join(
-        f"{name} {number(value)}" for name, value in line["test"].items() if value is not None
-    )
+    measured = _measured(line["test"])
     loss = "unknown" if line["loss"] is None else number(line["loss"])
     _say(f"epoch {line['epoch']}: loss {loss}" + (f", test {measured}" if measured else ""), json)
 
@@ -139,6 +136,8 @@ async def _ask(agreement: Understanding) -> bool:
 
 async def _line() -> str:
     """The next line that is typed; while nobody types, connections live and Ctrl-C is heard."""
+    import asyncio
+
     loop, typed = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), typed.set)
     try:
@@ -150,7 +149,9 @@ async def _line() -> str:
 
 def _run(node: Participant, again: str, json: bool) -> None:
     """Runs a node to its end; an interrupt leaves what is needed to go on."""
-    from securevfl.network.logs import log_to
+    import asyncio
+
+    from securevfl.network.monitoring import log_to
 
     log = log_to(
         node.folder.path.with_name(node.folder.path.name + ".log"),
@@ -171,7 +172,9 @@ def _run(node: Participant, again: str, json: bool) -> None:
 
 
 async def _until_done(node: Participant) -> dict[str, Any]:
-    from securevfl.network.status import StatusServer
+    import asyncio
+
+    from securevfl.network.monitoring import StatusServer
 
     task = asyncio.current_task()
     if task is not None:
@@ -186,9 +189,7 @@ def _show(node: Participant, result: dict[str, Any]) -> None:
     if "records" in result:
         _show_prediction(console, node, result)
         return
-    measured = ", ".join(
-        f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
-    )
+    measured = _measured(result["test"])
     console.print(f"{result['algorithm']} on {result['protocol']}: {result['epochs']} epochs", markup=False)
     if measured:
         console.print(f"test {measured}")

@@ -53,7 +53,7 @@ def sweep(
         raise PlanError(f"--workers is {workers}; at least 1 is needed")
     executor = None
     if ray is not None:
-        from securevfl.sweeps.cluster import RayExecutor
+        from securevfl.sweeps.executors import RayExecutor
 
         executor = RayExecutor(ray)
     try:

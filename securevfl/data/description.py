@@ -26,7 +26,7 @@ _PARTY = ("file", "test", "id", "delimiter", "columns")
 _COLUMN = ("kind", "bounds", "scale", "values", "missing")
 _PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
-_HEADER, _ENTRY = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]"), re.compile(rf"\s*({_DOTTED})\s*=")
+_HEADER, _LINE_KEY = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]"), re.compile(rf"\s*({_DOTTED})\s*=")
 
 Lines = Mapping[tuple[str, ...], int]
 
@@ -140,7 +140,7 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
     found: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
-        header, key = _HEADER.match(line), _ENTRY.match(line)
+        header, key = _HEADER.match(line), _LINE_KEY.match(line)
         if header is not None:
             table = keys = _parts(header[1])
         elif key is not None:

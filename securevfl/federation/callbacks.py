@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl.settings.plan import Plan
@@ -28,28 +28,7 @@ class Callback:
         """The run broke off; the error goes on to the caller."""
 
 
-class Callbacks(Callback):
-    """Several callbacks as one, called in their order."""
-
-    def __init__(self, each: tuple[Callback, ...]) -> None:
-        self.each = each
-
-    def on_start(self, plan: Plan) -> None:
-        """Passes it on."""
-        for callback in self.each:
-            callback.on_start(plan)
-
-    def on_epoch(self, line: Mapping[str, Any]) -> None:
-        """Passes it on."""
-        for callback in self.each:
-            callback.on_epoch(line)
-
-    def on_finish(self, result: Mapping[str, Any]) -> None:
-        """Passes it on."""
-        for callback in self.each:
-            callback.on_finish(result)
-
-    def on_error(self, error: BaseException) -> None:
-        """Passes it on."""
-        for callback in self.each:
-            callback.on_error(error)
+def call_each(callbacks: Sequence[Callback], event: str, given: Any) -> None:
+    """Tells callbacks of an event, such as ``on_epoch``, in their order."""
+    for callback in callbacks:
+        getattr(callback, event)(given)

@@ -1,4 +1,9 @@
-"""The folder of a run: where its files are, and that nothing in it is overwritten by accident."""
+"""The folder of a run: where its files are, and that nothing in it is overwritten by accident.
+
+Checkpoints are the state of every role at an epoch boundary, without pickle: nested dictionaries of numbers,
+text, None, lists, arrays and tensors. Arrays go to one safetensors file, the rest to the JSON in its header.
+A checkpoint replaces the one before it in one step.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
 from securevfl.errors import RunError
-from securevfl.files import append_line, read_json, write_text
+from securevfl.files import append_line, read_json, write_bytes, write_text
 from securevfl.settings.plan import Plan
+
+EVIDENCE = ("views", "journal")
+"""Folders of a run that are as private as the data."""
 
 
 class RunFolder:
@@ -32,6 +45,10 @@ class RunFolder:
     def view(self, observer: str) -> Path:
         """The observer's view."""
         return self.path / "views" / observer
+
+    def journal(self, owner: str) -> Path:
+        """The owner's private journal."""
+        return self.path / "journal" / owner
 
     def model(self, name: str) -> Path:
         """A party's model, or the server's."""
@@ -68,6 +85,16 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+    def forget_evidence(self) -> list[str]:
+        """Deletes all views and journals, which hold private material; returns what was deleted.
+
+        Ledgers, receipts, models and results stay; attacks and replay have nothing to read any more.
+        """
+        found = [name for name in EVIDENCE if (self.path / name).is_dir()]
+        for name in found:
+            shutil.rmtree(self.path / name)
+        return found
 
     def remove(self) -> None:
         """Removes a folder in which no run has begun."""
@@ -130,3 +157,57 @@ def _lock(descriptor: int, path: Path) -> None:
             raise RunError(
                 f"{path} is in use: another process trains or predicts in it; try again when it has finished"
             ) from error
+
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Writes a checkpoint; a crash leaves the old one or the new one, never half of one."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _split(state, "", tensors)
+    write_bytes(folder / CHECKPOINT, save(tensors, {"state": json.dumps(plain)}))
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Reads the checkpoint of a run folder; None if there is none yet.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            plain = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(f"checkpoint {path} is damaged: {error}") from error
+    state = _join(plain, tensors)
+    return dict(state)
+
+
+def _split(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Moves arrays and tensors into `tensors` and leaves a mark in their place."""
+    if isinstance(value, dict):
+        return {str(key): _split(item, f"{path}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"~tensor": path}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(np.ascontiguousarray(value).copy())
+        return {"~array": path}
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def _join(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"~tensor"}:
+        return tensors[value["~tensor"]]
+    if set(value) == {"~array"}:
+        return tensors[value["~array"]].numpy()
+    return {key: _join(item, tensors) for key, item in value.items()}

@@ -15,7 +15,8 @@ from torch import nn
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import Algorithm, find_algorithm
-from securevfl.algorithms.prediction import PooledPredicting, Predicting
+from securevfl.algorithms.baselines import PooledPredicting
+from securevfl.algorithms.prediction import Predicting
 from securevfl.algorithms.sealed.prediction import SealedPredicting
 from securevfl.data import VerticalData
 from securevfl.errors import RunError
@@ -126,7 +127,7 @@ def predicting(plan: Plan, numbers: Rows, *, identified: bool) -> Algorithm:
     if plan.mode == "sealed":
         return SealedPredicting(numbers if identified else None)
     # In mode strict every record pays for every release anyway.
-    return Predicting(numbers, told_apart=identified or plan.mode == "strict")
+    return Predicting(numbers, all_new=identified or plan.mode == "strict")
 
 
 def written_records(folder: Path) -> list[ReleaseRecord]:

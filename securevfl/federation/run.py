@@ -20,7 +20,7 @@ from securevfl.algorithms import SERVER, Progress, ServerRole
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
-from securevfl.federation.callbacks import Callback, Callbacks
+from securevfl.federation.callbacks import Callback, call_each
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
@@ -156,16 +156,15 @@ def train(
         _check_same_plan(folder, resolved)
     elif folder is not None:
         folder.create(resolved)
-    follow = Callbacks(tuple(callbacks))
     make = partial(VirtualCarrier, encoders=encoders or {}, head=head) if ray is None else _actors_on(ray)
     begun = time.monotonic()
     with nullcontext() if folder is None else folder.locked():
-        schedule, carrier = _run(make, resolved, scaled, folder, progress, follow, resume=resume)
+        schedule, carrier = _run(make, resolved, scaled, folder, progress, callbacks, resume=resume)
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
     if folder is not None:
         folder.write_result(result)
-    follow.on_finish(result)
+    call_each(callbacks, "on_finish", result)
     if not isinstance(carrier, VirtualCarrier):
         return load_run(Path(str(out)))  # the models were trained elsewhere
     return Run(
@@ -192,7 +191,7 @@ def _run(
     scaled: VerticalData,
     folder: RunFolder | None,
     progress: Callable[[Progress], None] | None,
-    follow: Callbacks,
+    callbacks: Sequence[Callback],
     *,
     resume: bool,
 ) -> tuple[Schedule, SimulatedCarrier]:
@@ -203,12 +202,12 @@ def _run(
         if folder is not None and not resume:
             folder.remove()  # made a moment ago; nothing has been released
         raise
-    schedule = Schedule(carrier, on_epoch=follow.on_epoch)
+    schedule = Schedule(carrier, on_epoch=partial(call_each, callbacks, "on_epoch"))
     try:
-        follow.on_start(resolved)
+        call_each(callbacks, "on_start", resolved)
         drive(schedule.train())
     except BaseException as error:
-        follow.on_error(error)
+        call_each(callbacks, "on_error", error)
         raise
     finally:
         carrier.close()

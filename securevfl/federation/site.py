@@ -18,17 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
-from securevfl.algorithms.planned import planned_encoder
+from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
-from securevfl.federation.checkpoint import NAME as CHECKPOINT
-from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
-from securevfl.federation.folder import RunFolder
+from securevfl.federation.folder import CHECKPOINT, RunFolder, load_checkpoint, save_checkpoint
 from securevfl.models import (
     Fusion,
     build_head,
@@ -41,6 +38,7 @@ from securevfl.models import (
 )
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, Mechanism
+from securevfl.privacy.journal import MODEL, Journal
 from securevfl.privacy.ledger import Ledger, kept_records, read_ledger, to_record
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
@@ -113,6 +111,7 @@ class Site:
             if self.algorithm.federated:
                 self._open(records or data.n_train + data.n_test, test_records=data.n_test)
             self.reset()
+            self._keep_models()
             opened.pop_all()
 
     def _open(self, records: int, *, test_records: int) -> None:
@@ -130,6 +129,10 @@ class Site:
             self.receipts.load(self.folder.path)
             if self.plan.record_views:
                 self.view = ViewWriter(self.folder.view(self.name), self.name)
+                if not self.predicts:
+                    self.gate.journal = Journal(self.folder.journal(self.name), self.name)
+        for link in self.links.values():
+            link.heads = self.receipts.heads
 
     # -- building -------------------------------------------------------------------------------------------
 
@@ -158,6 +161,21 @@ class Site:
         if self.predicts:
             self._take_trained_models()
         self._build_roles()
+
+    def _keep_models(self) -> None:
+        """Keeps the models' first parameters in the journal; a replay begins with those."""
+        if self.gate is None or self.gate.journal is None or not self.gate.journal.new:
+            return
+        models = {**self.encoders, **({SERVER: self.setup.head} if self.keeps_head else {})}
+        for name, module in models.items():
+            tensors = [each for each in module.state_dict().values() if each.is_floating_point()]
+            if not tensors:
+                continue
+            flat = torch.cat([each.flatten() for each in tensors]).numpy(force=True)
+            kept = torch.from_numpy(self.gate.keep(MODEL, flat, std=0.0, where=name))
+            pieces = torch.split(kept, [each.numel() for each in tensors])
+            for tensor, piece in zip(tensors, pieces, strict=True):
+                tensor.copy_(piece.reshape(tensor.shape))
 
     def _build_roles(self) -> None:
         addresses = [SERVER] if not self.algorithm.federated else sorted(self.links, key=SERVER.__ne__)
@@ -243,15 +261,9 @@ class Site:
         return 0.0 if self.gate is None else self.gate.budget.spent_mu
 
     def observe(self, message: Packet, time: float) -> None:
-        """Notes a message between this organisation and another."""
-        if self.hosts[message.receiver] != self.name:
-            if self.view is not None:
-                self.view.record(message, time=time, sent=True)
-            return
-        if message.head is not None:
-            self.receipts.note(message.head)
+        """Records a message between this organisation and another, where a view is kept."""
         if self.view is not None:
-            self.view.record(message, time=time, sent=False)
+            self.view.record(message, time=time, sent=self.hosts[message.receiver] != self.name)
 
     def records(self) -> list[ReleaseRecord]:
         """This organisation's releases, where it keeps its ledger in memory."""
@@ -333,6 +345,8 @@ class Site:
             self.receipts.save(self.folder.path)
         if self.view is not None:
             self.view.flush()
+        if self.gate is not None and self.gate.journal is not None:
+            self.gate.journal.flush()
 
     def finish(self) -> None:
         """Writes receipts and view, and after training the models that belong here."""
@@ -349,6 +363,8 @@ class Site:
         """Closes ledger and view."""
         if self.gate is not None:
             self.gate.ledger.close()
+            if self.gate.journal is not None:
+                self.gate.journal.close()
         if self.view is not None:
             self.view.close()
 

@@ -8,7 +8,6 @@ carries the messages and decides the order, so a run is a function of its seeds 
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,16 +16,13 @@ from securevfl.algorithms import find_algorithm
 from securevfl.data import VerticalData
 from securevfl.data.share import absent_block, absent_labels
 from securevfl.errors import ProtocolError
+from securevfl.federation.clock import SteppedLoop, VirtualClock, undisturbed
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.loop import undisturbed
 from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
-from securevfl.federation.virtual import VirtualClock, VirtualNetwork
+from securevfl.federation.virtual import VirtualNetwork
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Link
 from securevfl.settings.plan import Plan
-
-# asyncio runs timers that are due within its clock's resolution.
-_AT_ONCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,60 +40,17 @@ class Step:
     done: bool
 
 
-class _PausingSelector(selectors.SelectSelector):
-    """Where a loop would wait, notes until when and stops it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.wake: float | None = None
-        self.pause: Callable[[], None] = lambda: None
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout >= _AT_ONCE:
-            self.wake = None if timeout is None else self.now + timeout
-            self.pause()
-        return []
-
-
-class _SteppedLoop(asyncio.SelectorEventLoop):
-    def __init__(self, start: float) -> None:
-        self._pausing = _PausingSelector()
-        self._pausing.now = start
-        super().__init__(self._pausing)
-        self._pausing.pause = self.stop
-
-    def time(self) -> float:
-        return self._pausing.now
-
-    def run_until_idle(self, now: float) -> float | None:
-        """Runs whatever can run at that time; returns when the next timer is due."""
-        self._pausing.now = now
-        self.run_forever()
-        return self._pausing.wake
-
-
 class SteppedNetwork(VirtualNetwork):
     """One organisation's end of the network; what goes to others waits in `outbox` until it is taken.
 
     Args:
         name: The organisation.
         hosts: Address -> organisation that runs it.
-        latency: Time units that a message takes between two organisations.
-        codec: True to send messages within the organisation through their wire form too.
-        observe: Called for each message from or to another organisation, with the time of its delivery.
+        given: See `VirtualNetwork`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        hosts: Mapping[str, str],
-        *,
-        latency: float = 0.0,
-        codec: bool = False,
-        observe: Callable[[Packet, float], None] | None = None,
-    ) -> None:
-        super().__init__(hosts, latency=latency, codec=codec, observe=observe)
+    def __init__(self, name: str, hosts: Mapping[str, str], **given: Any) -> None:
+        super().__init__(hosts, **given)
         self.name = name
         self.links = {
             each: Link(each, self.post, self.hosts) for each, host in self.hosts.items() if host == name
@@ -143,7 +96,7 @@ class SteppedPhase:
 
     def __init__(self, main: Coroutine[Any, Any, None], network: SteppedNetwork, *, start: float) -> None:
         with undisturbed():
-            self._loop = _SteppedLoop(start)
+            self._loop = SteppedLoop(start)
             self._task = self._loop.create_task(main)
         self._network = network
 

@@ -21,49 +21,18 @@ from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Progress, Role, find_algorithm
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
-from securevfl.federation.carrier import Carrier
-from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
-from securevfl.federation.folder import RunFolder
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import VirtualClock, run_virtual
+from securevfl.federation.folder import RunFolder, load_checkpoint, save_checkpoint
+from securevfl.federation.schedule import Carrier
 from securevfl.federation.site import PARTS, Site, hosts_of, run_roles
 from securevfl.federation.trained import Trained
 from securevfl.privacy.gate import Gate
-from securevfl.privacy.messages import Packet, Stop
+from securevfl.privacy.messages import Packet, overhead
 from securevfl.privacy.payloads import Link
+from securevfl.protocols.wire import packed_size
 from securevfl.settings.plan import Plan
 
 Observe = Callable[[Packet, float], None]
-
-
-class VirtualClock:
-    """Virtual time, as the loop that runs the roles keeps it."""
-
-    def now(self) -> float:
-        """Time units since the run began."""
-        return asyncio.get_running_loop().time()
-
-    async def sleep_until(self, when: float, stop: Stop | None = None) -> bool:
-        """Waits for a point in time; returns False if `stop` was set first."""
-        if stop is not None and stop.is_set():
-            return False
-        loop = asyncio.get_running_loop()
-        if when <= loop.time():
-            return True
-        sleeper: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_at(when, _wake, sleeper)
-        if stop is not None:
-            stop.sleepers.add(sleeper)
-        try:
-            return await sleeper
-        finally:
-            timer.cancel()
-            if stop is not None:
-                stop.sleepers.discard(sleeper)
-
-
-def _wake(sleeper: asyncio.Future[bool]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(True)
 
 
 class VirtualNetwork:
@@ -106,7 +75,9 @@ class VirtualNetwork:
             target.deliver(message)
             return
         self.messages += 1
-        self.bytes += message.size()
+        owner = None if message.head is None else message.head.owner
+        self.bytes += overhead(message.sender, message.receiver, owner)
+        self.bytes += packed_size(message.kind, message.fields)
         if not self.latency:
             self._arrive(message)
             return
@@ -249,13 +220,11 @@ class VirtualCarrier(SimulatedCarrier):
     Args:
         plan: The resolved plan.
         data: The scaled data.
-        folder: The run's folder; None keeps everything in memory.
         encoders: Encoders that the caller supplies, by party.
         head: The caller's model for the label holder.
-        algorithm: What to run instead of the plan's algorithm, such as prediction.
         records: How many record indices are in use, where they are more than those of the data.
         gates: Organisation -> gate that goes on counting, instead of a new one.
-        progress: Called after every step of the server.
+        given: See `SimulatedCarrier`.
     """
 
     def __init__(
@@ -263,20 +232,21 @@ class VirtualCarrier(SimulatedCarrier):
         plan: Plan,
         data: VerticalData,
         *,
-        folder: RunFolder | None = None,
         encoders: Mapping[str, nn.Module] | None = None,
         head: nn.Module | None = None,
-        algorithm: Algorithm | None = None,
         records: int = 0,
         gates: Mapping[str, Gate] | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        **given: Any,
     ) -> None:
-        super().__init__(plan, data, folder=folder, algorithm=algorithm, progress=progress)
-        given = dict(encoders or {})
-        if unknown := set(given) - set(data.parties):
+        super().__init__(plan, data, **given)
+        own = dict(encoders or {})
+        if unknown := set(own) - set(data.parties):
             raise PlanError(f"an encoder was given for {min(unknown)!r}, which is not a party")
         self.network = VirtualNetwork(
-            self.hosts, latency=plan.simulation.latency, codec=plan.simulation.wire, observe=self._observe
+            self.hosts,
+            latency=plan.simulation.latency,
+            codec=plan.simulation.wire,
+            observe=self._observe if plan.record_views else None,
         )
         names = dict.fromkeys(self.hosts.values()) if self.algorithm.federated else (self.label_holder,)
         self.sites: dict[str, Site] = {}
@@ -289,10 +259,10 @@ class VirtualCarrier(SimulatedCarrier):
                     hosts=self.hosts,
                     links=self.network.links_of(name),
                     clock=VirtualClock(),
-                    folder=folder,
-                    algorithm=algorithm,
+                    folder=self.folder,
+                    algorithm=given.get("algorithm"),
                     records=records,
-                    encoder=given.get,
+                    encoder=own.get,
                     head=head,
                     gate=(gates or {}).get(name),
                     report=self.report,
@@ -335,11 +305,8 @@ class VirtualCarrier(SimulatedCarrier):
         self.algorithm.combine(self.home.setup, [role for role in self.roles if role.address != SERVER])
 
     def _observe(self, message: Packet, time: float) -> None:
-        receiver, sender = self.sites[self.hosts[message.receiver]], self.sites[self.hosts[message.sender]]
-        if message.head is not None or receiver.view is not None:
-            receiver.observe(message, time)
-        if sender.view is not None:
-            sender.observe(message, time)
+        for address in (message.receiver, message.sender):
+            self.sites[self.hosts[address]].observe(message, time)
 
     async def phase(self, part: str, epoch: int = 0) -> None:
         """See `Carrier.phase`."""

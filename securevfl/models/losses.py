@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
 
@@ -144,5 +143,6 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) 
     there = positive.size - here
     if here == 0 or there == 0:
         return None
-    ranks = rankdata(scores)
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # from 1; ties share the mean of their ranks
     return float((ranks[positive].sum() - here * (here + 1) / 2) / (here * there))

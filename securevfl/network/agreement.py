@@ -30,8 +30,8 @@ from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import DataError, InputError, PlanError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import spent_so_far
-from securevfl.network.alignment import commitment
 from securevfl.network.config import Acceptance
+from securevfl.network.folders import commitment
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.wire import pack
 from securevfl.settings.families import LocalSettings
@@ -144,11 +144,10 @@ class Proposal:
         content = pack(
             "agreement",
             {
-                "run": self.run,
+                **vars(self),
                 "plan": plan.to_agreement(),
                 "outline": self.outline.to_json(),
                 "organisations": list(self.organisations),
-                "ids": self.ids,
                 "time_unit": float(self.time_unit),
             },
         )
@@ -296,13 +295,8 @@ class Request:
         content = pack(
             "prediction",
             {
-                "run": self.run,
-                "trained": self.trained,
+                **vars(self),
                 "organisations": list(self.organisations),
-                "records": self.records,
-                "ids": self.ids,
-                "numbers": self.numbers,
-                "token": self.token,
                 "scores": label_holder,
                 "mode": plan.mode,
                 "protocol": plan.protocol,
@@ -369,13 +363,7 @@ def cost_in_words(
 ) -> str:
     """What a prediction costs a party, by its ledger and its plan; its gate decides when the time comes.
 
-    Args:
-        owner: The party.
-        plan: The resolved plan.
-        numbers: Record numbers.
-        label_holder: Who obtains what is released.
-        records: How many record numbers are in use.
-        folder: Where the party's ledger is.
+    `records` is how many record numbers are in use.
     """
     count = len(numbers)
     if plan.mode == "sealed":

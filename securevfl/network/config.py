@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from securevfl.algorithms import SERVER, find_algorithm
 from securevfl.algorithms.resolve import with_label_bounds
@@ -15,7 +19,7 @@ from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
 from securevfl.network.frames import PREDICT
-from securevfl.network.identity.identity import Identity, check_name, load_identity
+from securevfl.network.identity import Identity, check_name, load_identity
 from securevfl.protocols.alignment.protocol import NORMALISATIONS
 from securevfl.settings.codec import (
     address,
@@ -404,3 +408,59 @@ def _plan(path: Path, content: Any) -> Plan:
         return Plan.from_mapping(content)
     except PlanError as error:
         raise PlanError(f"[plan]: {error}") from error
+
+
+Builder = Callable[[int, int], nn.Module]
+
+
+def load_builder(base: Path, text: str) -> Builder:
+    """The function that makes an encoder.
+
+    Args:
+        base: Folder of the configuration, where relative paths start.
+        text: `file.py:function`. The function gets the number of columns and the width of embeddings.
+
+    Raises:
+        InputError: There is no such file or function.
+    """
+    file, colon, name = text.rpartition(":")
+    path = base / file
+    if not (colon and name.isidentifier() and path.suffix == ".py"):
+        raise InputError(f"encoder is {text!r}; write file.py:function")
+    if not path.is_file():
+        raise InputError(f"encoder: {path} does not exist")
+    spec = importlib.util.spec_from_file_location(f"securevfl_own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"encoder: {path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"encoder: {path} fails: {type(error).__name__}: {error}") from error
+    builder: Builder | None = getattr(module, name, None)
+    if not callable(builder):
+        raise InputError(f"encoder: {path} has no function {name!r}")
+    return builder
+
+
+def build_own(builder: Builder, columns: int, width: int, *, generator: torch.Generator) -> nn.Module:
+    """A new encoder, whose parameters begin the same every time.
+
+    Args:
+        builder: Makes it.
+        columns: Number of columns.
+        width: Width of embeddings.
+        generator: Its seed is the one that parameters are drawn with.
+
+    Raises:
+        InputError: The function fails or returns something else.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator.initial_seed())
+        try:
+            made = builder(columns, width)
+        except Exception as error:
+            raise InputError(f"encoder: the function fails: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise InputError(f"encoder: the function returns {type(made).__name__}, not a torch.nn.Module")
+    return made

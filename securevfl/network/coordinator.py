@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from securevfl.errors import BudgetExceeded, NetworkError, SecureVFLError
-from securevfl.federation.carrier import Carrier
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.schedule import Schedule
+from securevfl.federation.schedule import Carrier, Schedule
 from securevfl.federation.site import Site, complete_checkpoints
-from securevfl.network.alignment import commitment
 from securevfl.network.config import ServerConfig
+from securevfl.network.folders import commitment
 from securevfl.network.frames import PHASE_BYTES
 from securevfl.network.joining import Gathering, Joined
 from securevfl.network.participant import STAY, Purpose, Restarted, Unforeseen, shareable

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from securevfl.data.share import own_ids
 from securevfl.errors import BudgetExceeded, DataError, ProtocolError
 from securevfl.network.agreement import CommonDataError, Facts
-from securevfl.network.alignment import Aligning, commitment
 from securevfl.network.config import ServerConfig
+from securevfl.network.folders import commitment
 from securevfl.network.frames import ROUND_BYTES
 from securevfl.network.participant import Participant, Purpose, Restarted, understanding
 from securevfl.network.relay import Introduction, read_introduction
+from securevfl.protocols.alignment.protocol import PrivateAlignment
+from securevfl.protocols.contract import Envelope
 
 log = logging.getLogger("securevfl.network")
 
@@ -28,6 +30,40 @@ class Joined:
     introduction: Introduction
     aligned: str
     checkpoints: tuple[int, ...]
+
+
+class Aligning:
+    """One organisation's side of a private set intersection.
+
+    Args:
+        ids: Its IDs, normalised.
+        index: Its place; the coordinator's is 0.
+        parties: How many take part.
+        normalise: How IDs were made comparable.
+    """
+
+    def __init__(self, ids: Sequence[str], *, index: int, parties: int, normalise: str) -> None:
+        self._ids = list(ids)
+        self._protocol = PrivateAlignment(parties=parties, normalisation=normalise)
+        self._machine = self._protocol.machine(index, self._ids)
+
+    def start(self) -> list[tuple[int, bytes]]:
+        """What to send first: (place of the receiver, content)."""
+        return [(each.receiver, each.message.to_bytes()) for each in self._machine.start()]
+
+    def receive(self, sender: int, content: bytes) -> list[tuple[int, bytes]]:
+        """Takes what another has sent; what to send next."""
+        envelope = Envelope(sender, self._machine.address, self._protocol.decode(content))
+        return [(each.receiver, each.message.to_bytes()) for each in self._machine.receive(envelope)]
+
+    @property
+    def done(self) -> bool:
+        """Whether the common IDs are known here."""
+        return self._machine.done
+
+    def common(self) -> list[str]:
+        """The common IDs, in an order that all know."""
+        return [self._ids[row] for row in self._machine.alignment().rows]
 
 
 class Gathering(Participant):

@@ -12,8 +12,9 @@ from securevfl.data.share import OwnTable, own_ids
 from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
 from securevfl.federation.site import complete_checkpoints
 from securevfl.network.agreement import Facts, Understanding
-from securevfl.network.alignment import Aligning, commitment
 from securevfl.network.config import PartyConfig
+from securevfl.network.folders import commitment
+from securevfl.network.joining import Aligning
 from securevfl.network.participant import (
     STAY,
     Participant,

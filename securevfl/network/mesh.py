@@ -15,10 +15,10 @@ from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
 from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, PHASE_BYTES, Frame, Kind, read_control
-from securevfl.network.identity.identity import Identity
-from securevfl.network.identity.signing import CertificateAuthenticator
+from securevfl.network.identity import Identity
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Session, new_incarnation
+from securevfl.network.signing import CertificateAuthenticator
 from securevfl.network.transport import Handlers, Transport
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Link

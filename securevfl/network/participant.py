@@ -28,17 +28,16 @@ from securevfl.errors import (
     RunError,
     SecureVFLError,
 )
+from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.site import PARTS, Site, hosts_of
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import CommonDataError, Facts, Understanding
-from securevfl.network.alignment import ALIGNMENT_FILE
-from securevfl.network.clock import RealClock
-from securevfl.network.config import ParticipantConfig
+from securevfl.network.config import ParticipantConfig, build_own, load_builder
+from securevfl.network.folders import ALIGNMENT_FILE
 from securevfl.network.mesh import Control, Mesh
-from securevfl.network.own_encoder import build_own, load_builder
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Address

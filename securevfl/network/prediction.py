@@ -20,6 +20,7 @@ import numpy as np
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, read_outline, rows_of
 from securevfl.errors import DataError, InputError, NetworkError, ProtocolError, RunError
+from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, in_label_units, predicting
 from securevfl.federation.run import counted
@@ -27,7 +28,6 @@ from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
 from securevfl.files import PART, create, sync
 from securevfl.network.agreement import Facts, Prediction, Request, Understanding, commitments, cost_in_words
-from securevfl.network.clock import RealClock
 from securevfl.network.config import ParticipantConfig, ServerConfig
 from securevfl.network.frames import PREDICT, SALT_BYTES
 from securevfl.network.participant import STAY, Participant, Purpose

@@ -20,9 +20,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from securevfl.errors import CertificateError, ProtocolError
-from securevfl.network.identity.identity import Identity, check_issuer, check_validity, organisation_of
-from securevfl.network.identity.pem import parse_certificate
-from securevfl.network.identity.signing import sign, verify
+from securevfl.network.identity import (
+    Identity,
+    check_issuer,
+    check_validity,
+    organisation_of,
+    parse_certificate,
+)
+from securevfl.network.signing import sign, verify
 from securevfl.protocols.wire import Value, pack
 
 _PURPOSE = "securevfl introduction 1"

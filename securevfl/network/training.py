@@ -8,14 +8,14 @@ from typing import Any
 
 from securevfl.data.share import OUTLINE_FILE, Outline, OwnTable, coding_of, rows_of, split_rows
 from securevfl.errors import DataError, ProtocolError, RunError
+from securevfl.federation.clock import RealClock
 from securevfl.federation.run import result_content
 from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
 from securevfl.files import write_json, write_text
 from securevfl.network.agreement import Agreement, Facts, Proposal, Understanding
-from securevfl.network.alignment import commitment, load_alignment, save_alignment
-from securevfl.network.clock import RealClock
 from securevfl.network.config import ParticipantConfig, PartyConfig, ServerConfig
+from securevfl.network.folders import commitment, load_alignment, save_alignment
 from securevfl.network.participant import Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE
 

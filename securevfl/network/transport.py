@@ -37,7 +37,7 @@ from securevfl.network.frames import (
     reason_of,
     refusal,
 )
-from securevfl.network.identity.identity import Identity, organisation_of, server_name
+from securevfl.network.identity import Identity, organisation_of, server_name
 from securevfl.network.session import Session
 
 # gRPC would write lines of its own to standard error for every handshake that fails.
@@ -404,8 +404,8 @@ def _why_not(address: str) -> str:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as door:
-            door.bind(place)
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
     except OSError as error:
         return str(error.strerror or error)
     return "unknown reason"

@@ -1,4 +1,4 @@
-"""The gate: the only door out of a party.
+"""The gate: everything that leaves a party passes it.
 
 A release passes five steps, in this order: the vectors are checked and clipped, the budget is asked, the
 ledger entry is written and synced to disk, noise is added, and only then does the caller get something to
@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.accountants.filters import Filter
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.privacy.defences import randomise_labels
+from securevfl.privacy.journal import GRADIENT, LABELS, RELEASE, STATISTIC, UPDATE, Array, Journal
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head
 from securevfl.privacy.noise import Noise
@@ -81,6 +81,9 @@ class Gate:
         noise: Source of noise. If it is reproducible, the ledger says that nothing is promised.
         release_once: Keep what was released and send the same bytes again at no further cost. Only where the
             encoder never changes.
+
+    Attributes:
+        journal: Where noisy values are kept for a replay; None keeps none.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Gate:
         self.update = update
         self.budget = budget
         self.noise = noise
+        self.journal: Journal | None = None
         self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
 
     def release(
@@ -314,7 +318,20 @@ class Gate:
         if not counted >= change > 0:
             raise PlanError(f"{self.owner}: a statistic that moves by {change} cannot count as {counted}")
         self.open_totals(None, rows=rows, sensitivity=counted, sigma=sigma, kind=kind, observers=observers)
-        return self.noise.perturb(values, sigma) if sigma else values
+        return self.keep(STATISTIC, self.noise.perturb(values, sigma), std=sigma) if sigma else values
+
+    def keep(self, kind: str, values: Array, *, std: float, where: str = "") -> Array:
+        """Keeps noisy values, or totals just opened, in the private journal; in a replay, gives those kept.
+
+        Args:
+            kind: What they are, a kind of `securevfl.privacy.journal`.
+            values: With their noise.
+            std: Of the noise in each value.
+            where: Names them within their kind; the newest ledger entry by default.
+        """
+        if self.journal is None:
+            return values
+        return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.head.position))
 
     def noisy_counts(
         self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
@@ -354,7 +371,9 @@ class Gate:
     ) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
         head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
-        protected = self._protect(source) if self.mechanism.sigma else values.astype(np.float32)
+        protected = values.astype(np.float32)
+        if self.mechanism.sigma:
+            protected = self.keep(RELEASE, self._protect(source), std=self.mechanism.sigma)
         return Released(
             values=protected, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
         )
@@ -416,6 +435,7 @@ class Gate:
         clipped = _clip_exactly(values, mechanism.clip)
         head = self._account(mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
         noisy = (self.noise.perturb(clipped, mechanism.sigma) / divisor).astype(np.float32)
+        noisy = self.keep(GRADIENT, noisy, std=mechanism.sigma / divisor)
         return Released(values=noisy, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
 
     def hand_on(
@@ -457,10 +477,8 @@ class Gate:
             vectors=len(labels),
             mode=self.mode,
         )
-        self.budget.check(record)
-        self.ledger.append(record)
-        self.budget.charge(record)
-        return randomise_labels(labels, classes, epsilon, self.noise)
+        self.budget.spend(record, self.ledger.append)
+        return self.keep(LABELS, randomise_labels(labels, classes, epsilon, self.noise), std=0.0)
 
     def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
         """Adds noise to a sum of clipped per-record gradients, so that the encoder may depend on it.
@@ -472,7 +490,12 @@ class Gate:
             raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
         self._account(self.update, rows=rows, vectors=1, kind="update", observers=(), protection="dp-update")
         sigma = self.update.sigma
-        return [torch.from_numpy(self.noise.perturb(_floats(each), sigma)).to(each) for each in sums]
+        noisy = [torch.from_numpy(self.noise.perturb(_floats(each), sigma)).to(each) for each in sums]
+        if self.journal is None:
+            return noisy
+        kept = self.keep(UPDATE, torch.cat([each.flatten() for each in noisy]).numpy(force=True), std=sigma)
+        pieces = torch.split(torch.from_numpy(kept), [each.numel() for each in noisy])
+        return [piece.reshape(each.shape).to(each) for piece, each in zip(pieces, noisy, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """What was released once and may be sent again; spending is kept in the ledger."""
@@ -511,10 +534,7 @@ class Gate:
             ids_visible=True,
             mode=self.mode,
         )
-        self.budget.check(record)
-        head = self.ledger.append(record)
-        self.budget.charge(record)
-        return head
+        return self.budget.spend(record, self.ledger.append)
 
 
 def _floats(vectors: Tensor) -> npt.NDArray[np.float64]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from securevfl.privacy.rows import Rows
 
 FORMAT = 1
 GENESIS = "0" * 64
+_ROWS = re.compile(r"\d{1,15}(-\d{1,15})?(,\d{1,15}(-\d{1,15})?)*")
 SESSION = "session"
 """Kind of the entry with which a process announces its signing key."""
 
@@ -84,11 +86,20 @@ def rows_from_text(text: str) -> Rows:
     """Reads what `rows_to_text` wrote."""
     if not text:
         return np.empty(0, np.int64)
-    try:
-        ends = [[int(end) for end in piece.split("-")] for piece in text.split(",")]
-        return np.concatenate([np.arange(piece[0], piece[-1] + 1, dtype=np.int64) for piece in ends])
-    except ValueError as error:
-        raise LedgerError(f"row list {text[:40]!r} cannot be read") from error
+    raw = np.frombuffer(text.encode(), np.uint8)
+    marks = raw[(raw == ord(",")) | (raw == ord("-"))]
+    numbers = np.fromstring(text.replace("-", ","), np.int64, sep=",") if _ROWS.fullmatch(text) else ()
+    if len(numbers) != len(marks) + 1:
+        raise LedgerError(f"row list {text[:40]!r} cannot be read")
+    is_first = np.append(marks == ord("-"), False)
+    firsts = np.append(True, ~is_first[:-1])  # a number after a dash ends its range
+    starts = numbers[firsts]
+    ends = np.where(is_first[firsts], np.append(numbers[1:], 0)[firsts], starts)
+    sizes = ends - starts + 1
+    if (sizes < 1).any():
+        raise LedgerError(f"row list {text[:40]!r} cannot be read")
+    before = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.repeat(starts, sizes) + np.arange(int(sizes.sum()), dtype=np.int64) - before
 
 
 class Ledger:

@@ -61,8 +61,8 @@ class Packet:
 
     def size(self) -> int:
         """Bytes of the wire form, without building it."""
-        size = _ENVELOPE.size + len(_route(self.sender, self.receiver)) + packed_size(self.kind, self.fields)
-        return size if self.head is None else size + _POSITION.size + len(self.head.owner.encode())
+        owner = None if self.head is None else self.head.owner
+        return overhead(self.sender, self.receiver, owner) + packed_size(self.kind, self.fields)
 
     def to_bytes(self) -> bytes:
         """The wire form: an envelope, the ledger head if there is one, and the content.
@@ -126,6 +126,13 @@ def _route(sender: str, receiver: str) -> bytes:
     if max(len(first), len(second)) > MAX_ADDRESS:
         raise WireError(f"an address of more than {MAX_ADDRESS} bytes")
     return bytes([len(first)]) + first + second
+
+
+@lru_cache(maxsize=4096)
+def overhead(sender: str, receiver: str, owner: str | None) -> int:
+    """Bytes of the wire form beside the content; `owner` is that of the ledger head, if there is one."""
+    head = 0 if owner is None else _POSITION.size + len(owner.encode())
+    return _ENVELOPE.size + len(_route(sender, receiver)) + head
 
 
 @lru_cache(maxsize=4096)

@@ -168,7 +168,7 @@ class Inside:
 
 
 class Link:
-    """One address's door to the others, on every carrier.
+    """One address's connection to the others, on every carrier.
 
     It numbers what is sent, queues what arrives and matches answers to calls. Before anything leaves it
     checks that it is a declared message, that every field is of its declared form, and that whatever depends
@@ -182,6 +182,7 @@ class Link:
 
     Attributes:
         phase: The phase that the carrier has begun; while it is empty, any message may come.
+        heads: The newest ledger head that arrived from each owner at another organisation.
     """
 
     def __init__(self, address: str, post: Callable[[Packet], None], hosts: Mapping[str, str]) -> None:
@@ -190,6 +191,7 @@ class Link:
         self.phase = ""
         self.number = 0
         self.backlog = 0
+        self.heads: dict[str, Head] = {}
         self._post = post
         self._roles = roles_of(address)
         self._inbox: deque[tuple[Packet, int]] = deque()
@@ -199,8 +201,12 @@ class Link:
     @property
     def waiting(self) -> str:
         """What this address waits for; empty if nothing."""
-        calls = [f"the answer of {receiver}" for receiver, _ in self._calls.values()]
-        return " and ".join(calls + (["a message"] if self._receiver is not None else []))
+        calls = [f"the answer of {peer}" for peer, answer in self._calls.values() if not answer.done()]
+        return " and ".join(calls + (["a message"] if self._listens else []))
+
+    @property
+    def _listens(self) -> bool:
+        return self._receiver is not None and not self._receiver.done()
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -212,16 +218,13 @@ class Link:
         """
         self._post(self._pack(receiver, content))
 
-    async def call(self, receiver: str, content: Any) -> Packet:
-        """Sends a declared message and waits for the answer to it; raises like `send`."""
+    def call(self, receiver: str, content: Any) -> asyncio.Future[Packet]:
+        """Sends a declared message; the answer to it is to be awaited. Raises like `send`."""
         packet = self._pack(receiver, content)
         answer: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
         self._calls[packet.number] = (receiver, answer)
-        try:
-            self._post(packet)
-            return await answer
-        finally:
-            self._calls.pop(packet.number, None)
+        self._post(packet)
+        return answer
 
     async def reply(self, call: Packet, content: Any) -> None:
         """Answers a call with a declared message; raises like `send`."""
@@ -313,19 +316,16 @@ class Link:
 
     # -- receiving ------------------------------------------------------------------------------------------
 
-    async def receive(self) -> Packet:
-        """The next message that is not the answer to a call."""
+    def receive(self) -> asyncio.Future[Packet]:
+        """The next message that is not the answer to a call, to be awaited."""
+        if self._listens:
+            raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
+        self._receiver = asyncio.get_running_loop().create_future()
         if self._inbox:
             packet, size = self._inbox.popleft()
             self.backlog -= size
-            return packet
-        if self._receiver is not None:
-            raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
-        self._receiver = asyncio.get_running_loop().create_future()
-        try:
-            return await self._receiver
-        finally:
-            self._receiver = None
+            self._receiver.set_result(packet)
+        return self._receiver
 
     def forget(self) -> None:
         """Drops waiting messages and unanswered calls."""
@@ -348,6 +348,7 @@ class Link:
                 raise ProtocolError(
                     f"{packet.sender} answers call {packet.reply_to}, which {self.address} did not make"
                 )
+            del self._calls[packet.reply_to]
             if not answer.done():
                 answer.set_result(packet)
         elif self._receiver is not None and not self._receiver.done():
@@ -355,6 +356,8 @@ class Link:
         else:
             self._inbox.append((packet, size))
             self.backlog += size
+        if packet.head is not None and self.hosts.get(packet.sender) != self.hosts[self.address]:
+            keep_newest(self.heads, packet.head)
 
     def _check(self, packet: Packet) -> None:
         schema = check_fields(packet.sender, packet.kind, packet.fields)
@@ -367,6 +370,13 @@ class Link:
         here = self.hosts.get(packet.sender) == self.hosts[self.address]
         if not here and any(form.inside for _, _, form in schema.sent):
             raise ProtocolError(f"{packet.sender} sends {packet.kind!r}, which stays inside one organisation")
+
+
+def keep_newest(heads: dict[str, Head], head: Head) -> None:
+    """Keeps an owner's ledger head if it is newer than the one that is kept."""
+    known = heads.get(head.owner)
+    if known is None or head.position > known.position:
+        heads[head.owner] = head
 
 
 def check_fields(sender: str, kind: str, fields: Mapping[str, Any]) -> Schema:

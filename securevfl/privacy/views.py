@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ import numpy.typing as npt
 from securevfl.errors import RunError
 from securevfl.files import appending, read_json, write_text
 from securevfl.privacy.messages import Head, Packet
+from securevfl.privacy.payloads import keep_newest
 from securevfl.protocols.wire import Value
 
 MESSAGES = "messages.jsonl"
 ARRAYS = "arrays.bin"
 BYTES = "bytes"  # marks a byte string among the arrays
+_PIECE = 1 << 16  # stretches that are compared at a time
 OPENED = "opened-total"
 """Kind of the line that holds a total over all other parties, which the observer decrypted or unmasked."""
 
@@ -149,24 +153,76 @@ class View:
         path = self.folder / MESSAGES
         if not path.is_file():
             raise RunError(f"{folder} holds no view; record views with --record-views")
-        try:
-            self._lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except ValueError as error:
-            raise RunError(f"{path} is damaged: {error}") from error
+        self._path = path
         arrays = self.folder / ARRAYS
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         if arrays.is_file() and arrays.stat().st_size:
             self._buffer = np.memmap(arrays, dtype=np.uint8, mode="r")
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return sum(1 for _ in self.headers())
+
+    def headers(self) -> Iterator[dict[str, Any]]:
+        """The lines of the view as they were written, one at a time; arrays are named, not loaded.
+
+        Raises:
+            RunError: A line is damaged, or the file of arrays ends before one of its arrays.
+        """
+        with self._path.open(encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    header = json.loads(line)
+                    ends = [place[0] + _size(place) for place in header["arrays"].values()]
+                except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                    raise RunError(f"{self._path} is damaged, or of another version: {error!r}") from error
+                if max(ends, default=0) > self._buffer.size:
+                    raise RunError(
+                        f"{self.folder / ARRAYS} is cut: message {header['index']} needs {max(ends)} bytes; "
+                        "copy the run again"
+                    )
+                yield header
+
+    def array(self, header: Mapping[str, Any], name: str) -> npt.NDArray[Any]:
+        """One array of a line."""
+        offset, dtype, shape = header["arrays"][name][:3]
+        end = offset + _size(header["arrays"][name])
+        return np.frombuffer(self._buffer[offset:end].tobytes(), np.dtype(dtype)).reshape(shape)
+
+    def same_bytes(self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64], width: int) -> bool:
+        """Whether the stretches of `width` bytes at these places of the arrays are the same, pair by pair."""
+        reach = np.arange(width)
+        for start in range(0, len(first), _PIECE):
+            pairs = [places[start : start + _PIECE, None] + reach for places in (first, second)]
+            if not np.array_equal(self._buffer[pairs[0]], self._buffer[pairs[1]]):
+                return False
+        return True
+
+    def __getitem__(self, index: int) -> Seen:
+        with self._path.open("rb") as lines:
+            lines.seek(self._starts[index])
+            return self._read(json.loads(lines.readline()))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where each line begins."""
+        with self._path.open("rb") as lines:
+            return [0, *accumulate(len(line) for line in lines)]
+
+    def index(self, *names: str, sent: bool | None = None) -> dict[tuple[Any, ...], list[int]]:
+        """Places of the messages by some of their properties or plain fields, in order; nothing is loaded."""
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for place, line in enumerate(self.headers()):
+            if sent in (None, line["sent"]):
+                key = tuple(line[name] if name in line else line["fields"].get(name) for name in names)
+                found.setdefault(key, []).append(place)
+        return found
 
     def __iter__(self) -> Iterator[Seen]:
         return self.messages()
 
     def messages(self, *kinds: str, sender: str | None = None, sent: bool | None = None) -> Iterator[Seen]:
         """The messages in order, optionally only some kinds, one sender, or one direction."""
-        for line in self._lines:
+        for line in self.headers():
             if kinds and line["kind"] not in kinds:
                 continue
             if sender not in (None, line["sender"]) or sent not in (None, line["sent"]):
@@ -175,18 +231,19 @@ class View:
 
     def _read(self, line: dict[str, Any]) -> Seen:
         fields = dict(line["fields"])
-        for name, (offset, dtype, shape, *mark) in line["arrays"].items():
-            kind = np.dtype(dtype)
-            end = offset + math.prod(shape) * kind.itemsize
-            if end > self._buffer.size:
-                raise RunError(f"{self.folder / ARRAYS} is cut: message {line['index']} needs {end} bytes")
-            content = self._buffer[offset:end].tobytes()
-            fields[name] = content if BYTES in mark else np.frombuffer(content, kind).reshape(shape)
+        for name, place in line["arrays"].items():
+            values = self.array(line, name)
+            fields[name] = values.tobytes() if BYTES in place[3:] else values
         rest = {name: line[name] for name in ("index", "time", "sender", "receiver", "kind", "number")}
         head = None if line["head"] is None else Head(*line["head"])
         return Seen(
             **rest, reply_to=line["reply_to"], sent=line["sent"], head=head, fields=fields, size=line["size"]
         )
+
+
+def _size(place: Sequence[Any]) -> int:
+    """Bytes of an array, by its place in the file: offset, type, shape."""
+    return math.prod(place[2]) * np.dtype(place[1]).itemsize
 
 
 class Receipts:
@@ -198,9 +255,7 @@ class Receipts:
 
     def note(self, head: Head) -> None:
         """Keeps the head if it is newer than the one kept."""
-        known = self.heads.get(head.owner)
-        if known is None or head.position > known.position:
-            self.heads[head.owner] = head
+        keep_newest(self.heads, head)
 
     def save(self, run_folder: Path) -> None:
         """Writes the heads, replacing the file in one step."""
@@ -228,7 +283,6 @@ def read_heads(run_folder: Path) -> list[Head]:
 def _view_heads(folder: Path) -> Iterator[Head | None]:
     path = folder / MESSAGES
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            seen = json.loads(line)
+        for seen in View(folder).headers():
             if seen["head"] is not None and not seen["sent"]:
                 yield Head(*seen["head"])

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from securevfl.errors import PlanError, nearest
-from securevfl.privacy.defences import DEFENCES
 from securevfl.settings.codec import check_fields, choice, kinds, number, read_toml, to_toml, whole
 from securevfl.settings.families import (
     DEVICES,
@@ -31,6 +30,7 @@ from securevfl.settings.families import (
 
 DEFAULT_ALGORITHM = "vafl"
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
+DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
 OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious")
 DECAYS = ("none", "sqrt")

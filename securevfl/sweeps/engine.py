@@ -14,13 +14,11 @@ from typing import Any
 from securevfl.errors import RunError
 from securevfl.files import write_text
 from securevfl.sweeps.charts import write_plots
-from securevfl.sweeps.executors import Executor, LocalExecutor
-from securevfl.sweeps.journal import Journal
+from securevfl.sweeps.executors import Executor, LocalExecutor, task_of
 from securevfl.sweeps.page import write_page
-from securevfl.sweeps.records import FAILED, failed_record
+from securevfl.sweeps.records import FAILED, MARKER, Journal, failed_record
 from securevfl.sweeps.results import Results, write_tables
 from securevfl.sweeps.spec import Sweep
-from securevfl.sweeps.work import MARKER, task_of
 
 TABLES_EVERY = 5.0  # seconds between two writings of the tables while points come in
 

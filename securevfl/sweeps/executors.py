@@ -1,4 +1,7 @@
-"""Where the points of a sweep run: worker processes of this machine, or a Ray cluster."""
+"""Where the points of a sweep run: worker processes of this machine, or a Ray cluster.
+
+Only those who run points load torch: see `securevfl.sweeps.work`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,23 @@ from typing import IO, Any, Protocol
 from securevfl.errors import InputError
 from securevfl.files import appending
 from securevfl.sweeps.records import failed_record
+from securevfl.sweeps.spec import AuditSettings, Point
 
 Task = dict[str, Any]
 Record = dict[str, Any]
+WINDOW = 1000  # tasks handed to Ray at a time: waiting for many more is slow
+
+
+def task_of(point: Point, audit: AuditSettings, folder: Path) -> Task:
+    """What an executor is given: plain values, so that they travel as JSON."""
+    return {
+        "id": point.id,
+        "fields": dict(point.fields),
+        "attacks": audit.names,
+        "canaries": audit.canaries,
+        "keep_views": audit.keep_views,
+        "folder": str(folder),
+    }
 
 
 class Executor(Protocol):
@@ -71,7 +88,7 @@ class WorkerProcess:
             threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
             # A session of its own: Ctrl-C reaches the sweep alone, which then ends its workers in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "securevfl.sweeps.worker"],
+                [sys.executable, "-P", "-c", "from securevfl.sweeps.work import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -153,3 +170,44 @@ class LocalExecutor:
         for thread in self._threads:
             thread.join(timeout=10)
         self._log.close()
+
+
+class RayExecutor:
+    """Runs points on a Ray cluster. The sweep's folder must be visible to all its machines.
+
+    Args:
+        address: Address of a running cluster, ``auto`` for the one of this machine, ``local`` to start one
+            here for the time of the sweep.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        InputError: No cluster answers.
+    """
+
+    def __init__(self, address: str) -> None:
+        from securevfl.federation.actors import connect
+        from securevfl.sweeps.work import run_alone
+
+        self._ray = connect(address)
+        self._task = self._ray.remote(max_retries=2, num_cpus=1)(run_alone)
+        self._running: dict[Any, str] = {}
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Record]:
+        """See `Executor.run`."""
+        waiting = iter(tasks)
+        for _ in tasks:
+            while len(self._running) < WINDOW and (task := next(waiting, None)) is not None:
+                self._running[self._task.remote(task)] = task["id"]
+            ready, _ = self._ray.wait(list(self._running), num_returns=1)
+            name = self._running.pop(ready[0])
+            try:
+                yield dict(self._ray.get(ready[0]))
+            except self._ray.exceptions.RayError as error:
+                yield failed_record(name, f"Ray: {str(error).splitlines()[0]}")
+
+    def close(self) -> None:
+        """Cancels what still runs and leaves the cluster."""
+        for reference in self._running:
+            self._ray.cancel(reference, force=True)
+        self._running.clear()
+        self._ray.shutdown()

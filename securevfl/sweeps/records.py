@@ -1,16 +1,22 @@
 """What is kept of a finished point: one plain record, made from the files in its run folder alone.
 
 A record can be made again from the folder at any time, so that a crash between the end of a run and the
-line in the journal loses nothing and repeats nothing.
+line in the journal loses nothing and repeats nothing. The journal has one line per finished point, on disk
+before the next one counts.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from securevfl.federation.run import Run
+from securevfl.files import append_line, write_text
+
+if TYPE_CHECKING:
+    from securevfl.federation.run import Run
 
 OK, FAILED = "ok", "failed"
 
@@ -131,3 +137,54 @@ def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         for attack in (one, other)
     ]
     return sizes[0] > sizes[1]
+
+
+class Journal:
+    """Append-only results. Lines that a crash tore are dropped when it is opened; their points run again.
+
+    Attributes:
+        records: Point id -> its newest record.
+        repaired: How many unreadable lines were dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, dict[str, Any]] = {}
+        self.repaired = 0
+        self._read()
+
+    def _read(self) -> None:
+        if not self.path.exists():
+            return
+        text = self.path.read_bytes().decode("utf-8", errors="replace")
+        good = []
+        for line in text.splitlines(keepends=True):
+            record = _parsed(line)
+            if record is not None:
+                good.append(line)
+                self.records[record["id"]] = record
+            elif line.strip():
+                self.repaired += 1
+        if "".join(good) != text:
+            write_text(self.path, "".join(good))
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Adds a record; when this returns, it has reached the disk.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        append_line(self.path, json.dumps(record, allow_nan=False))
+        self.records[record["id"]] = record
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A complete record, or None for anything else."""
+    if not line.endswith("\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("id"), str) and "status" in record
+    return record if whole else None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from securevfl.pages import number
 from securevfl.sweeps.records import OK
@@ -109,7 +109,7 @@ def interval(
     if len(values) == 1:
         return mean, mean, mean
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    half = float(student.ppf(0.975, len(values) - 1)) * spread / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * spread / math.sqrt(len(values))
     return mean, max(mean - half, bounds[0]), min(mean + half, bounds[1])
 
 

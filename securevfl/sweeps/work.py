@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import queue
 import shutil
+import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,25 +18,11 @@ from typing import Any
 from securevfl.algorithms.resolve import load_planned
 from securevfl.data import VerticalData
 from securevfl.errors import RunError, SecureVFLError
+from securevfl.federation.folder import RunFolder
 from securevfl.federation.run import Run, load_run, train
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
-from securevfl.sweeps.records import failed_record, finished_record
-from securevfl.sweeps.spec import AuditSettings, Point
-
-MARKER = "sweep.toml"
-
-
-def task_of(point: Point, audit: AuditSettings, folder: Path) -> dict[str, Any]:
-    """What an executor is given: plain values, so that they travel as JSON."""
-    return {
-        "id": point.id,
-        "fields": dict(point.fields),
-        "attacks": audit.names,
-        "canaries": audit.canaries,
-        "keep_views": audit.keep_views,
-        "folder": str(folder),
-    }
+from securevfl.sweeps.records import MARKER, failed_record, finished_record
 
 
 def run_alone(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +57,7 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     begun = time.monotonic()
     report = _audited(run, data, folder, task)
     if not task["keep_views"]:
-        shutil.rmtree(folder / "views", ignore_errors=True)
+        RunFolder(folder).forget_evidence()
     return finished_record(task["id"], run, report, time.monotonic() - begun)
 
 
@@ -107,3 +98,26 @@ def _own_folder(folder: str, name: str) -> str | None:
     inner = sorted(place for place in base.iterdir() if place.is_dir())
     exact = [place for place in inner if place.name in (name, plain)]
     return next((str(place) for place in exact + [p for p in inner if p.name.startswith(f"{plain}_")]), None)
+
+
+def serve() -> None:
+    """A worker process: takes tasks from standard input, one JSON object per line, and answers likewise.
+
+    It ends with its parent: when standard input closes, it and the attack processes it started are gone at
+    once, so that a killed sweep leaves nobody who still writes to its folder.
+    """
+    tasks: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
+    # What a run prints must not be mistaken for an answer.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as answers:
+        os.dup2(2, 1)
+        while True:
+            answers.write(json.dumps(run_alone(tasks.get()), allow_nan=False) + "\n")
+
+
+def _listen(tasks: queue.Queue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        tasks.put(json.loads(line))
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)

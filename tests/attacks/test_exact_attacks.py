@@ -11,8 +11,8 @@ from attack_cases import REPEATED, Runs, SlowConformance, case_of, outcome, scor
 from attack_conformance import Case
 
 from securevfl import Plan, VerticalData
-from securevfl.algorithms.batches import Batches
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.steps import Batches
 from securevfl.attacks.contract import Evidence
 from securevfl.attacks.exact import (
     ApproximateInference,

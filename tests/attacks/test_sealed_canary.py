@@ -7,7 +7,7 @@ import pytest
 
 from securevfl import Plan, VerticalData, audit, train
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.sealed.card import CardSettings
+from securevfl.algorithms.sealed.card import CardGeometry
 from securevfl.attacks.canary.audit import CANARIES
 from securevfl.attacks.canary.replay import Replay, replayed_canaries, sealed_canaries, sealed_settings
 from securevfl.protocols import SealedParty
@@ -135,13 +135,13 @@ def test_every_opening_of_a_scorecard_is_audited(monkeypatch):
     for result in found.values():
         assert 0.5 * result.claim < result.mu_lower < result.claim + SLACK
     # A card whose histogram leaves half of the noise out is caught.
-    whole = CardSettings.stds_of
+    whole = CardGeometry.stds_of
     monkeypatch.setattr(
-        CardSettings,
+        CardGeometry,
         "stds_of",
         lambda self, opening: tuple(tuple(s // 2 for s in row) for row in whole(self, opening)),
     )
     claimed = found["label histogram"].claim
-    monkeypatch.setattr(CardSettings, "cost_of", lambda self, opening, member: (claimed, 1.0))
+    monkeypatch.setattr(CardGeometry, "cost_of", lambda self, opening, member: (claimed, 1.0))
     caught = audited(make(), trials=400, canaries=TRIALS, **fields)["label histogram"]
     assert caught.mu_lower > claimed + SLACK

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from securevfl.sweeps.journal import Journal
+from securevfl.sweeps.records import Journal
 from securevfl.sweeps.results import Results
 from securevfl.sweeps.spec import Sweep, parse_sweep
 from securevfl.sweeps.work import run_point

@@ -17,8 +17,7 @@ from torch import nn
 from securevfl import Plan, Run, VerticalData, load_run, train
 from securevfl.algorithms import ALGORITHMS, Algorithm
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.vafl import VAFLSync
-from securevfl.algorithms.vafl_party import VAFLParty
+from securevfl.algorithms.vafl import VAFLParty, VAFLSync
 from securevfl.errors import BudgetExceeded, DeadlockError, PlanError, ProtocolError
 from securevfl.federation import actors
 from securevfl.federation.folder import RunFolder

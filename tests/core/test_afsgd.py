@@ -11,10 +11,9 @@ import torch
 from scipy import optimize, sparse
 
 from securevfl import Plan, VerticalData, train
-from securevfl.algorithms.batches import Batches, Draws
-from securevfl.algorithms.estimators import ESTIMATORS, SAGA
-from securevfl.algorithms.linear_block import LinearBlock, loss_derivative, mean_loss
+from securevfl.algorithms.linear import ESTIMATORS, SAGA, LinearBlock, loss_derivative, mean_loss
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.steps import Batches, Draws
 from securevfl.errors import PlanError, TrainingDiverged
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.virtual import VirtualCarrier

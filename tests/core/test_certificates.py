@@ -24,19 +24,28 @@ from hypothesis import strategies as st
 
 from securevfl.cli import main
 from securevfl.errors import CertificateError
-from securevfl.network.identity import identity
-from securevfl.network.identity.authority import Authority, certify, check_hosts
-from securevfl.network.identity.certificates import create_authority, issue, load_authority, request, sign
-from securevfl.network.identity.describe import describe, describe_file
-from securevfl.network.identity.identity import (
+from securevfl.network import identity
+from securevfl.network.authority import (
+    Authority,
+    certify,
+    check_hosts,
+    create_authority,
+    issue,
+    load_authority,
+    request,
+    sign,
+)
+from securevfl.network.identity import (
     Identity,
     check_name,
+    describe,
+    describe_file,
     load_identity,
     load_identity_files,
     organisation_of,
+    parse_key,
     server_name,
 )
-from securevfl.network.identity.pem import parse_key
 
 Names = list[x509.GeneralName]
 
@@ -553,7 +562,7 @@ def test_tls_refuses_certificates_that_an_organisation_made(
 def test_tls_refuses_an_expired_certificate(
     authority: Authority, bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from securevfl.network.identity import authority as building
+    from securevfl.network import authority as building
 
     monkeypatch.setattr(building, "now", lambda: datetime.now(UTC) - timedelta(days=3))
     issue(authority, ["shop"], out=tmp_path, days=1)

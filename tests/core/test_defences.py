@@ -19,6 +19,7 @@ from securevfl.privacy.defences import DEFENCES, keep_probability, marvell_varia
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.noise import Noise
 from securevfl.privacy.views import View
+from securevfl.settings import plan as plans
 
 
 class Crash(Exception):
@@ -33,6 +34,11 @@ def data() -> VerticalData:
     rng = np.random.default_rng(0)
     blocks = [rng.normal(size=(60, 3)).astype(np.float32) for _ in range(2)]
     return VerticalData.from_arrays(blocks, (blocks[0][:, 0] + blocks[1][:, 0] > 0).astype(int))
+
+
+def test_a_plan_knows_every_defence() -> None:
+    """Plans name them without loading them."""
+    assert tuple(DEFENCES) == plans.DEFENCES
 
 
 def gradients(share: float = 0.1, count: int = 4000, width: int = 4) -> tuple[np.ndarray, np.ndarray]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from in_process import run_program, run_shell
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -26,12 +24,6 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("page", ["cli.md", "api.md"])
@@ -53,7 +45,7 @@ def test_references_name_everything() -> None:
 
 def test_help_names_every_choice() -> None:
     """Texts of options stand by themselves, so that `--help` need not load what they speak of."""
-    from securevfl.network.identity.authority import KEYS
+    from securevfl.network.authority import KEYS
     from securevfl.protocols.alignment.protocol import NORMALISATIONS
 
     commands = (DOCS / "cli.md").read_text()
@@ -61,39 +53,38 @@ def test_help_names_every_choice() -> None:
     assert f"Its own key: {' or '.join(KEYS)}." in commands
 
 
-def test_quickstart_runs_top_to_bottom(tmp_path: Path) -> None:
+def test_quickstart_runs_top_to_bottom(tmp_path: Path, monkeypatch, capfd) -> None:
     text = (DOCS / "quickstart.md").read_text(encoding="utf-8")
     found = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
     assert {language for language, _ in found} == {"sh", "python"} and len(found) >= 8
     assert len(re.findall("^## The ", text, re.MULTILINE)) == 4
-    shells = [code for language, code in found if language == "sh"]
-    done = run(["bash", "-e", "-c", "\n".join(shells)], tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    run_shell("".join(code for language, code in found if language == "sh"))
     for made in ("runs/bank/report.html", "sweeps/first/results.csv", "sweeps/first/sweep.html"):
         assert (tmp_path / made).is_file()
     program = tmp_path / "blocks.py"
     program.write_text("\n".join(code for language, code in found if language == "python"))
-    done = run([sys.executable, "-W", "error", program.name], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (
-        re.search(r"epsilon of the employer (8\.0|7\.99)", done.stdout) and "first applicants" in done.stdout
-    )
+    run_program(program)
+    said = capfd.readouterr().out
+    assert re.search(r"epsilon of the employer (8\.0|7\.99)", said) and "first applicants" in said
 
 
-def test_the_page_on_data_runs_top_to_bottom(tmp_path: Path) -> None:
+def test_the_page_on_data_runs_top_to_bottom(tmp_path: Path, monkeypatch, capfd) -> None:
     text = (DOCS / "data.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 800
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "block.py"
     for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
-        if language == "toml":
+        if language == "sh":
+            run_shell(code)
+        elif language == "toml":
             (tmp_path / "data.toml").write_text(code)
-            continue
-        command = (
-            ["bash", "-e", "-c", code] if language == "sh" else [sys.executable, "-W", "error", "-c", code]
-        )
-        done = run(command, tmp_path)
-        assert done.returncode == 0, done.stderr
+        else:
+            program.write_text(code)
+            capfd.readouterr()
+            run_program(program)
     assert (tmp_path / "draft.toml").is_file() and (tmp_path / "runs/mine/report.html").is_file()
-    assert "'spent', 'spent missing'" in done.stdout
+    assert "'spent', 'spent missing'" in capfd.readouterr().out
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -128,10 +119,12 @@ def test_notebook_is_what_its_script_writes(notebook: dict[str, Any]) -> None:
     assert cells == script("make_notebook").CELLS, "run: python docs/make_notebook.py"
 
 
-def test_notebook_runs(notebook: dict[str, Any], tmp_path: Path) -> None:
+def test_notebook_runs(notebook: dict[str, Any], tmp_path: Path, monkeypatch, capfd) -> None:
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    program = tmp_path / "cells.py"
-    program.write_text("names = {}\n" + "".join(f"exec({cell!r}, names)\n" for cell in code))
-    done = run([sys.executable, program.name], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "verdict: holds" in done.stdout and "refused: owner 'p1'" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    for cell in code:
+        exec(cell, names)
+    said = capfd.readouterr().out
+    assert "verdict: holds" in said and "refused: owner 'p1'" in said

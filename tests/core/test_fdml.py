@@ -12,7 +12,7 @@ from round_data import tiny
 from torch import nn
 
 from securevfl import Plan, VerticalData, train
-from securevfl.algorithms.fdml_worker import output_gradient
+from securevfl.algorithms.fdml import output_gradient
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.federation.run import Run
 from securevfl.privacy.ledger import read_records

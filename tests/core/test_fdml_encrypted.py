@@ -13,13 +13,13 @@ from torch import nn
 
 from securevfl import Plan, VerticalData, audit, load_run, train
 from securevfl.algorithms.channels import HIDING, build_channel, build_sum
-from securevfl.algorithms.fdml_encrypted import LOSS, METRICS, AddingServer, KeyHolder
+from securevfl.algorithms.fdml import AddingServer, KeyHolder
 from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import SumParticipant
 from securevfl.attacks.protocol import scan_files
 from securevfl.errors import PlanError, ProtocolError, RunError
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import run_virtual
 from securevfl.federation.run import Run
 from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
@@ -498,24 +498,24 @@ def test_roles_are_where_they_belong(roles: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "sender", "fields", "words"),
     [
-        (LOSS, "p2", {"round": 0, "value": 0.5}, "'loss' from p2 out of turn"),
-        (METRICS, "p1", {"auc": 0.5}, "'metrics' from p1 out of turn"),
-        (LOSS, "p1", {"round": 1, "value": 0.5}, "no loss of the pass up to round 0"),
-        (LOSS, "p1", {"round": 0, "value": None}, "no loss of the pass up to round 0"),
+        ("loss", "p2", {"round": 0, "value": 0.5}, "'loss' from p2 out of turn"),
+        ("metrics", "p1", {"auc": 0.5}, "'metrics' from p1 out of turn"),
+        ("loss", "p1", {"round": 1, "value": 0.5}, "no loss of the pass up to round 0"),
+        ("loss", "p1", {"round": 0, "value": None}, "not a number"),
         ("ready", "p2", {"iteration": 2}, "'ready' from p2 out of turn"),
-        (LOSS, "p1", {"round": 0, "value": np.zeros(3)}, "not a number"),
-        (LOSS, "p1", {"round": 0, "value": "small"}, "not a number"),
+        ("loss", "p1", {"round": 0, "value": np.zeros(3)}, "not a number"),
+        ("loss", "p1", {"round": 0, "value": "small"}, "not a number"),
     ],
 )
 def test_the_server_takes_figures_from_the_key_holder_alone(
     roles: dict[str, Any], kind: str, sender: str, fields: dict[str, Any], words: str
 ) -> None:
     server = roles["server"]
-    request = SumRequest(channel="p1", number=0, rows=np.arange(3), purpose="embedding", requester="p1")
-    hearing(server, message(kind, sender, **fields))
+    server.sums.number = 0
 
     async def take() -> None:
-        server._read_loss(await server._hear(LOSS), request)
+        server.link.deliver(message(kind, sender, **fields))
+        await server._hear_loss()
 
     with pytest.raises(ProtocolError, match=words):
         run_virtual(take())
@@ -530,7 +530,7 @@ def test_workers_take_sums_from_the_key_holder_alone(roles: dict[str, Any], kind
         return message(kind, sender, values=values), released
 
     worker._upload = upload
-    with pytest.raises(ProtocolError, match=f"{kind!r} from {sender}, not the sum"):
+    with pytest.raises(ProtocolError, match=f"{kind!r} from {sender} out of turn"):
         run_virtual(worker._pull(np.arange(3)))
 
 
@@ -540,9 +540,9 @@ def test_the_key_holder_measures_the_test_part_in_its_order_and_nothing_else(
 ) -> None:
     """A server that asks for one record after another, or for other records, gets no figures of them."""
     key_holder = roles["p1"]
-    request = SumRequest(channel="p1", number=0, rows=np.array(rows), purpose="evaluation", requester="p1")
+    fields = {"channel": "p1", "round": 0, "rows": np.array(rows), "purpose": "evaluation", "for": "p1"}
     with pytest.raises(ProtocolError, match="other records than the test part's next"):
-        run_virtual(key_holder._join_evaluation(key_holder.sums, request))
+        run_virtual(key_holder._sum_evaluation(message("sum-request", "server", **fields)))
 
 
 def test_states_of_workers_without_the_key_are_refused(roles: dict[str, Any]) -> None:
@@ -551,11 +551,13 @@ def test_states_of_workers_without_the_key_are_refused(roles: dict[str, Any]) ->
 
 
 def test_labels_come_from_the_server_alone(roles: dict[str, Any]) -> None:
-    worker = roles["p2"]
+    labels = np.zeros(40, np.float32)
+    with pytest.raises(ProtocolError, match="p0 may not send 'labels'"):
+        roles["p2"].link.deliver(message("labels", "p0", values=labels))
 
-    async def receive() -> Packet:
-        return message("labels", "p0", values=np.zeros(40, np.float32))
+    async def prepare() -> None:
+        roles["p2"].link.deliver(message("labels", "server", values=labels[1:]))
+        await roles["p2"].prepare()
 
-    worker.link.receive = receive
-    with pytest.raises(ProtocolError, match="not one label per record"):
-        run_virtual(worker.prepare())
+    with pytest.raises(ProtocolError, match="not one per record"):
+        run_virtual(prepare())

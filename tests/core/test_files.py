@@ -14,15 +14,14 @@ import torch
 
 from securevfl import files
 from securevfl.errors import RunError
-from securevfl.federation.checkpoint import load_checkpoint, save_checkpoint
-from securevfl.federation.folder import RunFolder
+from securevfl.federation.folder import RunFolder, load_checkpoint, save_checkpoint
 from securevfl.models import save_module
-from securevfl.network.alignment import save_alignment
-from securevfl.network.identity.certificates import create_authority
+from securevfl.network.authority import create_authority
+from securevfl.network.folders import save_alignment
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head
 from securevfl.privacy.views import Receipts, ViewWriter
-from securevfl.sweeps.journal import Journal
+from securevfl.sweeps.records import Journal
 
 
 def mode(path: Path) -> int:

@@ -11,8 +11,7 @@ from round_data import tiny
 from torch import nn
 
 from securevfl import Plan, VerticalData, train
-from securevfl.algorithms.flex_clock import MOST_STEPS, capacity
-from securevfl.algorithms.local_steps import LOCAL_OPTIMISERS, LocalSGD, gradient_weights
+from securevfl.algorithms.flex import LOCAL_OPTIMISERS, MOST_STEPS, LocalSGD, capacity, gradient_weights
 from securevfl.errors import PlanError
 from securevfl.federation.run import Run
 from securevfl.privacy.ledger import read_records

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from securevfl.accountants.filters import Filter
+from securevfl.accountants.records import Filter
 from securevfl.errors import BudgetExceeded, LedgerError, PlanError, TrainingDiverged
 from securevfl.privacy.gate import Gate, Mechanism, clip_rows
 from securevfl.privacy.ledger import Ledger

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from securevfl import Plan
-from securevfl.algorithms.optimisers import PlainSGD, build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.steps import PlainSGD, build_optimiser, load_optimiser_state, optimiser_state
 
 
 def parameters() -> list[torch.Tensor]:

@@ -16,8 +16,7 @@ from scipy import sparse
 from torch import nn
 
 from securevfl import Plan, Run, VerticalData, audit, load_run, train
-from securevfl.accountants.filters import Filter
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER
 from securevfl.algorithms.messages import Absent
 from securevfl.algorithms.prediction import PredictingParty
@@ -303,14 +302,14 @@ def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: py
     """Training above a threshold goes on without a party; a score would be of another model, unsaid."""
     data = make(parties=4)
     run = train(data, Plan(algorithm="vafl", protocol="pairwise", threshold=3, epochs=1, batch=16))
-    answer = PredictingParty._answer
+    join = PredictingParty._join
 
     async def leaving(self: PredictingParty, message: Any) -> None:
         if self.address == "p2":
             await self.link.send(SERVER, Absent())
         else:
-            await answer(self, message)
+            await join(self, message)
 
-    monkeypatch.setattr(PredictingParty, "_answer", leaving)
+    monkeypatch.setattr(PredictingParty, "_join", leaving)
     with pytest.raises(DropoutError, match="p2 is gone, and this phase needs everybody"):
         run.predict(list(data.test))

@@ -21,14 +21,14 @@ from securevfl.accountants.modes import privacy_matrix
 from securevfl.algorithms import ABSENT, ALGORITHMS, SERVER, find_algorithm
 from securevfl.algorithms.channels import build_channel
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.vafl_sums import SummingServer
+from securevfl.algorithms.vafl import SummingServer
 from securevfl.attacks.canary.audit import _noisy_sum
 from securevfl.attacks.reading import moments
 from securevfl.cli import main
 from securevfl.cli.train import show_absences
 from securevfl.errors import DropoutError, PlanError, ProtocolError
+from securevfl.federation.clock import run_virtual
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.loop import run_virtual
 from securevfl.federation.run import run_result
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import PARTS, run_roles
@@ -178,14 +178,14 @@ def test_training_goes_on_and_says_so(
 def spy(monkeypatch) -> list[tuple[np.ndarray, tuple[str, ...], list[np.ndarray]]]:
     """Every training sum that the server obtains, with who is missing."""
     found = []
-    total = SummingServer._total
+    total = SummingServer._collect
 
     async def watching(self, rows, purpose):
         values = await total(self, rows, purpose)
         found.append((rows, purpose, values.numpy()))
         return values
 
-    monkeypatch.setattr(SummingServer, "_total", watching)
+    monkeypatch.setattr(SummingServer, "_collect", watching)
     return found
 
 

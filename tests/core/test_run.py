@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,37 @@ def test_resume_needs_the_same_plan(tiny: VerticalData, tmp_path: Path) -> None:
         train(tiny, Plan(), resume=True)
 
 
+PARENT = """
+import os, sys
+import securevfl.federation.run, securevfl.data.synthetic
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        exec(eval(line), {})
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[Callable[[str], int]]:
+    """Runs code in a process of its own and says how that ended. The processes' parent loads torch once."""
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        pipes = parent.stdin, parent.stdout
+
+        def run(code: str) -> int:
+            pipes[0].write(f"{code!r}\n")
+            pipes[0].flush()
+            return int(pipes[1].readline())
+
+        yield run
+        pipes[0].close()
+
+
 KILLED = """
-import os, signal, sys
-import securevfl.privacy.gate as gate
+import os, signal
 from securevfl import Plan, VerticalData, train
 data = VerticalData.load({data!r}, parties=3)
 count = 0
@@ -132,10 +161,13 @@ train(data, Plan.from_flat({plan!r}), {out!r}, progress=step, resume={resume})
 """
 
 
-def killed(out: Path, plan: dict, after: int, *, resume: bool = False) -> None:
-    code = KILLED.format(data=TINY, after=after, plan=plan, out=str(out), resume=resume)
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+@pytest.fixture(scope="module")
+def killed(ends: Callable[[str], int]) -> Callable[..., None]:
+    def run(out: Path, plan: dict, after: int, *, resume: bool = False) -> None:
+        code = KILLED.format(data=TINY, after=after, plan=plan, out=str(out), resume=resume)
+        assert ends(code) == -signal.SIGKILL
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -143,7 +175,7 @@ def killed(out: Path, plan: dict, after: int, *, resume: bool = False) -> None:
     [{"delays": "exponential"}, {"algorithm": "vafl-sync", "optimiser": "adam"}, {"algorithm": "central"}],
 )
 def test_killed_twice_and_resumed_gives_the_same_result(
-    tiny: VerticalData, tmp_path: Path, changes: dict
+    tiny: VerticalData, tmp_path: Path, changes: dict, killed: Callable[..., None]
 ) -> None:
     plan = {"epochs": 5, "batch": 16, "patience": 9, **changes}
     straight = train(tiny, Plan.from_flat(plan), tmp_path / "straight")
@@ -162,7 +194,9 @@ def test_killed_twice_and_resumed_gives_the_same_result(
         assert resumed.privacy["p1"]["releases"] > straight.privacy["p1"]["releases"]
 
 
-def test_frozen_releases_survive_a_kill_without_paying_twice(tiny: VerticalData, tmp_path: Path) -> None:
+def test_frozen_releases_survive_a_kill_without_paying_twice(
+    tiny: VerticalData, tmp_path: Path, killed
+) -> None:
     plan = {"epochs": 4, "batch": 16, "encoder_training": "none", "sigma": 2.0}
     killed(tmp_path / "run", plan, after=60)
     run = train(tiny, Plan.from_flat(plan), tmp_path / "run", resume=True)
@@ -186,9 +220,9 @@ train(VerticalData.load({data!r}, parties=3), Plan(epochs=3, sigma=1.0, record_v
 """
 
 
-def test_dying_between_ledger_and_network_over_counts(tmp_path: Path) -> None:
+def test_dying_between_ledger_and_network_over_counts(tmp_path: Path, ends) -> None:
     code = DIES_BEFORE_SENDING.format(data=TINY, out=str(tmp_path / "run"))
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert ends(code) == 9
     entries = [e for e in read_ledger(tmp_path / "run" / "ledger" / "p1.jsonl") if not e.is_session]
     assert len(entries) == 4  # the fourth is on disk although its message never left
 
@@ -209,7 +243,7 @@ def test_budget_too_small_for_anything(tiny: VerticalData, tmp_path: Path) -> No
     assert all(e.is_session for e in read_ledger(tmp_path / "run" / "ledger" / "p1.jsonl"))
 
 
-def test_a_resumed_run_keeps_its_old_spending(tiny: VerticalData, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_old_spending(tiny: VerticalData, tmp_path: Path, killed) -> None:
     plan = {"epochs": 20, "batch": 16, "sigma": 10.0, "budget_epsilon": 60.0}
     killed(tmp_path / "run", plan, after=50)
     run = train(tiny, Plan.from_flat(plan), tmp_path / "run", resume=True)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from securevfl import Plan, VerticalData, load_run, train
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.sealed.card import CardMember, CardSettings, choose
+from securevfl.algorithms.sealed.card import CardGeometry, CardMember, choose
 from securevfl.cli import app
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
@@ -95,7 +95,7 @@ def test_every_opening_carries_the_noise_that_it_is_accounted_with(monkeypatch, 
     monkeypatch.setattr(CardMember, "_learn", watch)
     data = people(rows=4000, columns=6)
     plan, scaled = resolve(CARD.with_changes(epsilon=8.0, label_holder=holder), data)
-    settings = CardSettings(plan=plan, data=scaled)
+    settings = CardGeometry(plan=plan, data=scaled)
     train(data, CARD.with_changes(epsilon=8.0, label_holder=holder))
     noise = defaultdict(list)
     for members in opened.values():
@@ -287,7 +287,7 @@ def test_widths_of_operands_follow_from_public_facts():
     for seed in (1, 2):
         data = people(rows=1000, seed=seed)
         plan, scaled = resolve(CARD.with_changes(epsilon=8.0), data)
-        settings = CardSettings(plan=plan, data=scaled)
+        settings = CardGeometry(plan=plan, data=scaled)
         sizes.add(tuple(settings.widths_of(opening) for opening in dict.fromkeys(settings.openings)))
         assert card_columns(scaled) == settings.columns
     assert len(sizes) == 1

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.accountants.filters import Filter
 from securevfl.accountants.gdp import gdp_mu
+from securevfl.accountants.records import Filter
 from securevfl.algorithms.sealed.member import SealedMember
 from securevfl.algorithms.sealed.models import NetworkModel
 from securevfl.algorithms.sealed.rows import Preparation, clip_to_integers

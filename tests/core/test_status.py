@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.errors import InputError
-from securevfl.network.logs import log_to
-from securevfl.network.status import (
+from securevfl.network.monitoring import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
     Snapshot,
     StatusServer,
     health_page,
+    log_to,
     metrics_page,
     parse_address,
 )
@@ -322,7 +322,7 @@ def test_errors_are_logged_on_one_line(log: Path) -> None:
 
 
 def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("securevfl.network.logs.MAX_BYTES", 1000)
+    monkeypatch.setattr("securevfl.network.monitoring.MAX_BYTES", 1000)
     logger = logging.getLogger("securevfl.network")
     handler = log_to(tmp_path / "run.log", organisation="bank", run="first")
     try:

@@ -17,8 +17,7 @@ from sweep_helpers import FOUR, TINY, InProcess, journal_of
 
 from securevfl.errors import AttackError, InputError, MissingExtra, RunError
 from securevfl.sweeps import LocalExecutor, SweepProgress, parse_sweep, run_sweep
-from securevfl.sweeps.executors import WorkerProcess
-from securevfl.sweeps.work import task_of
+from securevfl.sweeps.executors import WorkerProcess, task_of
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
@@ -242,7 +241,7 @@ def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from securevfl.sweeps.cluster import RayExecutor
+    from securevfl.sweeps.executors import RayExecutor
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"securevfl\[ray\]"):

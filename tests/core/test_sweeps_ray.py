@@ -18,7 +18,7 @@ from ray_cluster import Cluster, command, free_port, needs_ray, running_cluster
 from sweep_helpers import FOUR, InProcess
 
 from securevfl.errors import InputError
-from securevfl.federation.cluster import connect
+from securevfl.federation.actors import connect
 from securevfl.sweeps import parse_sweep, run_sweep
 
 LONG = FOUR.replace("epochs = 1", "epochs = 150").replace("'vafl', 'local'", "'vafl'")

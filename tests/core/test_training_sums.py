@@ -17,7 +17,7 @@ from securevfl.algorithms.channels import HIDING, build_channel, build_sum
 from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
-from securevfl.algorithms.vafl_server import VAFLServer
+from securevfl.algorithms.vafl import VAFLServer
 from securevfl.errors import (
     BudgetExceeded,
     DeadlockError,
@@ -26,7 +26,7 @@ from securevfl.errors import (
     ProtocolError,
     TrainingDiverged,
 )
-from securevfl.federation.loop import run_virtual
+from securevfl.federation.clock import run_virtual
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records

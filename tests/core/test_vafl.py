@@ -11,7 +11,7 @@ import torch
 
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.resolve import resolve
-from securevfl.algorithms.vafl_server import VAFLServer
+from securevfl.algorithms.vafl import VAFLServer
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.virtual import VirtualCarrier
 
@@ -78,7 +78,7 @@ class Watch(VAFLServer):
 
     async def _iterate(self, messages: Any) -> None:
         await super()._iterate(messages)
-        uploads = [self._upload(message) for message in messages]
+        uploads = [self._upload(message, self._rows(message)) for message in messages]
         kept = getattr(self, "log", [])
         kept.append(([(party, rows.tolist()) for party, rows, *_ in uploads], self.updated_at.copy()))
         self.log = kept
@@ -264,13 +264,13 @@ def test_parties_computed_together_are_parties_computed_alone(
     tiny: VerticalData, model: str, sigma: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Encoders of one shape share a batched product; nothing else changes, clip and gates included."""
-    from securevfl.algorithms.lockstep import Lockstep
+    from securevfl.algorithms.local import StackedModels
 
     plan = Plan(algorithm="vafl-sync", epochs=3, batch=20, model=model, hidden=(8,), sigma=sigma, clip=0.5)
     carrier = VirtualCarrier(*resolve(plan, tiny))
-    assert all(role.model.together is not None for role in carrier.roles[1:])  # type: ignore[attr-defined]
+    assert all(role.model.stack is not None for role in carrier.roles[1:])  # type: ignore[attr-defined]
     together = train(tiny, plan)
-    monkeypatch.setattr(Lockstep, "of", classmethod(lambda cls, models, plan: None))
+    monkeypatch.setattr(StackedModels, "of", classmethod(lambda cls, models, plan: None))
     alone = train(tiny, plan)
     # Products in another order: a few float32 units per step, 30 steps; noise of 1e-7 where there is any.
     assert torch.allclose(weights(together), weights(alone), atol=1e-5, rtol=0)
@@ -280,7 +280,7 @@ def test_parties_computed_together_are_parties_computed_alone(
 def test_memory_and_own_rates_stay_with_the_parties(tiny: VerticalData) -> None:
     for changes in ({"optimiser": "adam"}, {"learning_rates": {"p1": 0.2}}, {"encoder_training": "none"}):
         carrier = VirtualCarrier(*resolve(Plan.from_flat({"algorithm": "vafl-sync", **changes}), tiny))
-        assert all(role.model.together is None for role in carrier.roles[1:])  # type: ignore[attr-defined]
+        assert all(role.model.stack is None for role in carrier.roles[1:])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("delays", ["poisson", "exponential"])

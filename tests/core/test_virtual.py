@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securevfl.algorithms.delays import StepDelay, read_trace
+from securevfl.algorithms.steps import StepDelay, read_trace
 from securevfl.errors import DeadlockError, PlanError, ProtocolError, WireError
-from securevfl.federation.loop import run_virtual
-from securevfl.federation.virtual import VirtualClock, VirtualNetwork
+from securevfl.federation.clock import VirtualClock, run_virtual
+from securevfl.federation.virtual import VirtualNetwork
 from securevfl.privacy.messages import Head, Packet, Stop
 from securevfl.privacy.schemas import PARTY, Content, fact
 
@@ -88,10 +88,9 @@ def test_deadlock_names_who_waits() -> None:
     network = VirtualNetwork({"a": "A", "b": "B"})
 
     async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(network.links["a"].call("b", Question()))
-            group.create_task(network.links["b"].receive()).add_done_callback(lambda _: None)
-            group.create_task(network.links["a"].receive())
+        call = network.links["a"].call("b", Question())
+        await network.links["b"].receive()
+        await asyncio.gather(call, network.links["a"].receive())
 
     with pytest.raises(DeadlockError, match=r"a waits for the answer of b and a message"):
         run_virtual(main(), explain=network.explain)
@@ -101,7 +100,7 @@ def test_foreign_and_repeated_answers_are_refused() -> None:
     network = VirtualNetwork({"a": "A", "b": "B", "c": "C"})
 
     async def main() -> None:
-        call = asyncio.create_task(network.links["a"].call("b", Question()))
+        call = network.links["a"].call("b", Question())
         message = await network.links["b"].receive()
         with pytest.raises(ProtocolError, match="did not make"):
             await network.links["c"].reply(message, Hello())
@@ -119,11 +118,10 @@ def test_one_listener_per_address() -> None:
     network = VirtualNetwork({"a": "A"})
 
     async def main() -> None:
-        task = asyncio.create_task(network.links["a"].receive())
-        await asyncio.sleep(0)
+        message = network.links["a"].receive()
         with pytest.raises(ProtocolError, match="one listener"):
             await network.links["a"].receive()
-        task.cancel()
+        message.cancel()
 
     run_virtual(main())
 

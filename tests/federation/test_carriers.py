@@ -15,7 +15,7 @@ from ray_cluster import Cluster, needs_ray, running_cluster
 from securevfl import Plan
 from securevfl.algorithms import find_algorithm
 from securevfl.federation import actors
-from securevfl.network.gather import gather
+from securevfl.network.folders import gather
 
 
 class TestVirtual(CarrierConformance):

@@ -12,9 +12,8 @@ import pytest
 
 from securevfl import Plan
 from securevfl.errors import BudgetExceeded
-from securevfl.federation.carrier import Carrier
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.schedule import Carrier, Schedule, drive
 
 
 class Scripted(Carrier):

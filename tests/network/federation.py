@@ -16,10 +16,10 @@ import numpy as np
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import Acceptance, DataConfig, NetworkConfig, PartyConfig, ServerConfig
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.identity.certificates import create_authority, issue
-from securevfl.network.identity.identity import Identity, load_identity
+from securevfl.network.identity import Identity, load_identity
 from securevfl.network.member import Member
 from securevfl.settings.plan import Plan
 

@@ -12,7 +12,7 @@ from federation import Federation, together
 
 from securevfl import audit
 from securevfl.errors import RunError
-from securevfl.network.gather import gather, load_truth
+from securevfl.network.folders import gather, load_truth
 from securevfl.settings.plan import Plan
 
 

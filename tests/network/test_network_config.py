@@ -13,8 +13,8 @@ from securevfl.cli import app
 from securevfl.data.share import Outline
 from securevfl.errors import InputError
 from securevfl.network.agreement import Proposal
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import Acceptance, read_party_config, read_server_config
-from securevfl.network.identity.certificates import create_authority, issue
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 

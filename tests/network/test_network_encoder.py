@@ -14,8 +14,8 @@ from federation import Federation, together
 from securevfl import train
 from securevfl.errors import InputError
 from securevfl.models.seeds import torch_generator
+from securevfl.network.config import build_own, load_builder
 from securevfl.network.member import Member
-from securevfl.network.own_encoder import build_own, load_builder
 from securevfl.settings.plan import Plan
 
 CODE = """

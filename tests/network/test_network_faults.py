@@ -19,7 +19,7 @@ from federation import Federation
 
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import NetworkError, ProtocolError, RunError
-from securevfl.network.alignment import save_alignment
+from securevfl.network.folders import save_alignment
 from securevfl.network.frames import Frame, Kind
 from securevfl.settings.plan import Plan
 

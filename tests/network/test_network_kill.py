@@ -21,7 +21,7 @@ from securevfl import Plan, train
 from securevfl.algorithms import find_algorithm
 from securevfl.algorithms.channels import SUMS
 from securevfl.data.share import OwnTable
-from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.network.authority import create_authority, issue
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import read_heads
 

@@ -13,10 +13,10 @@ from crashes import Process, processes
 from federation import Federation, identities
 
 from securevfl.errors import ProtocolError
-from securevfl.network.identity.signing import CertificateAuthenticator
 from securevfl.network.mesh import Mesh
 from securevfl.network.relay import Introducer
 from securevfl.network.session import new_incarnation
+from securevfl.network.signing import CertificateAuthenticator
 from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Envelope
 from securevfl.protocols.keys import SIGNATURE_BYTES, X25519_BYTES, PartyKeys, key_statement

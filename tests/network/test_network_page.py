@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from federation import free_port
+from in_process import run_program, run_shell
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "network.md"
 
@@ -23,14 +24,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "network.md"
 def environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def shell(code: str, folder: Path) -> str:
-    done = subprocess.run(
-        ["bash", "-e", "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
 
 
 def start(code: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -55,8 +48,9 @@ class Page:
         certificates, self.serve, self.join, self.audit = [code for kind, code in blocks if kind == "sh"]
         self.folder = folder
         (folder / "tables.py").write_text(tables)
-        subprocess.run([sys.executable, "tables.py"], cwd=folder, check=True, env=environment())
-        shell(certificates, folder)
+        with contextlib.chdir(folder):
+            run_program(folder / "tables.py")
+            run_shell(certificates)
         # Slow enough that something can happen in the middle.
         (folder / "bank" / "server.toml").write_text("time_unit = 0.02\n" + server)
         (folder / "clinic" / "party.toml").write_text(party)
@@ -77,7 +71,7 @@ def _alignment() -> None:
     pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
 
 
-def test_the_page_works_and_survives_a_kill(tmp_path: Path) -> None:
+def test_the_page_works_and_survives_a_kill(tmp_path: Path, capfd) -> None:
     page = Page(tmp_path, f"127.0.0.1:{free_port()}")
     bank = start(page.serve, tmp_path, tmp_path / "bank.out")
     clinic = start(page.join, tmp_path, tmp_path / "clinic.out")
@@ -91,8 +85,9 @@ def test_the_page_works_and_survives_a_kill(tmp_path: Path) -> None:
         bank.kill()
         clinic.kill()
     assert "has joined" in page.said("bank")
-    shown = shell(page.audit.replace("audit joint", "audit joint --attacks gradient-norm"), tmp_path)
-    assert "bank, clinic -> joint" in shown
+    with contextlib.chdir(tmp_path):
+        run_shell(page.audit.replace("audit joint", "audit joint --attacks gradient-norm"))
+    assert "bank, clinic -> joint" in capfd.readouterr().out
     report = json.loads((tmp_path / "joint" / "report.json").read_text())
     assert set(report["owners"]) == {"bank", "clinic"}
     assert report["verdict"] == "no guarantee"  # exact gradients left the bank

@@ -30,11 +30,10 @@ from securevfl.federation.site import checked_encoder
 from securevfl.federation.trained import Trained
 from securevfl.models import load_module
 from securevfl.network.agreement import Request, commitments
-from securevfl.network.alignment import commitment
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import Acceptance
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.gather import gather
-from securevfl.network.identity.certificates import create_authority, issue
+from securevfl.network.folders import commitment, gather
 from securevfl.network.member import Member
 from securevfl.network.prediction import Predicting
 from securevfl.privacy.ledger import read_ledger, read_records

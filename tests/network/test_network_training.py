@@ -21,7 +21,7 @@ from securevfl import train
 from securevfl.errors import InputError, NetworkError
 from securevfl.network.config import Acceptance
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.gather import gather, load_truth
+from securevfl.network.folders import gather, load_truth
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import OPENED, View
 from securevfl.settings.plan import Plan

@@ -16,13 +16,12 @@ import pytest
 from federation import Federation, identities
 
 from securevfl.errors import NetworkError
-from securevfl.network import mesh, transport
+from securevfl.network import authority, mesh, transport
+from securevfl.network import identity as identity_module
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.frames import Frame, Greeting, Kind, reason_of
-from securevfl.network.identity import authority
-from securevfl.network.identity import identity as identity_module
-from securevfl.network.identity.certificates import create_authority, issue
-from securevfl.network.identity.identity import Identity, load_identity, server_name
+from securevfl.network.identity import Identity, load_identity, server_name
 from securevfl.network.session import Session, new_incarnation
 from securevfl.protocols.wire import pack
 from securevfl.settings.plan import Plan

@@ -20,8 +20,8 @@ import pytest
 from federation import free_port
 
 from securevfl import errors
+from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import read_party_config, read_server_config
-from securevfl.network.identity.certificates import create_authority, issue
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "network"
@@ -153,9 +153,9 @@ def test_a_waiting_coordinator_can_be_watched_and_stopped(folders: Path) -> None
 def test_the_logged_example_is_a_log_line(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    from securevfl.network import logs
+    from securevfl.network import monitoring
 
-    allowed = {"time", "level", "event", "error", *logs._FIELDS}
+    allowed = {"time", "level", "event", "error", *monitoring._FIELDS}
     assert set(json.loads(example)) <= allowed
     told = re.search(r"`time` \(UTC\).*?where they belong", page, re.DOTALL)
     assert told is not None and set(re.findall(r"`(\w+)`", told[0])) == allowed

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.accountants.filters import Filter
+from securevfl.accountants.records import Filter
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import (
     Embed,
@@ -37,8 +37,8 @@ from securevfl.algorithms.messages import (
 from securevfl.errors import EgressError, InputError, PlanError, ProtocolError, WireError
 from securevfl.federation.stepped import SteppedNetwork
 from securevfl.federation.virtual import VirtualNetwork
-from securevfl.network.identity.certificates import create_authority, issue
-from securevfl.network.identity.identity import Identity, load_identity
+from securevfl.network.authority import create_authority, issue
+from securevfl.network.identity import Identity, load_identity
 from securevfl.network.mesh import Mesh
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.ledger import Ledger
@@ -123,6 +123,10 @@ def send(links: dict[str, Link], sender: str, receiver: str, content: Any) -> No
     asyncio.run(links[sender].send(receiver, content))
 
 
+async def next_of(link: Link) -> Packet:
+    return await link.receive()
+
+
 class Pretender:
     """Looks like a declared message."""
 
@@ -199,7 +203,7 @@ def test_what_a_gate_has_let_out_leaves_with_its_entry(carrier: Carrier) -> None
 def test_values_inside_one_organisation_need_no_gate(carrier: Carrier) -> None:
     links, left = carrier
     send(links, "p0", "server", Embedding(values=Inside(values=FEATURES)))
-    packet = asyncio.run(links["server"].receive())
+    packet = asyncio.run(next_of(links["server"]))
     assert packet.head is None and np.array_equal(packet["values"], FEATURES) and left == []
 
 
@@ -397,7 +401,7 @@ def test_every_declared_message_survives_the_wire() -> None:
         Sum(values=total),
     ):
         send(links, "server", "p1", content)
-        packet = asyncio.run(links["p1"].receive())
+        packet = asyncio.run(next_of(links["p1"]))
         assert packet.kind == MESSAGES[packet.kind].kind and not packet.checked
     assert "head:bias" in MESSAGES["snapshot"].prefixes[0][0] + "bias"
 

@@ -23,7 +23,7 @@ from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed import tables
 from securevfl.algorithms.sealed.member import SealedMember
 from securevfl.algorithms.sealed.rows import clip_to_integers, dense
-from securevfl.algorithms.sealed.settings import BIAS, SealedSettings, integer_stds, real_variances
+from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry, integer_stds, real_variances
 from securevfl.data import VerticalData
 from securevfl.data.binning import (
     CodeBins,
@@ -58,7 +58,7 @@ KINDS = {
 }
 
 
-class CardSettings(SealedSettings):
+class CardGeometry(SealedGeometry):
     """What all roles of a scorecard agree on; `shifts`, `share_stds`, `cost` are those of the first fit."""
 
     @cached_property
@@ -158,9 +158,9 @@ class CardSettings(SealedSettings):
             self.protocol_of(opening)
 
 
-def settings_of(plan: Plan, data: VerticalData) -> SealedSettings:
+def geometry_of(plan: Plan, data: VerticalData) -> SealedGeometry:
     """The settings of a sealed run, by its model."""
-    return (CardSettings if plan.model == CARD else SealedSettings)(plan=plan, data=data)
+    return (CardGeometry if plan.model == CARD else SealedGeometry)(plan=plan, data=data)
 
 
 # -- which model --------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def card_plan(plan: Plan, data: VerticalData) -> Plan:
     fixed = plan.with_changes(
         model=CARD, batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
     )
-    openings = CardSettings(plan=calibrated(fixed, data), data=data).openings
+    openings = CardGeometry(plan=calibrated(fixed, data), data=data).openings
     usual = Plan(algorithm=plan.algorithm).epochs
     if plan.epochs not in (usual, len(openings)):
         raise PlanError(
@@ -192,7 +192,7 @@ def calibrated(plan: Plan, data: VerticalData) -> Plan:
     if not plan.epsilon:
         return plan
     mu = gdp_mu(plan.epsilon, plan.delta) * (1 - 1e-9)  # a hair for rounding
-    sigma = CardSettings(plan=plan, data=data).shifts.diameter / mu
+    sigma = CardGeometry(plan=plan, data=data).shifts.diameter / mu
     return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=plan.budget_epsilon or plan.epsilon)
 
 
@@ -287,7 +287,7 @@ class Feature:
 class CardMember(SealedMember):
     """One member of a scorecard; roles say when."""
 
-    settings: CardSettings
+    settings: CardGeometry
 
     def _build(self) -> None:
         self.columns = () if self.address == SERVER else self.settings.columns[self.index]

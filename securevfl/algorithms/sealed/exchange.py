@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
-from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.privacy.payloads import Link
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
@@ -25,7 +25,7 @@ class SealedExchange(Exchange):
         settings: What all roles agree on.
     """
 
-    def __init__(self, link: Link, settings: SealedSettings) -> None:
+    def __init__(self, link: Link, settings: SealedGeometry) -> None:
         super().__init__(link, {**dict(enumerate(settings.members)), DEALER_PLACE: DEALER}, read)
         self._round = 0
 

@@ -10,22 +10,27 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
-from securevfl.algorithms.batches import Batches
-from securevfl.algorithms.optimisers import build_optimiser, load_optimiser_state, optimiser_state
-from securevfl.algorithms.pace import build_delay
 from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
-from securevfl.algorithms.sealed.settings import BIAS, SealedSettings
+from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
+from securevfl.algorithms.steps import (
+    Batches,
+    build_delay,
+    build_optimiser,
+    load_optimiser_state,
+    optimiser_state,
+)
 from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
 from securevfl.protocols.sealed.round import RoundMachine
 
 
-def shared_schedule(settings: SealedSettings) -> Batches | None:
+def shared_schedule(settings: SealedGeometry) -> Batches | None:
     """The public batches that everybody draws alike; None where each iteration takes all records."""
     if settings.iterations == 1:
         return None
@@ -42,7 +47,7 @@ class SealedMember:
         address: The member's address.
     """
 
-    def __init__(self, setup: Setup, settings: SealedSettings, address: str) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, address: str) -> None:
         self.setup, self.settings, self.address = setup, settings, address
         self.index = settings.members.index(address)
         self.link = setup.links[address]
@@ -165,7 +170,8 @@ class SealedMember:
             observers=self.observers,
         )
         await self.exchange.follow(opening)
-        self._learn(machine.result(), len(chosen))
+        std = party.protocol.total_std(self.index)
+        self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
         return len(chosen)
 
     def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> RoundMachine:
@@ -300,7 +306,7 @@ class _Averaged:
                 parameter.copy_(value)
 
 
-def member_shapes(setup: Setup, settings: SealedSettings) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+def member_shapes(setup: Setup, settings: SealedGeometry) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Width of every member's operand and whether it is static: public facts about the models."""
     widths, static = [], []
     for index, name in enumerate(settings.members):

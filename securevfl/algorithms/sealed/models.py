@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from securevfl.algorithms.base import Setup
-from securevfl.algorithms.local import Records
-from securevfl.algorithms.planned import planned_encoder
+from securevfl.algorithms.local import Records, planned_encoder
 from securevfl.algorithms.sealed.rows import Preparation, clip_to_integers
 from securevfl.algorithms.sealed.settings import BIAS
 from securevfl.models.encoders import PreparedLinear

@@ -9,15 +9,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, ServerRole, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedOutputs
-from securevfl.algorithms.prediction import Finished
-from securevfl.algorithms.sealed.card import settings_of
+from securevfl.algorithms.sealed.card import geometry_of
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
 from securevfl.algorithms.sealed.rows import Preparation, dense
-from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
 from securevfl.models.scorecard import ScorecardEncoder
@@ -27,7 +26,7 @@ from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
 
-def scoring_protocol(settings: SealedSettings) -> SealedProtocol:
+def scoring_protocol(settings: SealedGeometry) -> SealedProtocol:
     """The protocol without operands: nothing but scores can be opened."""
     members = len(settings.members)
     return settings.protocol((0,) * members, (False,) * members)
@@ -43,7 +42,7 @@ class ScoringMember:
         numbers: Record index of each new record; None where they cannot be told from earlier ones.
     """
 
-    def __init__(self, setup: Setup, settings: SealedSettings, address: str, numbers: Rows | None) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, address: str, numbers: Rows | None) -> None:
         self.setup, self.settings, self.numbers = setup, settings, numbers
         self.exchange = SealedExchange(setup.links[address], settings)
         self.gate = setup.gates[setup.hosts[address]]
@@ -79,7 +78,7 @@ class ScoringMember:
 class ScoringParty(Finished):
     """A party; the label holder's own hands the result to the server."""
 
-    def __init__(self, setup: Setup, settings: SealedSettings, party: str, numbers: Rows | None) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, party: str, numbers: Rows | None) -> None:
         self.address = party
         self.member = ScoringMember(setup, settings, party, numbers)
 
@@ -92,7 +91,7 @@ class ScoringParty(Finished):
 class ScoringServer(Finished, ServerRole):
     """The label holder, and a member itself if it has no features."""
 
-    def __init__(self, setup: Setup, settings: SealedSettings, numbers: Rows | None) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, numbers: Rows | None) -> None:
         self.setup = setup
         self.link = setup.links[SERVER]
         member = not settings.holds_features
@@ -115,7 +114,7 @@ class ScoringServer(Finished, ServerRole):
 class ScoringDealer(DealerRole):
     """The dealer of a prediction: masks that cancel in the sum of all scores."""
 
-    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         super().__init__(setup, settings)
         self.test_records = setup.data.n_train
 
@@ -139,7 +138,7 @@ class SealedPredicting(Algorithm):
 
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
-        settings = settings_of(setup.plan, setup.data)
+        settings = geometry_of(setup.plan, setup.data)
         if address == SERVER:
             return ScoringServer(setup, settings, self.numbers)
         if address == DEALER:

@@ -9,10 +9,10 @@ import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
-from securevfl.algorithms.sealed.card import CardMember, CardSettings
+from securevfl.algorithms.sealed.card import CardGeometry, CardMember
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
-from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.privacy.messages import Packet
@@ -32,16 +32,16 @@ def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
     return values.float()
 
 
-def member_of(setup: Setup, settings: SealedSettings, address: str) -> SealedMember:
+def member_of(setup: Setup, settings: SealedGeometry, address: str) -> SealedMember:
     """The member at an address, by the model."""
-    made = CardMember if isinstance(settings, CardSettings) else SealedMember
+    made = CardMember if isinstance(settings, CardGeometry) else SealedMember
     return made(setup, settings, address)
 
 
 class PartyRole(Role):
     """A party. The label holder's own party tells the server, inside its organisation, how far it is."""
 
-    def __init__(self, setup: Setup, settings: SealedSettings, party: str) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, party: str) -> None:
         self.address = party
         self.settings = settings
         self.member = member_of(setup, settings, party)
@@ -76,7 +76,7 @@ class SealedServer(ServerRole):
     It never learns a training loss: that would be another release.
     """
 
-    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         self.setup, self.settings = setup, settings
         self.link = setup.links[SERVER]
         self.member = None if settings.holds_features else member_of(setup, settings, SERVER)
@@ -137,7 +137,7 @@ class DealerRole(Role):
 
     address = DEALER
 
-    def __init__(self, setup: Setup, settings: SealedSettings) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         self.setup, self.settings = setup, settings
         self.link = setup.links[DEALER]
         self.exchange = SealedExchange(self.link, settings)
@@ -151,7 +151,7 @@ class DealerRole(Role):
     def _protocol(self, done: int) -> SealedProtocol:
         """The configuration after so many epochs; every opening of a scorecard has its own."""
         settings = self.settings
-        if isinstance(settings, CardSettings):
+        if isinstance(settings, CardGeometry):
             return settings.protocol_of(settings.opening_after(done))
         return settings.protocol(*member_shapes(self.setup, settings))
 

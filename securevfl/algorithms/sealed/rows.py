@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from securevfl.algorithms.sealed.settings import SealedSettings
+from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.errors import TrainingDiverged
 from securevfl.models.encoders import PreparedLinear
 from securevfl.privacy.gate import Gate
@@ -71,7 +71,7 @@ def clip_to_integers(rows: Floats, clip: float) -> npt.NDArray[np.int32]:
 
 
 def prepare_rows(
-    settings: SealedSettings, party: int, gate: Gate, observers: tuple[str, ...], *, clip: float
+    settings: SealedGeometry, party: int, gate: Gate, observers: tuple[str, ...], *, clip: float
 ) -> Preparation:
     """The party's preparation; with centring it releases noisy means of its columns through the gate.
 

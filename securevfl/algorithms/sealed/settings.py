@@ -24,7 +24,7 @@ _ROUNDING_VARIANCE = 9  # a discrete Gaussian protects like a real one of varian
 
 
 @dataclass(frozen=True, kw_only=True)
-class SealedSettings:
+class SealedGeometry:
     """What all roles of a sealed run agree on.
 
     Attributes:

@@ -11,9 +11,9 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.sealed.card import CARD, CardSettings, calibrated, card_plan, choose, settings_of
+from securevfl.algorithms.sealed.card import CARD, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
-from securevfl.algorithms.sealed.settings import DEALER, SealedSettings
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models.heads import SumHead
@@ -35,7 +35,7 @@ class Sealed(Algorithm):
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
             raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
-        settings = settings_of(setup.plan, setup.data)
+        settings = geometry_of(setup.plan, setup.data)
         if address == SERVER:
             return SealedServer(setup, settings)
         return DealerRole(setup, settings) if address == DEALER else PartyRole(setup, settings, address)
@@ -95,16 +95,16 @@ class Sealed(Algorithm):
         """The noise for the target epsilon after `epochs` iterations of each record."""
         if plan.model == CARD:
             plan = calibrated(plan, data)
-            CardSettings(plan=plan, data=data).check()
+            CardGeometry(plan=plan, data=data).check()
             return plan
-        settings = SealedSettings(plan=plan, data=data)
+        settings = SealedGeometry(plan=plan, data=data)
         if plan.epsilon:
             mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
             each = mu * ((1 - plan.settings.centring) / plan.epochs) ** 0.5
             budget = plan.budget_epsilon or plan.epsilon
             sigma = settings.shifts.diameter / each
             plan = plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=budget)
-            settings = SealedSettings(plan=plan, data=data)
+            settings = SealedGeometry(plan=plan, data=data)
         settings.protocol(
             (1,) * len(settings.members), (True,) * len(settings.members)
         )  # does it fit the ring?

@@ -1,0 +1,317 @@
+"""What one step of a role is: which records it takes, how long it lasts, and the optimiser's update."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from inspect import unwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.algorithms.base import SERVER, Setup
+from securevfl.errors import PlanError
+from securevfl.models.seeds import numpy_generator
+from securevfl.privacy.rows import Rows
+from securevfl.settings.plan import Plan
+
+MOMENTUM = 0.9
+DELAYS = ("constant", "poisson", "exponential", "trace")
+
+
+# -- records ------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """Endless batches without replacement within a pass; every record occurs once per pass."""
+
+    def __init__(self, records: int, size: int, generator: np.random.Generator) -> None:
+        self.records = records
+        self.size = min(size, records)
+        self.generator = generator
+        self._order: Rows = np.empty(0, np.int64)
+        self._position = 0
+
+    @property
+    def per_pass(self) -> int:
+        """Batches in one pass through the records."""
+        return -(-self.records // self.size)
+
+    def next(self) -> Rows:
+        """The next batch; the last one of a pass may be smaller."""
+        if self._position >= len(self._order):
+            self._order = self.generator.permutation(self.records).astype(np.int64)
+            self._position = 0
+        rows = self._order[self._position : self._position + self.size]
+        self._position += len(rows)
+        return rows
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {
+            "order": self._order,
+            "position": self._position,
+            "generator": self.generator.bit_generator.state,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved state."""
+        self._order = np.asarray(state["order"], np.int64)
+        self._position = int(state["position"])
+        self.generator.bit_generator.state = state["generator"]
+
+
+class Draws(Batches):
+    """Batches drawn independently of each other, without repeats inside a batch.
+
+    Estimators that remember each record's last gradient are unbiased only with these: within a pass without
+    replacement, exactly the records with old memories are still to come.
+    """
+
+    def next(self) -> Rows:
+        """The next batch."""
+        return self.generator.choice(self.records, self.size, replace=False).astype(np.int64)
+
+
+def build_batches(setup: Setup, order: int = 0, kind: type[Batches] = Batches) -> Batches:
+    """A role's batches of training records; roles of the same order visit the records together."""
+    return kind(setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", order))
+
+
+# -- durations ----------------------------------------------------------------------------------------------
+
+
+class StepDelay:
+    """The duration of each step of one party, in time units.
+
+    Args:
+        kind: ``constant`` gives 1; ``poisson`` is Poisson(2m) / 2M and ``exponential`` has mean m, for the
+            m-th of M parties counted from 1 (VAFL, appendix G); ``trace`` repeats given durations.
+        party: Index of the party, from 0.
+        parties: Number of parties.
+        speed: Divides every duration; 2 is twice as fast.
+        generator: Source of the random durations; its state is part of the role's state.
+        trace: Durations for ``trace``.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        party: int,
+        parties: int,
+        speed: float = 1.0,
+        generator: np.random.Generator,
+        trace: tuple[float, ...] = (),
+    ) -> None:
+        if kind not in DELAYS:
+            raise PlanError(f"unknown delay {kind!r}; use one of {', '.join(DELAYS)}")
+        self.kind, self.rank, self.parties, self.speed = kind, party + 1, parties, speed
+        self.generator, self.trace = generator, trace
+        self.steps = 0
+
+    def draw(self) -> float:
+        """The duration of the next step."""
+        self.steps += 1
+        match self.kind:
+            case "poisson":
+                duration = self.generator.poisson(2 * self.rank) / (2 * self.parties)
+            case "exponential":
+                duration = self.generator.exponential(self.rank)
+            case "trace":
+                duration = self.trace[(self.steps - 1) % len(self.trace)]
+            case _:
+                duration = 1.0
+        return float(duration) / self.speed
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {"steps": self.steps, "generator": self.generator.bit_generator.state}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a saved state."""
+        self.steps = int(state["steps"])
+        self.generator.bit_generator.state = state["generator"]
+
+
+def read_trace(path: Path, parties: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
+    """Reads a trace: a JSON object, party name -> list of step durations.
+
+    Raises:
+        PlanError: The file is missing or not of that form.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        trace = {party: tuple(float(step) for step in content[party]) for party in parties}
+    except OSError as error:
+        raise PlanError(f"delay trace {path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise PlanError(f'delay trace {path} must be JSON like {{"p0": [1.0, 2.5], ...}}: {error}') from error
+    except KeyError as error:
+        raise PlanError(f"delay trace {path} has no durations for party {error.args[0]!r}") from error
+    for party, steps in trace.items():
+        if not steps or min(steps) < 0 or not np.isfinite(steps).all():
+            raise PlanError(f"delay trace {path}: durations of {party!r} must be a list of numbers >= 0")
+    return trace
+
+
+def _traces(plan: Plan, parties: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
+    simulation = plan.simulation
+    return read_trace(Path(simulation.delay_trace), parties) if simulation.delays == "trace" else {}
+
+
+def speed_of(plan: Plan, name: str) -> float:
+    """How fast a party or the server is; 1 unless the plan says otherwise."""
+    return float(plan.simulation.speeds.get(name, 1.0))
+
+
+def build_delay(setup: Setup, party: str) -> StepDelay:
+    """How long a party's steps take."""
+    plan, parties = setup.plan, setup.data.parties
+    index = parties.index(party)
+    return StepDelay(
+        plan.simulation.delays,
+        party=index,
+        parties=len(parties),
+        speed=speed_of(plan, party),
+        generator=numpy_generator(plan.seed, "delays", index),
+        trace=_traces(plan, parties).get(party, ()),
+    )
+
+
+def _mean_steps(plan: Plan, parties: tuple[str, ...]) -> dict[str, float]:
+    """The mean duration of each party's steps."""
+    traces = _traces(plan, parties)
+    means = {}
+    for rank, party in enumerate(parties, start=1):
+        mean = {"poisson": rank / len(parties), "exponential": float(rank)}.get(plan.simulation.delays, 1.0)
+        means[party] = float(np.mean(traces.get(party, (mean,)))) / speed_of(plan, party)
+    return means
+
+
+def step_shares(plan: Plan, parties: tuple[str, ...]) -> dict[str, float]:
+    """Each party's expected share of all steps, from the mean duration of its steps."""
+    way = 2 * plan.simulation.latency
+    rates = {party: 1.0 / max(mean + way, 1e-9) for party, mean in _mean_steps(plan, parties).items()}
+    slack = 1.25 if plan.simulation.delays in ("poisson", "exponential") else 1.0
+    return {party: min(1.0, slack * rate / sum(rates.values())) for party, rate in rates.items()}
+
+
+def known_steps(plan: Plan, parties: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
+    """The durations of each party's steps, and of the server's, as far as the plan fixes them."""
+    traces = _traces(plan, parties)
+    known = (1.0,) if plan.simulation.delays == "constant" else ()
+    steps = {party: traces.get(party, known) for party in parties} | {SERVER: (1.0,)}
+    return {name: tuple(each / speed_of(plan, name) for each in steps[name]) for name in steps}
+
+
+def fastest_step(plan: Plan, parties: tuple[str, ...]) -> float:
+    """The shortest duration that a step is expected to have; random ones count with half their mean."""
+    if plan.simulation.delays in ("poisson", "exponential"):
+        return min(_mean_steps(plan, parties).values()) / 2
+    known = known_steps(plan, parties)
+    return min(min((step for step in known[p] if step > 0), default=1 / speed_of(plan, p)) for p in parties)
+
+
+# -- optimisers ---------------------------------------------------------------------------------------------
+
+
+class PlainSGD(torch.optim.SGD):
+    """Torch's SGD without momentum: the same updates bit for bit, without hooks.
+
+    The blocks of vertical models are small: what torch wraps around each call (a profiler's record, hooks,
+    the choice of an implementation) takes several times as long as the update itself. The first wrapped call
+    would also load torch's compiler, which takes a second of every process, so these are taken unwrapped.
+    """
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients; they are never kept as zeros."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step on the gradients that are there."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                decay, rate = group["weight_decay"], group["lr"]
+                for parameter in group["params"]:
+                    gradient = parameter.grad
+                    if gradient is not None:
+                        if decay:
+                            gradient = gradient.add(parameter, alpha=decay)
+                        parameter.add_(gradient, alpha=-rate)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch wraps steps that do not say this
+
+
+def build_optimiser(
+    parameters: Iterable[Tensor], plan: Plan, rate: float, name: str = SERVER
+) -> torch.optim.Optimizer:
+    """The optimiser that the plan gives to `name`; weight decay is the gradient of l2/2 * ||theta||^2."""
+    chosen = list(parameters)
+    kind = plan.optimisers.get(name, plan.optimiser)
+    if kind == "sgd" and plan.decay == "none":
+        return PlainSGD(chosen, lr=rate, weight_decay=plan.l2)
+    optimiser: torch.optim.Optimizer
+    if kind == "adam":
+        optimiser = torch.optim.Adam(chosen, lr=rate, weight_decay=plan.l2)
+    else:
+        momentum = MOMENTUM if kind == "momentum" else 0.0
+        optimiser = torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
+    if kind == "malicious":
+        optimiser.register_step_pre_hook(enlarge_gradients)
+    if plan.decay == "sqrt":
+        for group in optimiser.param_groups:
+            group["steps"], group["first_rate"] = 0, rate
+        optimiser.register_step_pre_hook(_decay)
+    return optimiser
+
+
+def _decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    """Gives step t the rate eta / sqrt(t)."""
+    for group in optimiser.param_groups:
+        group["steps"] += 1
+        group["lr"] = group["first_rate"] / math.sqrt(group["steps"])
+
+
+def enlarge_gradients(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    """What an active attacker does to its own updates, so that the common model leans on its encoder.
+
+    Each gradient is scaled by 1 + g_t / g_(t-1), within 1 and 5: steady steps grow. The idea is
+    that of Fu et al., Label Inference Attacks Against Vertical Federated Learning, USENIX Security 2022; the
+    constants are this implementation's own.
+    """
+    for group in optimiser.param_groups:
+        for parameter in group["params"]:
+            slots, gradient = optimiser.state[parameter], parameter.grad
+            if gradient is None:
+                continue
+            if "previous" in slots:
+                ratio = 1 + gradient / (slots["previous"] + 1e-7)
+                gradient.mul_(ratio.clamp(1.0, 5.0))
+            slots["previous"] = gradient.detach().clone()
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimiser remembers: its slots, and how many steps have decayed its rate."""
+    slots = {str(index): dict(slots) for index, slots in optimiser.state_dict()["state"].items()}
+    return {"slots": slots, "steps": optimiser.param_groups[0].get("steps", 0)}
+
+
+def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Reverses `optimiser_state`."""
+    full = optimiser.state_dict()
+    full["state"] = {int(index): slots for index, slots in state["slots"].items()}
+    optimiser.load_state_dict(full)
+    for group in optimiser.param_groups:
+        if "steps" in group:
+            group["steps"] = int(state["steps"])

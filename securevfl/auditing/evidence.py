@@ -1,0 +1,368 @@
+"""What the noise of a run, recomputed by replay, says about the noise that was claimed.
+
+Replay gives z, released value minus what would have left without noise. Every test here errs against a run
+that keeps its promise with at most the level it is given; the levels come from an `ErrorBudget`. Statistics
+and p-values are functions of private data without any noise: they never leave these classes. Outcomes name
+the verdict, the number of values and the power, which may be shown.
+
+Tests are fed message by message and keep sums, a fixed histogram and 16 bytes per vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from scipy.special import chdtri, ndtr, ndtri
+
+from securevfl.auditing.verdicts import Finding, Verdict
+from securevfl.errors import InputError
+from securevfl.privacy.noise import snap
+
+Floats = NDArray[np.float64]
+
+# Replay is inexact where training amplifies rounding. Above this share of the noise nothing is concluded.
+ERROR_LIMIT = 0.05
+# Correlation and shape need more: an error that is the same everywhere adds up over the values.
+FINE_ERROR = 0.1
+FINE_VALUES = 1_000
+
+VARIANCE, REPETITION, LATTICE, VALUES, ROWS, SHAPE = (
+    "variance",
+    "repetition",
+    "lattice",
+    "correlation of values",
+    "correlation of rows",
+    "shape",
+)
+FLIPS = "flips"
+"""Of randomised labels: as many as claimed."""
+# What shares the error budget; membership in the lattice never errs.
+NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, SHAPE)
+
+
+class Outcome(NamedTuple):
+    """What one test says: violated, holds, or not tested and why."""
+
+    test: str
+    verdict: Verdict
+    reason: str = ""
+    power: float | None = None
+
+
+def _judged(test: str, violated: bool, reason: str, power: float | None = None) -> Outcome:
+    return Outcome(test, Verdict.VIOLATED if violated else Verdict.HOLDS, reason if violated else "", power)
+
+
+def _not_tested(test: str, reason: str) -> Outcome:
+    return Outcome(test, Verdict.NOT_TESTED, reason)
+
+
+def _check_level(level: float) -> None:
+    if not 0 <= level < 1:
+        raise InputError(f"the level is {level}; expected a probability below 1")
+
+
+# -- how much noise ----------------------------------------------------------------------------------------
+
+
+def power(values: int, level: float, miss: float = 0.1, error: float = ERROR_LIMIT) -> float:
+    """The largest share of the claimed noise that would be noticed with probability 1 - miss; 0 if none.
+
+    Noise of f times the claim gives S = (f^2 + error^2) chi2_k at most, S < chi2_k(level) is the verdict.
+    Print it at the limit of the replay error: the error itself is a function of the data.
+    """
+    _check_level(level)
+    if values < 1 or level == 0:
+        return 0.0
+    ratio = float(stats.chi2.ppf(level, values) / stats.chi2.ppf(1 - miss, values))
+    return math.sqrt(max(0.0, ratio - error * error))
+
+
+class VarianceTest:
+    """Whether the noise is as large as claimed: S = sum of z^2 / s^2 over all values, each with its own s.
+
+    One-sided: S is chi-squared under the claim, errors of replay only add to it (those of a release are
+    fixed before its noise is drawn), and too little noise is what breaks a promise.
+
+    Args:
+        error: Error of replay at which the power is stated; 0 only where no training comes before a release.
+    """
+
+    def __init__(self, error: float = ERROR_LIMIT) -> None:
+        self.values = 0
+        self._error = error
+        self._sum = 0.0
+
+    def add(self, standard: Floats) -> None:
+        """Takes noise divided by its claimed standard deviation."""
+        self.values += standard.size
+        self._sum += float(np.vdot(standard, standard))
+
+    def judge(self, level: float) -> Outcome:
+        """Violated where so little noise has a smaller probability than `level`."""
+        noticed = power(self.values, level, error=self._error)
+        if noticed == 0:
+            return _not_tested(VARIANCE, f"{self.values} values are too few to notice noise that is missing")
+        violated = self._sum < stats.chi2.ppf(level, self.values)
+        return _judged(VARIANCE, violated, "less noise was added than claimed", noticed)
+
+    def excessive(self, level: float) -> bool:
+        """True where there is far more noise than claimed: not the declared mechanism. For data holders only.
+
+        It breaks no promise of privacy, and replay that went wrong looks the same.
+        """
+        limit = float(chdtri(self.values, level)) if self.values and level > 0 else math.inf
+        return math.sqrt(self._sum) > math.sqrt(limit) + ERROR_LIMIT * math.sqrt(self.values)
+
+
+# -- noise that repeats ------------------------------------------------------------------------------------
+
+# 64 steps of the gate's lattice: noise used twice is snapped differently for two rows, by one step.
+CELL = 2.0**-14
+
+
+class RepetitionTest:
+    """Whether a vector of noise was used twice. Only for draws that should be fresh.
+
+    Vectors are equal where all their values lie in the same cells of `cell` standard deviations. Two honest
+    vectors of d values do so with probability (cell / (2 sqrt(pi)))^d, any two of n with at most n^2 / 2
+    times that; where this is not below a tenth of the level, nothing is concluded.
+    """
+
+    def __init__(self, cell: float = CELL) -> None:
+        if not 0 < cell < 0.1:
+            raise InputError(f"cell {cell}: expected a small share of the standard deviation, below 0.1")
+        self._cell = cell
+        self._seen: dict[int, list[bytes]] = {}
+
+    def add(self, standard: Floats) -> None:
+        """Takes rows of noise divided by its claimed standard deviation."""
+        cells = np.rint(np.clip(standard / self._cell, -(2.0**62), 2.0**62)).astype(np.int64)
+        digests = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in cells)
+        self._seen.setdefault(standard.shape[1], []).append(b"".join(digests))
+
+    def judge(self, level: float) -> Outcome:
+        """Violated where vectors are equal that hardly ever are."""
+        odds, repeated = 0.0, False
+        for width, parts in self._seen.items():
+            digests = np.frombuffer(b"".join(parts), dtype="V16")
+            odds += len(digests) ** 2 / 2 * (self._cell / (2 * math.sqrt(math.pi))) ** width
+            repeated |= len(np.unique(digests)) < len(digests)
+        if not self._seen or odds >= level / 10:
+            return _not_tested(REPETITION, "vectors as short as these repeat by chance")
+        return _judged(REPETITION, repeated, "the same noise was used for several vectors")
+
+
+def off_lattice(released: ArrayLike, std: float) -> int:
+    """How many released values the gate's lattice does not contain. Honest runs have none."""
+    values = np.asarray(released, np.float64)
+    return int((snap(values, std) != values).sum())
+
+
+# -- noise that is not independent -------------------------------------------------------------------------
+
+
+class CorrelationTest:
+    """Whether two streams of noise are independent, such as those of two owners.
+
+    The correlation about zero of k independent pairs of Gaussians has exactly Student's distribution with
+    k - 1 degrees of freedom, whatever their scale.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pairs = 0
+        self._sums = np.zeros(3)
+
+    def add(self, left: Floats, right: Floats) -> None:
+        """Takes pairs of values; no value may be in two pairs."""
+        if left.shape != right.shape:
+            raise InputError(f"{self.name}: {left.shape} values against {right.shape}; expected pairs")
+        self.pairs += left.size
+        self._sums += [np.vdot(left, right), np.vdot(left, left), np.vdot(right, right)]
+
+    def judge(self, level: float, error: float) -> Outcome:
+        """Violated where a correlation so far from 0 has a smaller probability than `level`."""
+        missing = _too_coarse(self.pairs, level, error)
+        if missing:
+            return _not_tested(self.name, missing)
+        product, left, right = self._sums
+        scale = math.sqrt(left * right)
+        share = float(np.clip(product / scale, -1.0, 1.0)) if scale > 0 else 0.0
+        student = abs(share) * math.sqrt((self.pairs - 1) / max(1 - share * share, 1e-300))
+        violated = 2 * stats.t.sf(student, self.pairs - 1) < level
+        return _judged(self.name, violated, "noise that should be independent is correlated")
+
+
+def _too_coarse(values: int, level: float, error: float) -> str:
+    """Why a fine test cannot be made with so many values at this error of replay; empty if it can."""
+    _check_level(level)
+    if level == 0:
+        return "no probability of error is left for it"
+    if values < FINE_VALUES:
+        return f"{values} values are too few; {FINE_VALUES} are needed"
+    return "" if error < FINE_ERROR / math.sqrt(values) else "replay is not exact enough"
+
+
+class NeighbourTest:
+    """Whether neighbours in one stream are independent: values after values, or rows after rows.
+
+    Pairs that begin at even places share no value with each other, nor do those at odd places, so each
+    kind is a `CorrelationTest` with half of the level.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kinds = (CorrelationTest(name), CorrelationTest(name))
+        self._last: Floats | None = None
+        self._place = 0
+
+    def add(self, items: Floats) -> None:
+        """Takes the next items of the stream, one per row."""
+        if self._last is not None and self._last.shape[1] == items.shape[1]:
+            items = np.concatenate([self._last, items])
+        for place, kind in enumerate(self._kinds):
+            start = (place + self._place) % 2
+            kind.add(items[:-1][start::2], items[1:][start::2])
+        self._place += len(items) - 1
+        self._last = items[-1:]
+
+    def judge(self, level: float, error: float) -> Outcome:
+        """Violated where either kind is."""
+        return min((kind.judge(level / 2, error) for kind in self._kinds), key=lambda o: o.verdict.rank)
+
+
+# -- noise of another shape --------------------------------------------------------------------------------
+
+
+class ShapeTest:
+    """Whether |z| is nearer to zero than claimed anywhere: Kolmogorov-Smirnov, one-sided, on a fixed grid.
+
+    Noise that is mostly absent and sometimes huge has enough variance and is caught here; more noise than
+    claimed is not. Massart 1990: the distribution of k values exceeds the true one by D anywhere with
+    probability at most exp(-2 k D^2). The grid only sees less.
+    """
+
+    _GRID = ndtri(0.5 + 0.5 * np.arange(1, 1024) / 1024)
+    _EXPECTED = 2 * ndtr(_GRID) - 1
+
+    def __init__(self) -> None:
+        self.values = 0
+        self._below = np.zeros(len(self._GRID) + 1, np.int64)
+
+    def add(self, standard: Floats) -> None:
+        """Takes noise divided by its claimed standard deviation."""
+        places = np.searchsorted(self._GRID, np.abs(standard).ravel(), side="left")
+        self.values += standard.size
+        self._below += np.bincount(places, minlength=len(self._below))
+
+    def judge(self, level: float, error: float) -> Outcome:
+        """Violated where so much noise near zero has a smaller probability than `level`."""
+        missing = _too_coarse(self.values, level, error)
+        if missing:
+            return _not_tested(SHAPE, missing)
+        excess = float((np.cumsum(self._below)[:-1] / self.values - self._EXPECTED).max())
+        # The density of |z| is below 0.8: replay error moves the distribution by less than itself, the
+        # lattice by less than its step.
+        limit = math.sqrt(-math.log(level) / (2 * self.values)) + error + 2.0**-20
+        return _judged(SHAPE, excess > limit, "the noise is not distributed as claimed")
+
+
+# -- all of it ---------------------------------------------------------------------------------------------
+
+
+class NoiseEvidence:
+    """All tests on the replayed noise of one path, fed message by message.
+
+    Args:
+        fresh: False where the same noise is meant to return (a value that is released again).
+        cell: Width within which noise counts as repeated, in standard deviations.
+        limit: Error of replay at which the power is stated, see `VarianceTest`.
+    """
+
+    def __init__(self, *, fresh: bool = True, cell: float = CELL, limit: float = ERROR_LIMIT) -> None:
+        self.variance = VarianceTest(limit)
+        self._repetition = RepetitionTest(cell) if fresh else None
+        self._values, self._rows = NeighbourTest(VALUES), NeighbourTest(ROWS)
+        self._shape = ShapeTest()
+        self._squared_error = 0.0
+        self._off_lattice: int | None = None
+        self.unreplayed = 0
+
+    def add(
+        self, noise: ArrayLike, std: float, *, error: float = 0.0, released: ArrayLike | None = None
+    ) -> None:
+        """Takes one message.
+
+        Args:
+            noise: Released values minus the recomputed ones, a vector per row.
+            std: The claimed standard deviation of this message's noise.
+            error: Root mean square of the replay's own error divided by `std`. Above `ERROR_LIMIT` the
+                message counts as not replayed.
+            released: The released values, where they must lie on the gate's lattice.
+        """
+        rows = np.asarray(noise, np.float64)
+        rows = rows.reshape(len(rows), -1) if rows.ndim > 1 else rows.reshape(1, -1)
+        if not 0 < std < math.inf or not error >= 0 or not rows.size or not np.isfinite(rows).all():
+            raise InputError(
+                f"noise of shape {rows.shape}, std {std}, error {error}; expected finite values, a "
+                "positive std and an error of at least 0"
+            )
+        if released is not None:
+            self._off_lattice = (self._off_lattice or 0) + off_lattice(released, std)
+        if error > ERROR_LIMIT:
+            self.unreplayed += 1
+            return
+        standard = rows / std
+        self._squared_error += error * error * rows.size
+        self.variance.add(standard)
+        if self._repetition is not None:
+            self._repetition.add(standard)
+            self._values.add(standard.reshape(-1, 1))
+            self._rows.add(standard)
+        self._shape.add(standard)
+
+    def judge(self, levels: Mapping[str, float]) -> list[Outcome]:
+        """The outcome of every test; `levels` names one for each of `NOISE_TESTS`."""
+        error = math.sqrt(self._squared_error / max(1, self.variance.values))
+        outcomes = [self.variance.judge(levels[VARIANCE]), self._shape.judge(levels[SHAPE], error)]
+        if self._repetition is not None:
+            outcomes.append(self._repetition.judge(levels[REPETITION]))
+            outcomes.append(self._values.judge(levels[VALUES], error))
+            outcomes.append(self._rows.judge(levels[ROWS], error))
+        if self._off_lattice is not None:
+            outcomes.append(_judged(LATTICE, self._off_lattice > 0, "released values are off the lattice"))
+        return outcomes
+
+    def finding(self, promise: str, path: str, levels: Mapping[str, float]) -> Finding:
+        """The verdict on the path: it holds if its variance was tested and every message was replayed."""
+        return conclude(promise, path, self.judge(levels), self.unreplayed)
+
+
+def conclude(promise: str, path: str, outcomes: Sequence[Outcome], unreplayed: int = 0) -> Finding:
+    """Combines outcomes. Tests other than the variance's that could not be made are named, no more.
+
+    Which fine tests could be made depends on the error of replay, a function of the data: the names of tests
+    and the reasons are for data holders, a public dossier shows the verdict, the values and the power.
+    """
+    made = [outcome for outcome in outcomes if outcome.verdict is not Verdict.NOT_TESTED]
+    violations = [f"{o.test}: {o.reason}" for o in made if o.verdict is Verdict.VIOLATED]
+    notes = [f"{o.test} not tested: {o.reason}" for o in outcomes if o.verdict is Verdict.NOT_TESTED]
+    if unreplayed:
+        notes.append(f"{unreplayed} messages could not be replayed exactly enough")
+    complete = not unreplayed and any(outcome.test in (VARIANCE, FLIPS) for outcome in made)
+    verdict = Verdict.VIOLATED if violations else Verdict.HOLDS if complete else Verdict.NOT_TESTED
+    return Finding(
+        promise=promise,
+        path=path,
+        verdict=verdict,
+        tested=tuple(dict.fromkeys(outcome.test for outcome in made)),
+        power=next((outcome.power for outcome in made if outcome.test == VARIANCE), None),
+        reasons=tuple(violations + notes) or (() if complete else ("nothing was replayed",)),
+    )

@@ -1,0 +1,567 @@
+"""Do the views and the ledgers tell the same story? Every message is matched with its entry, both ways.
+
+A message that leaves an organisation and holds what depends on private data names an entry of the sender's
+ledger; the entry must be of a kind that such a message may carry, name the receiver's organisation, and be
+about the same records and as many vectors. An entry is used by one message per receiver, and by one at least.
+What was released once may be sent again, byte for byte. Words of a secure sum belong to an announced round,
+one entry per round and sender; words of sealed training to the round that their entry opens. Undeclared kinds
+and fields are violations, and so is what a receiver got and its sender's own view does not know.
+
+Views are read line by line. Arrays are looked at only where rows or repeated values are compared; sets of
+rows are compared in the text form of the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.accountants.records import HIDDEN
+from securevfl.algorithms.messages import MESSAGES
+from securevfl.attacks.source import Source
+from securevfl.auditing.verdicts import Finding, Verdict
+from securevfl.errors import LedgerError, WireError
+from securevfl.privacy.gate import HANDED_ON
+from securevfl.privacy.ledger import Entry, read_homes, read_ledger, rows_to_text
+from securevfl.privacy.payloads import check_fields
+from securevfl.privacy.schemas import DEALER, PARTY, ROWS, SERVER, Schema, roles_of
+from securevfl.privacy.views import BYTES, View
+from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
+
+RECONCILED = "reconciled with the ledger"
+GATHER = "bring the organisations' folders together with `securevfl gather`"
+MOST_REASONS = 3
+# Of sealed words, the array with a line per record.
+_LINES = {Phase.kind: "words", Share.kind: "blinded", MaskedScores.kind: "words"}
+# Of words in secure sums: arrays, and the announced shape of ciphertexts, that begin with the records.
+_SUMMED = ("values", "total")
+
+
+def reconcile(source: Source) -> list[Finding]:
+    """A finding for every owner, observer and kind of release, of ledgers that have been verified."""
+    return _Reconciliation(source).findings()
+
+
+@lru_cache(maxsize=256)
+def rows_in(text: str) -> int:
+    """How many rows a ledger's row list names."""
+    if not text:
+        return 0
+    return text.count(",") + 1 + sum(int(last) - int(first) for first, last in _RANGE.findall(text))
+
+
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
+
+class _Line(NamedTuple):
+    """One message of a view as it is judged: its header, its schema, the organisations at both ends."""
+
+    header: Mapping[str, Any]
+    schema: Schema
+    view: View
+    sender: str
+    receiver: str
+
+    @property
+    def name(self) -> str:
+        return f"message {self.header['index']} of {self.view.observer}'s view ({self.header['kind']})"
+
+    def shape(self, field: str) -> list[int]:
+        return list(self.header["arrays"][field][2])
+
+    def rows(self) -> npt.NDArray[Any] | None:
+        return self.view.array(self.header, "rows") if "rows" in self.header["arrays"] else None
+
+    def payload(self) -> str | None:
+        """Name of the first field that depends on private data; None where there is none."""
+        present = [*self.header["arrays"], *self.header["fields"]]
+        return next((n for n in present if (form := self.schema.form_of(n)) and form.payload), None)
+
+
+class _Reconciliation:
+    """Reads every view once and hands each message to the books of its sender."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        folder = source.files.path
+        self.views = {name: View(source.view_folder(name)) for name in source.observers}
+        self.finished = source.files.result_file.is_file()
+        self.books = {
+            path.stem: _Books(path.stem, read_ledger(path), self)
+            for path in sorted((folder / "ledger").glob("*.jsonl"))
+        }
+        self.homes = read_homes(folder)
+        self.problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+        self.unknown: set[tuple[str, str, str]] = set()
+        self.totals: set[tuple[str, str]] = set()
+        self.sent: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+        self.got: dict[tuple[str, str], dict[int, list[Any]]] = defaultdict(dict)
+
+    def host(self, address: str) -> str:
+        return self.source.label_holder if address == SERVER else address
+
+    def findings(self) -> list[Finding]:
+        for observer, view in self.views.items():
+            _Reading(self, observer, view).read()
+        self._compare_views()
+        for books in self.books.values():
+            books.close()
+        return [*self._judged(), *self._elsewhere()]
+
+    def violate(self, owner: str, observers: Sequence[str], path: str, reason: str) -> None:
+        for observer in observers:
+            self.problems[owner, observer, path].append(reason)
+
+    def _compare_views(self) -> None:
+        """What one organisation got, the other must have sent; what is still on its way may be missing."""
+        for (sender, receiver), lines in self.got.items():
+            left = self.sent[sender, receiver]
+            for key, (count, kind, index) in lines.items():
+                if count > left[key]:
+                    reason = f"message {index} of {receiver}'s view is not what {sender}'s own view says"
+                    self.violate(sender, [receiver], kind, reason)
+
+    def _judged(self) -> Iterator[Finding]:
+        """Findings about owners whose ledgers are here."""
+        paths = {key: key for key in self.problems}
+        for owner, books in self.books.items():
+            for entry in books.entries:
+                for observer in entry.content.get("observers", ()):
+                    key = (owner, observer, entry.content["kind"])
+                    paths[key] = key
+        for owner, observer, path in paths:
+            yield self._finding(owner, observer, path)
+
+    def _finding(self, owner: str, observer: str, path: str) -> Finding:
+        said: dict[str, Any] = {"promise": f"{owner} against {observer}", "path": path}
+        reasons = list(dict.fromkeys(self.problems.get((owner, observer, path), ())))
+        if reasons:
+            more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
+            shown = (*reasons[:MOST_REASONS], *more)
+            return Finding(**said, verdict=Verdict.VIOLATED, tested=(RECONCILED,), reasons=shown)
+        books = self.books.get(owner)
+        missing = self._missing(owner, observer) or ("" if books is None else books.open.get(path, ""))
+        if missing:
+            return Finding(**said, verdict=Verdict.NOT_TESTED, reasons=(missing,))
+        return Finding(**said, verdict=Verdict.HOLDS, tested=(RECONCILED,))
+
+    def _missing(self, owner: str, observer: str) -> str:
+        """What a pair needs to be reconciled and is not here; empty if nothing."""
+        if owner in self.views or observer in self.views:
+            return ""
+        if not self.views:
+            return "no views were recorded; train with --record-views"
+        return f"neither the view of {owner} nor that of {observer} is here; {GATHER}"
+
+    def _elsewhere(self) -> Iterator[Finding]:
+        """Owners that sent something to an organisation whose view is here, and whose ledgers are not."""
+        for owner, observer, kind in sorted(self.unknown):
+            yield Finding(
+                promise=f"{owner} against {observer}",
+                path=kind,
+                verdict=Verdict.NOT_TESTED,
+                reasons=(f"the ledger of {owner} is not here; {GATHER}",),
+            )
+
+
+class _Reading:
+    """One view from its first line to its last, with the calls and announcements that it holds."""
+
+    def __init__(self, whole: _Reconciliation, observer: str, view: View) -> None:
+        self.whole, self.observer, self.view = whole, observer, view
+        self.calls: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.answered: set[tuple[str, int]] = set()
+        self.rounds: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.announced: Counter[int] = Counter()
+
+    def read(self) -> None:
+        for header in self.view.headers():
+            self._line(header)
+
+    def _line(self, header: Mapping[str, Any]) -> None:
+        whole, sent = self.whole, header["sent"]
+        sender = self.observer if sent else whole.host(header["sender"])
+        receiver = whole.host(header["receiver"]) if sent else self.observer
+        try:
+            schema = check_fields(header["sender"], header["kind"], self._forms(header))
+        except WireError as error:
+            reason = f"message {header['index']} of {self.observer}'s view: {error}"
+            whole.violate(sender, [receiver], header["kind"], reason)
+            return
+        if header["sender"] == header["receiver"]:
+            return  # noted at home, sent by nobody
+        line = _Line(header, schema, self.view, sender, receiver)
+        self._note(line)
+        if roles_of(header["sender"]).isdisjoint(schema.senders):
+            self._violate(line, f"{header['sender']} may not send {header['kind']!r}")
+        if any(form.inside for _, _, form in schema.sent):
+            self._violate(line, "must stay inside one organisation")
+        if self._is_twin(line):
+            return
+        self._judge(line)
+
+    def _judge(self, line: _Line) -> None:
+        if not line.schema.of_machine and line.payload() is None:
+            return
+        books = self.whole.books.get(line.sender)
+        if books is None:
+            if line.schema.senders != (DEALER,):
+                self.whole.unknown.add((line.sender, line.receiver, line.header["kind"]))
+        elif line.schema.of_machine:
+            books.words(line, self)
+        else:
+            books.release(line, self)
+
+    def _violate(self, line: _Line, reason: str) -> None:
+        self.whole.violate(line.sender, [line.receiver], line.header["kind"], f"{line.name}: {reason}")
+
+    def _forms(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields as their declaration is checked; of arrays other than rows only type and shape."""
+        fields, schema = dict(header["fields"]), MESSAGES.get(header["kind"])
+        for name, (_, dtype, shape, *mark) in header["arrays"].items():
+            form = None if schema is None else schema.form_of(name)
+            if BYTES in mark:
+                fields[name] = b""
+            elif form is not None and form.what == ROWS:
+                fields[name] = self.view.array(header, name)
+            else:
+                fields[name] = np.broadcast_to(np.zeros((), dtype), shape)
+        return fields
+
+    def _note(self, line: _Line) -> None:
+        """Keeps what later messages refer to: calls by their numbers, announced rounds of sums."""
+        header = line.header
+        name = (header["sender"], header["number"])
+        if "rows" in header["arrays"]:
+            self.calls[name] = header
+            self.answered.discard(name)
+        if {"channel", "round", "purpose"} <= header["fields"].keys():
+            place = (header["fields"]["channel"], header["fields"]["round"])
+            self.whole.totals.add((self.whole.host(place[0]), header["fields"]["purpose"]))
+            if place not in self.rounds:
+                self.announced[header["arrays"]["rows"][2][0]] += 1
+            self.rounds[place] = header
+
+    def _is_twin(self, line: _Line) -> bool:
+        """Keeps what both ends say about a message; True where the sender's own view is the one to judge."""
+        header, whole = line.header, self.whole
+        pair = (line.sender, line.receiver)
+        if not (line.sender in whole.views and line.receiver in whole.views):
+            return False
+        content = [header[name] for name in ("sender", "receiver", "kind", "number", "reply_to", "head")]
+        arrays = {name: place[1:3] for name, place in header["arrays"].items()}
+        if not line.schema.of_machine and line.payload() is not None:
+            arrays |= {n: [*a, zlib.crc32(self.view.array(header, n).tobytes())] for n, a in arrays.items()}
+        key = hash(json.dumps([content, header["fields"], arrays]))
+        if header["sent"]:
+            whole.sent[pair][key] += 1
+            return False
+        known = whole.got[pair].setdefault(key, [0, header["kind"], header["index"]])
+        known[0] += 1
+        return True
+
+    def rows_of(self, line: _Line) -> npt.NDArray[Any] | None:
+        """The records that a message is about: named in it, or in the call that it answers."""
+        rows = line.rows()
+        call = self.calls.get((line.header["receiver"], line.header["reply_to"]))
+        if rows is None and call is not None:
+            rows = self.view.array(call, "rows")
+        return rows
+
+    def answers_twice(self, line: _Line) -> bool:
+        """True where a call with rows has been answered before."""
+        name = (line.header["receiver"], line.header["reply_to"])
+        if name not in self.calls:
+            return False
+        before = name in self.answered
+        self.answered.add(name)
+        return before
+
+
+class _Books:
+    """One owner's ledger, and what each of its entries was used for."""
+
+    def __init__(self, owner: str, entries: list[Entry], whole: _Reconciliation) -> None:
+        self.owner, self.entries, self.whole = owner, entries, whole
+        self.once = whole.source.plan.mode == "frozen"
+        self.uses: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self.sums: dict[int, tuple[str, int]] = {}
+        self.rounds: dict[tuple[Any, ...], int] = {}
+        self.seen: set[int] = set()
+        self.places: dict[str, npt.NDArray[np.int64]] = {}
+        self.handed: Counter[tuple[str, str, int]] = Counter()
+        self.open: dict[str, str] = {}
+        sessions = np.cumsum([entry.is_session for entry in entries])
+        self.sessions: list[int] = sessions.tolist()
+        hidden = [e.content["observers"] for e in entries if e.content.get("mechanism") in HIDDEN]
+        self.handlers = {name for names in hidden for name in names}
+
+    def _violate(self, line: _Line, reason: str, path: str = "") -> None:
+        self.whole.violate(self.owner, [line.receiver], path or line.header["kind"], f"{line.name}: {reason}")
+
+    def _entry(self, line: _Line) -> Entry | None:
+        """The entry that a message names; None, and a violation, where it is not this ledger's."""
+        head = line.header["head"]
+        if head is None:
+            self._violate(line, "left without a ledger entry")
+            return None
+        owner, position, digest = head
+        if owner != self.owner:
+            self._violate(line, f"names the ledger of {owner}, which is not its sender's")
+            return None
+        if not 0 <= position < len(self.entries) or self.entries[position].digest != digest:
+            self._violate(line, f"names an entry that is not in the ledger of {owner}")
+            return None
+        return self.entries[position]
+
+    # -- releases -------------------------------------------------------------------------------------------
+
+    def release(self, line: _Line, reading: _Reading) -> None:
+        """A message with values that a gate let out."""
+        entry = self._entry(line)
+        if reading.answers_twice(line):
+            self._violate(line, "is a second answer to one call")
+        field = line.payload()
+        form = None if field is None else line.schema.form_of(field)
+        if entry is None or field is None or form is None:
+            return
+        kind = entry.content["kind"]
+        if kind in form.of and kind not in HANDED_ON:
+            self._own(line, reading, entry, field)
+        elif not form.of.isdisjoint(HANDED_ON):
+            self._handed_on(line, reading, field)
+        else:
+            said = ", ".join(sorted(form.of))
+            self._violate(line, f"carries {said}; its entry {entry.index} is about {kind}")
+
+    def _own(self, line: _Line, reading: _Reading, entry: Entry, field: str) -> None:
+        content, index = entry.content, entry.index
+        if line.receiver not in content["observers"]:
+            self._violate(line, f"entry {index} is not for {line.receiver}", content["kind"])
+        use = (line.header["receiver"], line.header["kind"])
+        again = bool(self.uses[index][use])
+        self.uses[index][use] += 1
+        count, rows = line.shape(field)[0] if field in line.header["arrays"] else 1, reading.rows_of(line)
+        if rows is not None and len(rows) != count:
+            self._violate(line, f"has {count} vectors for {len(rows)} records", content["kind"])
+        elif self.once and rows is not None and content.get("rows") is not None:
+            self._repeated(line, entry, field, rows, again=again)
+        elif again:
+            self._violate(line, f"is a second message for entry {index}", content["kind"])
+        elif count != content["vectors"]:
+            self._violate(line, f"has {count} vectors, entry {index} {content['vectors']}", content["kind"])
+        elif rows is not None and content.get("rows") not in (None, _text(rows)):
+            self._violate(line, f"is about other records than entry {index}", content["kind"])
+
+    def _repeated(
+        self, line: _Line, entry: Entry, field: str, rows: npt.NDArray[Any], *, again: bool
+    ) -> None:
+        """Of what is released once: new records are the entry's, all others the same bytes as before."""
+        offset, dtype, shape = line.header["arrays"][field][:3]
+        width = int(np.prod(shape[1:])) * np.dtype(dtype).itemsize
+        places = offset + width * np.arange(len(rows), dtype=np.int64)
+        known = self._places(line.receiver, rows)
+        old = known[rows] >= 0
+        fresh = "" if again else entry.content["rows"]
+        if _text(rows[~old]) != fresh:
+            self._violate(line, f"has records that entry {entry.index} does not name", entry.content["kind"])
+        if not line.view.same_bytes(known[rows[old]], places[old], width):
+            self._violate(line, "repeats records with other values than at first", entry.content["kind"])
+        known[rows[~old]] = places[~old]
+
+    def _places(self, receiver: str, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        known, size = self.places.get(receiver, np.empty(0, np.int64)), int(rows.max(initial=-1)) + 1
+        if size > len(known):
+            known = np.concatenate([known, np.full(size - len(known), -1, np.int64)])
+            self.places[receiver] = known
+        return known
+
+    def _handed_on(self, line: _Line, reading: _Reading, field: str) -> None:
+        """What is computed from others' releases: as many vectors as were asked for, once per request."""
+        if field not in line.header["arrays"]:
+            return
+        count, rows = line.shape(field)[0], reading.rows_of(line)
+        if rows is not None and len(rows) != count:
+            self._violate(line, f"has {count} vectors for {len(rows)} records")
+        if line.header["reply_to"] is not None:
+            return
+        key = (line.header["receiver"], line.header["kind"], count)
+        self.handed[key] += 1
+        if self.handed[key] > reading.announced[count]:
+            self._violate(line, f"hands on {count} values that no sum or batch was asked for")
+
+    # -- words of protocol machines -------------------------------------------------------------------------
+
+    def words(self, line: _Line, reading: _Reading) -> None:
+        """A message of a protocol machine: masked words, ciphertexts, keys."""
+        header = line.header
+        if header["head"] is None and line.schema.senders == (DEALER,):
+            return
+        entry = self._entry(line)
+        if entry is None:
+            return
+        key = hash((self.sessions[entry.index], header["receiver"], header["kind"], _facts(header)))
+        if key in self.seen:
+            self._violate(line, "is a second message of its kind in one round", entry.content["kind"])
+        self.seen.add(key)
+        if header["fields"].get("round", -1) < 0:
+            if "channel" not in header["fields"]:
+                self._use(line, entry)  # a masked operand, once for a session
+        elif "channel" in header["fields"]:
+            self._summed(line, reading, entry)
+        else:
+            self._sealed(line, entry)
+
+    def _use(self, line: _Line, entry: Entry) -> None:
+        self.uses[entry.index][line.receiver, line.header["kind"]] += 1
+        if line.receiver not in entry.content.get("observers", ()):
+            self._violate(line, f"entry {entry.index} is not for {line.receiver}", entry.content["kind"])
+
+    def _sealed(self, line: _Line, entry: Entry) -> None:
+        content, number = entry.content, line.header["fields"]["round"]
+        if entry.is_session or content["mechanism"] in HIDDEN:
+            self._violate(line, f"opens a round that no entry is about, it names entry {entry.index}")
+            return
+        self._use(line, entry)
+        self._one_round(line, entry, ("", number))
+        records = content["vectors"] if content.get("rows") is None else rows_in(content["rows"])
+        field = _LINES.get(line.header["kind"])
+        if field is not None and line.shape(field)[0] != records:
+            reason = f"has {line.shape(field)[0]} lines, entry {entry.index} {records} records"
+            self._violate(line, reason, content["kind"])
+
+    def _one_round(self, line: _Line, entry: Entry, place: tuple[str, int]) -> None:
+        """One entry per round, one round per entry."""
+        kind, session = entry.content["kind"], self.sessions[entry.index]
+        if self.sums.setdefault(entry.index, place) != place:
+            self._violate(line, f"uses entry {entry.index}, which is about another round", kind)
+        if self.rounds.setdefault((session, *place), entry.index) != entry.index:
+            self._violate(
+                line, f"belongs to a round that entry {self.rounds[session, *place]} is about", kind
+            )
+
+    def _summed(self, line: _Line, reading: _Reading, entry: Entry) -> None:
+        fields = line.header["fields"]
+        place = (fields["channel"], fields["round"])
+        asked = reading.rounds.get(place)
+        if asked is None:
+            self._violate(line, f"belongs to round {place[1]} of {place[0]}, which nobody announced")
+            return
+        receiver, records = self.whole.host(place[0]), asked["arrays"]["rows"][2][0]
+        counts = [line.shape(name)[0] for name in _SUMMED if name in line.header["arrays"]]
+        for count in [*counts, *fields.get("shape", [])[:1]]:
+            if count != records:
+                self._violate(line, f"has {count} lines, {records} records were announced")
+        content = entry.content
+        fits = not entry.is_session and content["kind"] == asked["fields"]["purpose"]
+        if fields["from"] < 0 or receiver == self.owner:
+            return  # none of its own values are in it, or it obtains the total itself
+        if not fits:
+            reason = f"went into a sum of {asked['fields']['purpose']}; entry {entry.index} is about"
+            self._violate(line, f"{reason} {content['kind']}", asked["fields"]["purpose"])
+            return
+        self._contribution(line, reading, entry, asked)
+
+    def _contribution(self, line: _Line, reading: _Reading, entry: Entry, asked: Mapping[str, Any]) -> None:
+        content, fields = entry.content, line.header["fields"]
+        place = (fields["channel"], fields["round"])
+        first = not self.uses[entry.index]
+        self.uses[entry.index][line.receiver, line.header["kind"]] += 1
+        learn = {self.whole.host(place[0]), self.whole.host(asked["fields"]["for"])} - {self.owner}
+        if not learn <= set(content["observers"]):
+            missing = ", ".join(sorted(learn - set(content["observers"])))
+            self._violate(line, f"entry {entry.index} is not for {missing}", content["kind"])
+        if line.receiver not in {*content["observers"], *self.handlers, *learn}:
+            self._violate(line, f"went to {line.receiver}, whom no entry names", content["kind"])
+        if self.once and content["mechanism"] == "gaussian" and not self.handlers:
+            return  # what was released once may enter many sums
+        self._one_round(line, entry, place)
+        if first and content.get("rows") is not None:
+            rows = _text(reading.view.array(asked, "rows"))
+            if rows != content["rows"]:
+                self._violate(
+                    line, f"is of a sum over other records than entry {entry.index}", content["kind"]
+                )
+
+    # -- entries without messages ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Entries that no message was for, and rounds that not everybody heard of."""
+        if self.owner not in self.whole.views:
+            names = {name for e in self.entries for name in e.content.get("observers", ())}
+            if not names <= self.whole.views.keys():
+                return
+        carried = self._carried()
+        unused: list[Entry] = []
+        for entry in self.entries:
+            content = entry.content
+            if entry.is_session:
+                self._report(unused, broken=True)
+                unused = []
+            elif content["mechanism"] in HIDDEN or not content["observers"]:
+                continue
+            elif self.uses.get(entry.index):
+                self._report(unused, broken=False)
+                unused = []
+                self._heard_by_all(entry)
+            elif content["kind"] in carried and not self._stays_inside(entry):
+                unused.append(entry)
+        self._report(unused, broken=not self.whole.finished)
+
+    def _report(self, unused: list[Entry], *, broken: bool) -> None:
+        """Entries at the end of a session that was broken off may have lost their messages."""
+        for entry in unused:
+            content = entry.content
+            if content["kind"] == "prediction":
+                self.open[content["kind"]] = "views do not hold what was predicted after the run"
+            elif not broken:
+                reason = f"entry {entry.index} ({content['vectors']} vectors) has no message"
+                self.whole.violate(self.owner, content["observers"], content["kind"], reason)
+
+    def _carried(self) -> set[str]:
+        """Kinds of entries that a message stands for."""
+        kinds = {kind for s in MESSAGES.values() for _, _, form in s.sent if form.payload for kind in form.of}
+        used = {self.entries[index].content["kind"] for index, uses in self.uses.items() if uses}
+        return (kinds - set(HANDED_ON)) | used
+
+    def _stays_inside(self, entry: Entry) -> bool:
+        """Whether its values went to a role of the same organisation, which hands on what follows."""
+        if (self.owner, entry.content["kind"]) in self.whole.totals:
+            return True
+        if self.owner != self.whole.source.label_holder:
+            return False
+        return any(
+            PARTY in schema.senders and form.payload and entry.content["kind"] in form.of
+            for schema in MESSAGES.values()
+            for _, _, form in schema.sent
+        )
+
+    def _heard_by_all(self, entry: Entry) -> None:
+        """Of sealed rounds: every observer got each kind of words."""
+        uses, content = self.uses[entry.index], entry.content
+        if self.sums.get(entry.index, ("x", 0))[0]:
+            return
+        for kind in {kind for _, kind in uses}:
+            missing = [name for name in content["observers"] if not uses[name, kind]]
+            if missing and entry.index != self.entries[-1].index:
+                reason = f"entry {entry.index}: {', '.join(missing)} got no {kind}"
+                self.whole.violate(self.owner, missing, content["kind"], reason)
+
+
+def _facts(header: Mapping[str, Any]) -> str:
+    return json.dumps(header["fields"], sort_keys=True)
+
+
+def _text(rows: npt.NDArray[Any]) -> str:
+    try:
+        return rows_to_text(rows.astype(np.int64))
+    except LedgerError:
+        return "repeated rows"

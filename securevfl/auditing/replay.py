@@ -1,0 +1,734 @@
+"""Replay: the run is trained again without noise, along the path that it really took.
+
+All roles run once more on the virtual carrier, from plan, data and first models. Whatever carried noise is
+taken from the owners' journals instead of being drawn, and messages between organisations from the views, so
+that every model goes through the states it went through. What the replay computes where a noisy value was
+made is that value without its noise; the difference is the noise that was really added, and is tested against
+the ledger. Besides, the replay must write the same ledgers, send the same noisy messages and end with the
+same models: noise that was computed and not used shows there.
+
+Trained models amplify rounding. Where the replay ends with the very models that were kept, it was exact.
+Where it does not, a second one starts from models that are changed in their last digits, and the difference
+of the two says how much of what was found is rounding. That decision depends on the data, so a `not tested`
+for this reason is for data holders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import stats
+
+from securevfl.accountants.records import HIDDEN, ReleaseRecord
+from securevfl.algorithms import SERVER, find_algorithm
+from securevfl.attacks.source import Source
+from securevfl.auditing.evidence import (
+    CELL,
+    ERROR_LIMIT,
+    FINE_ERROR,
+    FINE_VALUES,
+    FLIPS,
+    NOISE_TESTS,
+    NoiseEvidence,
+    Outcome,
+    VarianceTest,
+    conclude,
+)
+from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.errors import SecureVFLError
+from securevfl.federation.clock import VirtualClock, run_virtual
+from securevfl.federation.recorder import DECLARED
+from securevfl.federation.schedule import Schedule, drive
+from securevfl.federation.site import PARTS as PHASES_OF
+from securevfl.federation.site import Site, hosts_of, load_own, open_gate
+from securevfl.federation.virtual import VirtualCarrier
+from securevfl.privacy.defences import keep_probability
+from securevfl.privacy.gate import HANDED_ON, Gate
+from securevfl.privacy.journal import (
+    GRADIENT,
+    LABELS,
+    MODEL,
+    RELEASE,
+    STATISTIC,
+    TOTAL,
+    UPDATE,
+    Array,
+    Journal,
+)
+from securevfl.privacy.ledger import read_homes, read_ledger
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.noise import Floats, Noise
+from securevfl.privacy.payloads import Link
+from securevfl.privacy.schemas import MESSAGES
+from securevfl.privacy.views import Seen, View, ViewWriter
+from securevfl.protocols.stream import KEY_BYTES, KeyStream
+from securevfl.protocols.wire import Value
+
+PATHS = {
+    RELEASE: "embeddings",
+    GRADIENT: "gradients",
+    UPDATE: "updates",
+    STATISTIC: "statistics",
+    LABELS: "randomised labels",
+    TOTAL: "noisy totals",
+}
+"""Kind in the journal -> the path that findings name."""
+PARTS, REACH, EXCESS = "variance by part", "reach", "excess"
+EVERYBODY = ""
+"""In the place of a name: what all organisations opened, together."""
+_TESTS = (*NOISE_TESTS, PARTS, REACH, EXCESS)
+_ON_LATTICE = (RELEASE, UPDATE, STATISTIC)
+_LAST_DIGITS = 1e-7
+# Rounding at every step adds up to more than one change at the beginning.
+_MORE_ROUNDING = 30
+# Tables and masks of sealed training round each record's residual, by less than this in rms.
+_RING_ERROR = 2.0**-12
+_TOTAL_CELL = 2.0**-8
+
+
+WHOLE = "the run as a whole"
+
+
+def replay(source: Source, budget: ErrorBudget, *, audience: str = VISIBLE) -> list[Finding]:
+    """Replays a run and judges the noise of every path by which something noisy was released.
+
+    Args:
+        source: The run, with its data.
+        budget: How often a run that keeps its promises may be called violated.
+        audience: Who sees the verdicts.
+
+    Returns:
+        A finding for each owner, observer and path; `not tested` with the reason where evidence is missing.
+    """
+    promises = _promises(source.records)
+    if not promises:
+        return []
+    missing = _missing(source)
+    if missing:
+        return [_untested(owner, observer, "all releases", missing) for owner, observer in promises]
+    with tempfile.TemporaryDirectory() as scratch:
+        return _Judge(source, budget, audience, promises, Path(scratch)).findings()
+
+
+def _promises(records: list[ReleaseRecord]) -> list[tuple[str, str]]:
+    """(owner, observer) of everything that was promised."""
+    found = {
+        (record.owner, observer)
+        for record in records
+        if record.mechanism not in (*HIDDEN, "exact")
+        for observer in record.observers
+    }
+    return sorted(found)
+
+
+def _missing(source: Source) -> str:
+    """What keeps a run from being replayed at all, and how to supply it; empty if nothing does."""
+    files, plan = source.files, source.plan
+    if files.result_file.is_file() and files.read_result().get("guarantee") == DECLARED:
+        return "the program that was recorded is not here to be run again, so its noise cannot be recomputed"
+    if source.data is None:
+        return "replay needs the data of the run; give it with --data"
+    algorithm = find_algorithm(plan.algorithm)
+    names = sorted(set(hosts_of(plan, source.data, algorithm).values()) - set(algorithm.helpers))
+    if (mine := _alone(source)) is not None:
+        names = [mine]
+    absent = [name for name in names if not files.journal(name).is_dir() or not files.view(name).is_dir()]
+    if absent:
+        return (
+            f"views and journals of {', '.join(absent)} are not here; record them with --record-views, and "
+            "bring the folders of all organisations together with securevfl gather"
+        )
+    if plan.hidden_noise:
+        return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
+    if plan.threshold and read_homes(files.path) is not None:
+        return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
+    for path in sorted((files.path / "ledger").glob("*.jsonl")):
+        entries = read_ledger(path)
+        trained = [e.index for e in entries if not e.is_session and e.content["kind"] != "prediction"]
+        if any(entry.is_session and 0 < entry.index < max(trained, default=0) for entry in entries):
+            return "the run was interrupted and resumed; replay needs one that was not"
+    return ""
+
+
+def _alone(source: Source) -> str | None:
+    """The one organisation whose files are here, if it can replay what it sent: one role, no secure sum."""
+    homes = read_homes(source.files.path)
+    if homes is None or len(homes) != 1 or source.plan.protocol != "plain" or source.plan.mode == "sealed":
+        return None
+    return homes[0] if homes[0] in source.parties and homes[0] != source.label_holder else None
+
+
+def _untested(owner: str, observer: str, path: str, *reasons: str) -> Finding:
+    return Finding(
+        promise=f"{owner} against {observer}", path=path, verdict=Verdict.NOT_TESTED, reasons=reasons
+    )
+
+
+# -- the same run without noise -----------------------------------------------------------------------------
+
+
+class Broken(SecureVFLError):
+    """The evidence does not fit what the plan's roles do; `owner` is whose it is."""
+
+    def __init__(self, owner: str, reason: str) -> None:
+        super().__init__(reason)
+        self.owner = owner
+
+
+class _Zeros(KeyStream):
+    """A stream of zeros: every discrete Gaussian that is drawn from it is 0."""
+
+    def fill(self, out: Any) -> Any:
+        out[...] = 0
+        return out
+
+
+class Silence(Noise):
+    """A source that adds nothing, so that what the gate computes is what would have left without noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = _Zeros(bytes(KEY_BYTES))
+
+    def uniform(self, shape: tuple[int, ...], half_width: float) -> Floats:
+        """The lower end, at which randomised response keeps every label."""
+        return np.full(shape, -half_width)
+
+    def gaussian(self, shape: tuple[int, ...], std: float) -> Floats:
+        """Nothing."""
+        return np.zeros(shape)
+
+    def perturb(self, values: npt.ArrayLike, std: float) -> Floats:
+        """The values themselves, off any lattice."""
+        return np.asarray(values, np.float64)
+
+
+class _Kept(Journal):
+    """An owner's journal, read: values that carry noise are replaced by those that were kept.
+
+    What the replay computed goes to a spool in scratch, with the place of what was kept.
+    """
+
+    def __init__(self, folder: Path, spool: ViewWriter, part: Callable[[], str], *, shake: float) -> None:
+        self.owner, self.new = folder.name, True
+        self._view, self._spool, self._part, self._shake = View(folder), spool, part, shake
+        places = self._view.index("kind", "where")
+        self._places = {key: deque(found) for key, found in places.items()}
+
+    def keep(self, kind: str, values: Array, *, std: float, where: str) -> Array:
+        """What was kept at this place."""
+        waiting = self._places.get((kind, where))
+        if not waiting:
+            raise Broken(self.owner, f"{self.owner} kept no {kind} at {where}, where its roles make one")
+        place = waiting.popleft()
+        kept = np.array(self._view[place].fields["values"])
+        if kept.shape != np.shape(values):
+            raise Broken(
+                self.owner, f"{self.owner} kept a {kind} of shape {kept.shape}, not {np.shape(values)}"
+            )
+        if kind == MODEL:
+            shaken: Array = kept * (1 + self._shake * np.resize([1, -1], kept.shape)).astype(kept.dtype)
+            return shaken
+        fields: dict[str, Value] = {
+            "place": place,
+            "std": std,
+            "part": self._part(),
+            "values": np.asarray(values),
+        }
+        self._spool.note(kind, fields, address=self.owner, time=0.0)
+        return kept
+
+    def left(self) -> str:
+        """A kept value that the replay did not make; empty if it made all."""
+        return next((f"{kind} at {where}" for (kind, where), waiting in self._places.items() if waiting), "")
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+    close = flush
+
+
+class _Sent:
+    """The messages between organisations, as their receivers have them, in order."""
+
+    def __init__(self, source: Source) -> None:
+        self._views = {observer: View(source.view_folder(observer)) for observer in source.observers}
+        self._places = {
+            observer: {
+                key: deque(places)
+                for key, places in view.index("sender", "receiver", "kind", sent=False).items()
+            }
+            for observer, view in self._views.items()
+        }
+
+    def next(self, observer: str, message: Packet) -> Seen | None:
+        """The recorded message in the place of this one; None where the observer recorded nothing."""
+        if observer not in self._views:
+            return None
+        waiting = self._places[observer].get((message.sender, message.receiver, message.kind))
+        if not waiting:
+            raise Broken(
+                message.sender, f"{message.sender} sends {message.kind!r}, which {observer} never got"
+            )
+        return self._views[observer][waiting.popleft()]
+
+
+class _Evidence:
+    """What a replay takes from the run: gates that take noisy values from journals, and messages compared.
+
+    Attributes:
+        wrong: Owner -> the first noisy message that is not what its gate had made.
+        part: Where the run is.
+    """
+
+    def __init__(self, source: Source, spool: ViewWriter, *, shake: float) -> None:
+        self.source, self.spool, self.shake = source, spool, shake
+        self.journals: dict[str, _Kept] = {}
+        self.gates: dict[str, Gate] = {}
+        self.wrong: dict[str, str] = {}
+        self.part = "start"
+
+    def open_gate(self, name: str, label_holder: str) -> Gate:
+        """A gate as the run had it, without noise."""
+        data = self.source.known
+        gate = open_gate(
+            name,
+            self.source.plan,
+            records=data.n_train + data.n_test,
+            test_records=data.n_test,
+            holds_labels=name == label_holder,
+            folder=None,
+        )
+        gate.noise = Silence()
+        folder = self.source.files.journal(name)
+        if folder.is_dir():
+            kept = _Kept(folder, self.spool, lambda: self.part, shake=self.shake)
+            gate.journal = self.journals[name] = kept
+        self.gates[name] = gate
+        return gate
+
+    def hides(self, kind: str) -> bool:
+        """Whether messages of a kind are masked or encrypted, and so never the same twice."""
+        return MESSAGES[kind].of_machine and self.source.plan.protocol != "plain-tree"
+
+    def compare(self, message: Packet, seen: Seen) -> None:
+        """Notes noisy values that are not what was sent, and puts what was sent in their place."""
+        handed_on = any(form.of and form.of <= set(HANDED_ON) for _, _, form in MESSAGES[message.kind].sent)
+        if message.head is not None and not handed_on and self._is_noisy(*message.head[:2]):
+            for name, value in message.fields.items():
+                if isinstance(value, np.ndarray) and not _same(value, seen.fields.get(name)):
+                    self.wrong.setdefault(
+                        message.head.owner,
+                        f"message {message.number} ({message.kind}) is not what the gate had made of it",
+                    )
+        message.fields = {name: seen.fields.get(name, value) for name, value in message.fields.items()}
+
+    def _is_noisy(self, owner: str, position: int) -> bool:
+        return '"mechanism":"gaussian"' in self.gates[owner].ledger.lines[position]
+
+
+class _Carrier(VirtualCarrier):
+    """Runs all roles again; what one organisation sends another is what was sent."""
+
+    def __init__(self, evidence: _Evidence) -> None:
+        plan, data = evidence.source.plan, evidence.source.known
+        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
+        self.evidence, self._sent = evidence, _Sent(evidence.source)
+        self._broken: Broken | None = None
+        gates = {name: evidence.open_gate(name, hosts[SERVER]) for name in dict.fromkeys(hosts.values())}
+        super().__init__(plan, data, gates=gates)
+
+    async def phase(self, part: str, epoch: int = 0) -> None:
+        """Notes where the run is; a message without its like in the run ends the replay."""
+        self.evidence.part = f"{part} {epoch}"
+        try:
+            await super().phase(part, epoch)
+        finally:
+            if self._broken is not None:
+                raise self._broken
+
+    def _observe(self, message: Packet, time: float) -> None:
+        if self._broken is not None or self.evidence.hides(message.kind):
+            return
+        try:
+            seen = self._sent.next(self.hosts[message.receiver], message)
+        except Broken as broken:  # a timer may have brought the message, where nobody would hear of it
+            self._broken = broken
+            return
+        if seen is not None:
+            self.evidence.compare(message, seen)
+
+    def play(self) -> None:
+        """Runs the whole schedule."""
+        drive(Schedule(self).train())
+
+
+class _Alone:
+    """Runs one party's role again, against what its own view says that it received and sent.
+
+    The view is a script: a message that arrived is delivered once everything is sent that was sent before.
+    """
+
+    def __init__(self, evidence: _Evidence, name: str) -> None:
+        source = evidence.source
+        plan, data = source.plan, source.known
+        hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
+        self.evidence, self.name, self.label_holder = evidence, name, hosts[SERVER]
+        self._view, self._place = View(source.view_folder(name)), 0
+        self._numbers: dict[int, int] = {}
+        self._link = Link(name, self._post, hosts)
+        self.sites = {
+            name: Site(
+                name,
+                plan,
+                data,
+                hosts=hosts,
+                links={name: self._link},
+                clock=VirtualClock(),
+                gate=evidence.open_gate(name, hosts[SERVER]),
+            )
+        }
+
+    def play(self) -> None:
+        """Runs the parts that the run had."""
+        files, every = self.evidence.source.files, self.evidence.source.plan.evaluate_every
+        epochs = int(files.read_result()["epochs"])
+        self._part("prepare", 0)
+        for epoch in range(1, epochs + 1):
+            self._part("epoch", epoch)
+            if every and epoch % every == 0 and epoch < self.evidence.source.plan.epochs:
+                self._part("evaluate", epoch)
+        self._part("final", epochs)
+
+    def _part(self, part: str, epoch: int) -> None:
+        site = self.sites[self.name]
+        self.evidence.part, self._link.phase = f"{part} {epoch}", PHASES_OF[part]
+
+        async def work() -> None:
+            self._deliver()
+            await site.run(part)
+
+        run_virtual(work(), explain=lambda: f"{self.name} waits for {self._link.waiting}")
+
+    def _deliver(self) -> None:
+        while self._place < len(self._view) and not (seen := self._view[self._place]).sent:
+            self._place += 1
+            answered = None if seen.reply_to is None else self._numbers.get(seen.reply_to)
+            packet = Packet(kind=seen.kind, sender=seen.sender, receiver=seen.receiver, fields=seen.fields)
+            packet.number, packet.reply_to, packet.head, packet.checked = (
+                seen.number,
+                answered,
+                seen.head,
+                True,
+            )
+            self._link.deliver(packet)
+
+    def _post(self, message: Packet) -> None:
+        seen = self._view[self._place] if self._place < len(self._view) else None
+        if seen is None or (seen.kind, seen.receiver) != (message.kind, message.receiver):
+            raise Broken(self.name, f"{self.name} sends {message.kind!r}, which its view does not hold there")
+        self._place += 1
+        self._numbers[seen.number] = message.number
+        self.evidence.compare(message, seen)
+        self._deliver()
+
+
+def _same(mine: Array, other: Any) -> bool:
+    return (
+        isinstance(other, np.ndarray)
+        and mine.shape == other.shape
+        and bool(np.allclose(mine, other, rtol=1e-6, atol=0.0))
+    )
+
+
+_Replayed: TypeAlias = _Carrier | _Alone
+
+
+# -- what it says -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Path:
+    """The noise of one path: all of it together, each part of the run alone, and how far values reach."""
+
+    evidence: NoiseEvidence
+    limit: float
+    parts: dict[str, VarianceTest] = field(default_factory=dict)
+    reach: float = 0.0
+    rows: int = 0
+    error: float = 0.0
+
+    def add(
+        self, part: str, released: Floats, exact: Floats, std: float, error: float, on_lattice: bool
+    ) -> None:
+        noise = released - exact
+        self.evidence.add(noise, std, error=error, released=released if on_lattice else None)
+        self.error = max(self.error, error)
+        if error > ERROR_LIMIT:
+            return
+        self.parts.setdefault(part, VarianceTest(self.limit)).add(noise / std)
+        rows = noise.reshape(len(noise), -1) if noise.ndim > 1 else noise.reshape(1, -1)
+        flat = exact.reshape(rows.shape)
+        norms = np.sqrt(np.einsum("nd,nd->n", flat, flat))
+        along = np.einsum("nd,nd->n", rows, flat)[norms > 0] / norms[norms > 0]
+        self.reach += float(along.sum()) / std
+        self.rows += len(along)
+
+    def judge(self, levels: Mapping[str, float]) -> list[Outcome]:
+        """All outcomes."""
+        outcomes = self.evidence.judge(levels)
+        for part, test in self.parts.items():
+            outcome = test.judge(levels[PARTS] / len(self.parts))
+            if outcome.verdict is Verdict.VIOLATED:
+                outcomes.append(Outcome(PARTS, Verdict.VIOLATED, f"{outcome.reason} ({part})"))
+        values = self.evidence.variance.values
+        if not self.rows or self.error * max(values, FINE_VALUES) ** 0.5 >= FINE_ERROR:
+            return outcomes
+        # Beside exact values Gaussian noise leans neither way; clipped ones cannot lean outwards.
+        outward = stats.norm.sf(self.reach / self.rows**0.5) < levels[REACH]
+        more = self.evidence.variance.excessive(levels[EXCESS])
+        outcomes.append(_outcome(REACH, outward, "released values reach further than the clip allows"))
+        outcomes.append(_outcome(EXCESS, more, "what was added is not the declared noise"))
+        return outcomes
+
+
+def _outcome(test: str, violated: bool, reason: str) -> Outcome:
+    return Outcome(test, Verdict.VIOLATED if violated else Verdict.HOLDS, reason if violated else "")
+
+
+class _Judge:
+    """Replays once, or twice where the first was not exact, and concludes."""
+
+    def __init__(
+        self,
+        source: Source,
+        budget: ErrorBudget,
+        audience: str,
+        promises: list[tuple[str, str]],
+        scratch: Path,
+    ) -> None:
+        self.source, self.promises, self.scratch = source, promises, scratch
+        self.local = read_homes(source.files.path) is None
+        self.alone = _alone(source)
+        journals = sorted(path for path in (source.files.path / "journal").glob("*") if path.is_dir())
+        self.views = {path.name: View(path) for path in journals}
+        kinds = {(name, kind) for name, view in self.views.items() for (kind,) in view.index("kind")}
+        kinds |= {(EVERYBODY, kind) for _, kind in kinds if kind == TOTAL}
+        paths = sorted((name, kind) for name, kind in kinds if kind in PATHS)
+        tests = [_test(name, kind, test) for name, kind in paths for test in _tests_of(kind)]
+        self.levels = budget.split(audience, tests) if tests else {}
+
+    def findings(self) -> list[Finding]:
+        """All of them."""
+        try:
+            first = self._replay("first", 0.0)
+            exact, both = self._compare(first)
+            second = None if exact else self._replay("second", _LAST_DIGITS)
+        except Broken as broken:
+            return self._broken(broken.owner, str(broken))
+        except SecureVFLError as error:
+            return [_untested(*pair, "all releases", f"replay failed: {error}") for pair in self.promises]
+        ledgers = {name: reason for name in first.sites if (reason := self._ledger(name, first))}
+        if ledgers and not self.local:  # values would be compared with those of other records
+            return self._broken(*next(iter(ledgers.items())))
+        faults = first.evidence.wrong | ledgers | self._other_models(second, both)
+        judged = self._judged(second is not None)
+        found = self._figures(first) if exact else []
+        for owner, observer in self.promises:
+            promise = f"{owner} against {observer}"
+            if owner in faults:
+                found.append(_violated(promise, WHOLE, faults[owner]))
+            for (name, kind), (outcomes, unreplayed) in judged.items():
+                if name == owner or (kind == TOTAL and name == EVERYBODY):
+                    found.append(conclude(promise, PATHS[kind], outcomes, unreplayed))
+            later = [r for r in self.source.records if r.owner == owner and r.kind == "prediction"]
+            if any(observer in record.observers for record in later):
+                found.append(_untested(owner, observer, "predictions", "replay ends with the training"))
+        return found
+
+    def _figures(self, carrier: _Replayed) -> list[Finding]:
+        """A finding where the figures that the run printed are not those of its models."""
+        if not isinstance(carrier, _Carrier) or not self.local or not self.source.files.result_file.is_file():
+            return []
+        test, said = carrier.server.test, self.source.files.read_result()["test"]
+        wrong = [
+            name
+            for name, value in test.items()
+            if value is not None and not np.isclose(said.get(name) or np.nan, value, rtol=1e-4, atol=1e-6)
+        ]
+        reason = f"the models do not give the {' and '.join(wrong)} that the result states"
+        return [_violated(carrier.label_holder, "test figures", reason)] if wrong else []
+
+    def _broken(self, owner: str, reason: str) -> list[Finding]:
+        """The evidence does not fit the roles: a contradiction where they alone decide what happens."""
+        words = f"replay ended early: {reason}"
+        if not self.local:
+            return [
+                _untested(*pair, "all releases", f"{words} (order over a network is not repeatable)")
+                for pair in self.promises
+            ]
+        return [
+            _violated(f"{mine} against {observer}", WHOLE, reason)
+            if mine == owner or all(owner != name for name, _ in self.promises)
+            else _untested(mine, observer, "all releases", words)
+            for mine, observer in self.promises
+        ]
+
+    def _replay(self, name: str, shake: float) -> _Replayed:
+        spool = ViewWriter(self.scratch / name, name)
+        evidence = _Evidence(self.source, spool, shake=shake)
+        try:
+            carrier = _Carrier(evidence) if self.alone is None else _Alone(evidence, self.alone)
+            carrier.play()
+        finally:
+            spool.close()
+        return carrier
+
+    def _models(self, carrier: _Replayed) -> Iterator[tuple[str, Floats, Floats]]:
+        """(owner, kept, replayed) parameters of each model that the run kept."""
+        for name, site in carrier.sites.items():
+            modules = {**site.encoders, **({SERVER: site.setup.head} if site.keeps_head else {})}
+            for address, module in modules.items():
+                if self.source.files.model(address).is_file():
+                    mine = _flat(module)
+                    load_own(self.source.files, address, module)
+                    yield name, _flat(module), mine
+
+    def _compare(self, carrier: _Replayed) -> tuple[bool, dict[str, tuple[Floats, Floats]]]:
+        """Whether the replay ended with the very models that were kept; and by owner, both."""
+        pairs: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
+        for name, kept, mine in self._models(carrier):
+            pairs[name].append((kept, mine))
+        both = {
+            name: (np.concatenate([k for k, _ in found]), np.concatenate([m for _, m in found]))
+            for name, found in pairs.items()
+        }
+        return all(np.array_equal(kept, mine) for kept, mine in both.values()), both
+
+    def _other_models(
+        self, second: _Replayed | None, both: dict[str, tuple[Floats, Floats]]
+    ) -> dict[str, str]:
+        """Owners whose models are not those that the replay ends with, by more than rounding."""
+        if second is None:
+            return {}
+        _, again = self._compare(second)
+        found = {}
+        for name, (kept, mine) in both.items():
+            rounding = float(np.abs(again[name][1] - mine).max(initial=0.0))
+            scale = float(np.abs(mine).max(initial=0.0))
+            if float(np.abs(kept - mine).max(initial=0.0)) > _MORE_ROUNDING * rounding + 1e-4 * scale:
+                found[name] = "the model that was kept is not the one that its updates lead to"
+        return found
+
+    def _ledger(self, name: str, carrier: _Replayed) -> str:
+        """How the owner's ledger differs from what the same roles write; empty if it does not."""
+        gate = carrier.sites[name].gate
+        path = self.source.files.ledger(name)
+        if gate is None or not path.is_file():
+            return ""
+        # Over a network exact releases, such as answers to several parties, have no order of their own.
+        passing = () if self.local else (*HIDDEN, "exact")
+        written = [r for r in self.source.records if r.owner == name and r.kind != "prediction"]
+        mine = [_content(r) for r in carrier.sites[name].records() if r.mechanism not in passing]
+        theirs = [_content(r) for r in written if r.mechanism not in passing]
+        if mine == theirs:
+            left = carrier.evidence.journals[name].left() if name in carrier.evidence.journals else ""
+            return f"the journal holds {left}, which no role makes" if left else ""
+        place = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+        if place is None:
+            return f"the ledger has {len(theirs)} releases, where the same roles write {len(mine)}"
+        return f"release {place} in the ledger is not what the same roles write there"
+
+    def _judged(self, twice: bool) -> dict[tuple[str, str], tuple[list[Outcome], int]]:
+        """Feeds all noise to its tests; path -> outcomes, and how many messages were not replayed.
+
+        Every total holds something of everybody, so all totals are one path.
+        """
+        paths: dict[tuple[str, str], _Path] = {}
+        judged: dict[tuple[str, str], tuple[list[Outcome], int]] = {}
+        again = iter(View(self.scratch / "second")) if twice else None
+        for spooled in View(self.scratch / "first"):
+            other = next(again, None) if again is not None else None
+            name, kind, std = spooled.sender, spooled.kind, float(spooled.fields["std"])
+            released = np.asarray(self.views[name][spooled.fields["place"]].fields["values"], np.float64)
+            exact = np.asarray(spooled.fields["values"], np.float64)
+            if kind == LABELS:
+                judged[name, kind] = [self._flips(name, released, exact)], 0
+            if kind == TOTAL and self.source.plan.mode == "sealed":  # one vector, however its model folds it
+                released, exact = released.reshape(1, -1), exact.reshape(1, -1)
+            if std > 0:
+                error = self._error(spooled, exact, std, other) if twice else self._rounding(kind, std)
+                for where in {name, EVERYBODY} if kind == TOTAL else {name}:
+                    path = paths.setdefault((where, kind), self._path(kind))
+                    path.add(spooled.fields["part"], released, exact, std, error, kind in _ON_LATTICE)
+        for (name, kind), path in paths.items():
+            levels = {test: self.levels[_test(name, kind, test)] for test in _TESTS}
+            outcomes = path.judge(levels)
+            if kind == TOTAL and name != EVERYBODY:
+                outcomes = [o._replace(reason=f"{o.reason} (opened by {name})") for o in outcomes]
+            place = (EVERYBODY if kind == TOTAL else name, kind)
+            earlier, unreplayed = judged.get(place, ([], 0))
+            judged[place] = [*earlier, *outcomes], max(unreplayed, path.evidence.unreplayed)
+        for outcomes, _ in judged.values():  # the power that is named is the weakest
+            outcomes.sort(key=lambda outcome: outcome.power or 0.0)
+        return judged
+
+    def _path(self, kind: str) -> _Path:
+        sealed = self.source.plan.mode == "sealed"
+        limit = 0.0 if kind == STATISTIC or self.source.plan.mode in ("sealed", "frozen") else ERROR_LIMIT
+        cell = _TOTAL_CELL if sealed and kind == TOTAL else CELL
+        return _Path(NoiseEvidence(cell=cell, limit=limit), limit)
+
+    def _rounding(self, kind: str, std: float) -> float:
+        """The error of an exact replay: masks make sealed totals round differently each time."""
+        sealed = kind == TOTAL and self.source.plan.mode == "sealed"
+        return _RING_ERROR * float(self.source.known.n_train**0.5) / std if sealed else 0.0
+
+    def _error(self, first: Seen, exact: Floats, std: float, second: Seen | None) -> float:
+        """How far two replays are apart at one value, with a margin, in standard deviations of its noise."""
+        if second is None or second.fields["place"] != first.fields["place"] or second.kind != first.kind:
+            return float("inf")
+        apart = np.asarray(second.fields["values"], np.float64).reshape(exact.shape) - exact
+        error = _MORE_ROUNDING * float(np.sqrt(np.mean(apart**2))) / std
+        return max(error, self._rounding(first.kind, std))
+
+    def _flips(self, name: str, released: Array, exact: Array) -> Outcome:
+        """Whether as many labels were flipped as randomised response flips."""
+        plan, classes = self.source.plan, len(self.source.known.classes)
+        chance = 1 - keep_probability(plan.label_epsilon, classes)
+        flips = int((released != exact).sum())
+        few = stats.binom.cdf(flips, len(exact), chance) < self.levels[_test(name, LABELS, FLIPS)]
+        return _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed")
+
+
+def _violated(promise: str, path: str, reason: str) -> Finding:
+    return Finding(promise=promise, path=path, verdict=Verdict.VIOLATED, reasons=(reason,))
+
+
+def _tests_of(kind: str) -> tuple[str, ...]:
+    return (FLIPS,) if kind == LABELS else _TESTS
+
+
+def _test(name: str, kind: str, test: str) -> str:
+    return f"{name or 'all'}, {PATHS[kind]}: {test}"
+
+
+def _flat(module: torch.nn.Module) -> Floats:
+    values = [each.detach().cpu().double().flatten() for each in module.state_dict().values()]
+    return torch.cat(values).numpy() if values else np.zeros(0)
+
+
+def _content(record: ReleaseRecord) -> tuple[Any, ...]:
+    """What a ledger entry says, comparable."""
+    rows = None if record.rows is None else hashlib.sha256(record.rows.tobytes()).digest()
+    plain = ("observers", "kind", "mechanism", "clip", "sigma", "sensitivity", "vectors", "mode", "epsilon")
+    return (rows, *(getattr(record, name) for name in plain))

@@ -1,0 +1,170 @@
+"""A report in sentences that somebody without statistics can repeat: the worst fact first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from securevfl.attacks.contract import METRICS
+from securevfl.auditing.verdicts import Verdict
+
+# What an epsilon is worth: the odds of any guess about one record change by at most e^epsilon.
+STRENGTHS = ((1.0, "strong"), (4.0, "good"), (10.0, "moderate"), (50.0, "weak"), (float("inf"), "worthless"))
+POOR = ("weak", "worthless")
+GLOSSARY = {
+    "epsilon": "how much one record can change what anybody may conclude: the odds of any guess about it "
+    "change at most by the factor e^epsilon. Below 1 is strong, above 50 worthless.",
+    "delta": "the small probability with which even that may fail.",
+    "mu": "the same promise as a distance: telling two values of a record apart is as hard as telling two "
+    "bell curves apart whose centres lie mu standard deviations from each other.",
+    "canary": "a made-up record. The audit lets it in or leaves it out and tries to tell which; whoever "
+    "succeeds often has measured that something leaks.",
+    "AUC": "how well an attack ranks: 0.5 is guessing, 1 is always right.",
+}
+_GRAVEST = ("labels", "test labels", "gradient", "embedding")
+
+
+def strength(epsilon: float | None) -> str:
+    """One word for an epsilon; None is infinite."""
+    if epsilon is None:
+        return "none"
+    return next(word for limit, word in STRENGTHS if epsilon <= limit)
+
+
+def verdict_words(cell: dict[str, Any]) -> str:
+    """The verdict on a pair with the level of its protection: what is kept may be worth nothing."""
+    level = strength(cell["epsilon_upper"])
+    if cell["verdict"] == Verdict.HOLDS.value:
+        return f"holds, but the protection is {level}" if level in POOR else "holds"
+    return str(cell["verdict"])
+
+
+def headline(content: dict[str, Any]) -> str:
+    """The first sentence of the report: the worst fact."""
+    said = _first(content)
+    lacking = content["attacks"] and content["run"]["truth"] != "at hand"
+    return f"{said} Attacks were not run for lack of data." if lacking else said
+
+
+def _first(content: dict[str, Any]) -> str:
+    verdict = content["verdict"]
+    if verdict == Verdict.VIOLATED.value:
+        return f"A promise is broken: {_first_violation(content)}."
+    cells = list(_cells(content))
+    if not cells:
+        return "Nothing left any organisation in this run, so there is nothing to promise."
+    if verdict == Verdict.NO_GUARANTEE.value:
+        return min((_exposed(*each) for each in cells if each[2]["exact_kinds"]), key=lambda said: said[0])[1]
+    worst = max((cell["epsilon_upper"] or 0.0 for _, _, cell in cells), default=0.0)
+    level = strength(worst)
+    if verdict == Verdict.NOT_TESTED.value:
+        level = level.capitalize()
+        return f"{level} protection or better is promised, but not every promise was tested on this run."
+    if level in POOR:
+        return (
+            f"Every promise was kept, but what is promised is {level} protection (epsilon up to {worst:.4g})."
+        )
+    return f"Every promise was tested on this run and stands: {level} protection or better."
+
+
+def _cells(content: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (owner, observer, cell)
+        for owner, row in content["owners"].items()
+        for observer, cell in row["observers"].items()
+    ]
+
+
+def _first_violation(content: dict[str, Any]) -> str:
+    broken = [cell for _, _, cell in _cells(content) if cell["verdict"] == Verdict.VIOLATED.value]
+    reasons = [reason for cell in broken for reason in cell["reasons"]]
+    reasons += [
+        reason
+        for f in content["findings"]
+        if f["verdict"] == Verdict.VIOLATED.value
+        for reason in f["reasons"]
+    ]
+    return reasons[0] if reasons else "evidence contradicts it"
+
+
+def _exposed(owner: str, observer: str, cell: dict[str, Any]) -> tuple[int, str]:
+    """How grave it is that exact values left, and a sentence."""
+    kinds = cell["exact_kinds"]
+    place = next((i for i, kind in enumerate(_GRAVEST) if any(k.startswith(kind) for k in kinds)), 9)
+    if place < 2:
+        return place, f"{observer} can read every label of {owner}."
+    if place == 2:
+        return place, f"{observer} gets exact gradients from {owner}, and can work labels out from them."
+    what = "what its model makes of each record" if place == 3 else ", ".join(kinds)
+    return place, f"{observer} gets {what} from {owner} without any noise."
+
+
+def sentences(content: dict[str, Any]) -> list[str]:
+    """One sentence per owner and observer, worst first; then labels, predictions and attacks."""
+    ranked = sorted(_cells(content), key=_rank)
+    labels = content["run"].get("labels")
+    spoken = [f"Labels: {labels}."] if labels else []
+    found = [_pair(*each) for each in ranked]
+    return found + spoken + _predictions(content["run"]["prediction"]) + _attack_words(content)
+
+
+def _rank(pair: tuple[str, str, dict[str, Any]]) -> tuple[int, int, float]:
+    owner, observer, cell = pair
+    grave = _exposed(owner, observer, cell)[0] if cell["exact_kinds"] else 9
+    return Verdict(cell["verdict"]).rank, grave, -(cell["epsilon_upper"] or float("inf"))
+
+
+def _predictions(predictions: dict[str, dict[str, Any]]) -> list[str]:
+    """Scores of single records, which mode sealed counts apart from training."""
+    return [
+        f"Counted apart from training: {owner} showed {', '.join(spend['observers'])} the scores of "
+        f"{spend['evaluation']:,} test records and {spend['prediction']:,} predicted ones, "
+        + ("without noise." if spend["epsilon"] is None else f"at epsilon {spend['epsilon']:.3g} each.")
+        for owner, spend in predictions.items()
+    ]
+
+
+def _pair(owner: str, observer: str, cell: dict[str, Any]) -> str:
+    who, verdict = f"{owner} towards {observer}", Verdict(cell["verdict"])
+    if verdict is Verdict.VIOLATED:
+        return f"{who}: VIOLATED; {'; '.join(cell['reasons'])}."
+    if verdict is Verdict.NO_GUARANTEE:
+        return f"{who}: no guarantee. {_exposed(owner, observer, cell)[1]}"
+    level = strength(cell["epsilon_upper"])
+    bound = f"epsilon {cell['epsilon_upper']:.4g} at delta {cell['delta']:g} ({level} protection)"
+    text = f"{who}: {verdict_words(cell)}; {bound} is promised, mode {cell['mode']}"
+    if verdict is Verdict.NOT_TESTED:
+        text += f"; {cell['reasons'][0]}"
+    if cell["power"] is not None:
+        text += f"; noise below {cell['power']:.0%} of the promised one would have been noticed"
+    if cell["epsilon_lower"] is not None:
+        text += f"; canaries measured at least {cell['epsilon_lower']:.3g}"
+    if cell["claimed"] is not None and cell["claimed"] < cell["epsilon_upper"]:
+        text += f"; the paper would claim {cell['claimed']:.4g}, which is not sound"
+    if cell["covers"]:
+        text += f"; covers {cell['covers']}"
+    return text + "."
+
+
+def _attack_words(content: dict[str, Any]) -> list[str]:
+    attacks = content["attacks"]
+    if not attacks:
+        return ["No attacks were asked for."]
+    missing = content["run"]["truth"]
+    lack = [] if missing == "at hand" else [f"Attacks that need the run's data were not run: {missing}."]
+    scored = [a for a in attacks if a["status"] == "scored"]
+    names = sorted({a["name"] for a in scored if beats_baseline(a)})
+    if not scored:
+        return lack or ["No attack could be run."]
+    if not names:
+        return [*lack, f"None of {len(scored)} attacks did better than guessing without the view."]
+    better = sum(map(beats_baseline, scored))
+    return [*lack, f"{better} of {len(scored)} attacks did better than guessing: {', '.join(names)}."]
+
+
+def beats_baseline(attack: dict[str, Any]) -> bool:
+    """True where the whole interval lies on the leaking side of the baseline."""
+    if attack["status"] != "scored" or attack["low"] is None or attack["baseline"] is None:
+        return False
+    if METRICS[attack["metric"]].more_is_worse:
+        return bool(attack["low"] > attack["baseline"])
+    return attack["high"] is not None and bool(attack["high"] < attack["baseline"])

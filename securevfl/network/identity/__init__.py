@@ -1,1 +1,0 @@
-"""Who is who on the network: keys, certificates, the consortium's authority, signatures."""

@@ -1,0 +1,64 @@
+"""An owner's private journal: the noisy values it made, and the totals it opened.
+
+A replay of the run needs them to follow the same path, and the difference to what it computes is the noise
+that was really added. Values are kept with their noise, never the noise itself: shares of distributed noise
+and seeds are not written anywhere. A journal together with the data gives the noise away all the same, so it
+is raw data: written only where views are recorded, readable by its owner alone, and deleted with the views.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.privacy.views import MESSAGES, ViewWriter
+
+Array = npt.NDArray[Any]
+
+RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL = (
+    "release",
+    "gradient",
+    "update",
+    "statistic",
+    "labels",
+    "total",
+    "model",
+)
+
+
+class Journal:
+    """Appends to one owner's journal, which has the form of a view.
+
+    Attributes:
+        new: False where the folder holds the journal of an earlier process.
+    """
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        self.owner = owner
+        self.new = not (folder / MESSAGES).exists()
+        self._writer = ViewWriter(folder, owner)
+
+    def keep(self, kind: str, values: Array, *, std: float, where: str) -> Array:
+        """Writes values down and returns them; a replay returns those that were written down instead.
+
+        Args:
+            kind: What they are, one of the kinds above.
+            values: With their noise.
+            std: Of the noise in each value; 0 where there is none.
+            where: Names them within their kind: a position in the ledger, a round, a model.
+        """
+        self._writer.note(
+            kind, {"where": where, "std": std, "values": np.asarray(values)}, address=self.owner, time=0.0
+        )
+        return values
+
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self._writer.close()

@@ -1,0 +1,343 @@
+"""Tests on replayed noise: exact under the claim, and each fault is noticed by the test made for it."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from mpmath import gammainc, mp, mpf
+from numpy.typing import NDArray
+from scipy import stats
+
+from securevfl.auditing.evidence import (
+    CELL,
+    LATTICE,
+    NOISE_TESTS,
+    REPETITION,
+    ROWS,
+    SHAPE,
+    VALUES,
+    VARIANCE,
+    CorrelationTest,
+    NoiseEvidence,
+    RepetitionTest,
+    VarianceTest,
+    off_lattice,
+    power,
+)
+from securevfl.auditing.verdicts import HOLDERS, ErrorBudget, Verdict
+from securevfl.errors import InputError
+from securevfl.privacy.noise import Noise, snap
+
+Floats = NDArray[np.float64]
+ALPHA = 2.7e-7
+LEVELS = ErrorBudget(delta=1e-5, epsilon=2.0).split(HOLDERS, NOISE_TESTS)
+
+
+def verdicts(evidence: NoiseEvidence) -> dict[str, Verdict]:
+    return {outcome.test: outcome.verdict for outcome in evidence.judge(LEVELS)}
+
+
+def honest(rows: int = 3000, width: int = 8, std: float = 1.5, seed: int = 1) -> Floats:
+    return np.random.default_rng(seed).normal(size=(rows, width)) * std
+
+
+# -- variance ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("values", "share"), [(114, 0.63), (1_000, 0.87), (10_000, 0.96)])
+def test_power_has_the_printed_figures(values: int, share: float) -> None:
+    """The figures are rounded and for exact replay; at the limit of the error they are 0.63, 0.86, 0.95."""
+    assert round(power(values, ALPHA, error=0.0), 2) == share
+    assert 0 < power(values, ALPHA, error=0.0) - power(values, ALPHA) < 0.01
+
+
+@pytest.mark.parametrize("level", [ALPHA, 1e-3, 1e-12, 1e-60])
+@pytest.mark.parametrize("values", [114, 1_000])
+def test_power_solves_its_equation_in_forty_digits(values: int, level: float) -> None:
+    mp.dps = 40
+    ratio = power(values, level, error=0.0) ** 2
+    top = stats.chi2.ppf(0.9, values)
+    above = gammainc(mpf(values) / 2, mpf(top) / 2, regularized=True)
+    assert float(above) == pytest.approx(0.1, rel=1e-10)
+    below = gammainc(mpf(values) / 2, 0, mpf(ratio) * mpf(top) / 2, regularized=True)
+    # A relative error of 1e-14 in the quantile is one of k / 2 times as much in its tail.
+    assert float(below / mpf(level)) == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_noise_of_the_printed_share_is_noticed_as_often_as_said(error: float) -> None:
+    rng = np.random.default_rng(3)
+    values, level, trials = 200, 1e-4, 1000
+    share = power(values, level, error=error)
+    noticed = 0
+    for _ in range(trials):
+        test = VarianceTest()
+        wrong = rng.choice([-error, error], size=values)
+        test.add(share * rng.normal(size=values) + wrong)
+        noticed += test.judge(level).verdict is Verdict.VIOLATED
+    # Exactly 90 % at error 0; an error of constant size varies less than noise, so a little more then.
+    slack = 4 * math.sqrt(0.09 / trials)
+    assert noticed / trials > 0.9 - slack
+    if error == 0:
+        assert noticed / trials < 0.9 + slack
+
+
+def test_the_variance_test_errs_as_often_as_its_level_says() -> None:
+    rng = np.random.default_rng(4)
+    trials, level, false = 1000, 0.05, 0
+    for _ in range(trials):
+        evidence = NoiseEvidence()
+        for std in (0.1, 7.0):  # releases with different noise count each by its own
+            evidence.add(rng.normal(size=(3, 10)) * std, std)
+        false += evidence.variance.judge(level).verdict is Verdict.VIOLATED
+    assert abs(false / trials - level) < 4 * math.sqrt(level * (1 - level) / trials)
+
+
+def test_too_few_values_are_not_tested() -> None:
+    assert power(0, ALPHA) == power(1000, 0.0) == power(1, 1e-12) == 0.0
+    test = VarianceTest()
+    test.add(np.zeros(1))
+    assert test.judge(1e-12).verdict is Verdict.NOT_TESTED
+
+
+def test_too_much_noise_is_a_private_warning() -> None:
+    test = VarianceTest()
+    assert not test.excessive(1e-3)
+    test.add(honest(std=1.0))
+    assert not test.excessive(1e-3)
+    test.add(honest(std=1.5))
+    assert test.excessive(1e-3)
+    assert test.judge(1e-3).verdict is Verdict.HOLDS
+
+
+# -- repetition and lattice --------------------------------------------------------------------------------
+
+
+def test_cells_coincide_as_often_as_said() -> None:
+    rng = np.random.default_rng(5)
+    pairs, cell = 400_000, 2.0**-5
+    left, right = (np.rint(rng.normal(size=pairs) / cell) for _ in range(2))
+    expected = cell / (2 * math.sqrt(math.pi))
+    slack = 4 * math.sqrt(expected / pairs)
+    assert abs((left == right).mean() - expected) < slack
+
+
+def test_scalars_repeat_honestly_and_are_not_judged() -> None:
+    test = RepetitionTest(cell=2.0**-20)
+    values = snap(honest(30_000, 1, 1.0), 1.0)
+    assert len(np.unique(values)) < len(values)
+    test.add(values)
+    assert test.judge(1e-3).verdict is Verdict.NOT_TESTED
+
+
+def test_noise_used_twice_is_noticed_although_it_is_snapped_differently() -> None:
+    rng = np.random.default_rng(6)
+    noise, clean = rng.normal(size=(500, 8)), rng.normal(size=(1000, 8))
+    released = snap(clean + np.concatenate([noise, noise]), 1.0)
+    evidence = NoiseEvidence()
+    for start in range(0, 1000, 50):
+        part = slice(start, start + 50)
+        evidence.add(released[part] - clean[part], 1.0, released=released[part])
+    found = verdicts(evidence)
+    assert found[REPETITION] is Verdict.VIOLATED
+    assert found[LATTICE] is Verdict.HOLDS
+    again = NoiseEvidence(fresh=False)
+    again.add(released - clean, 1.0)
+    assert REPETITION not in verdicts(again)
+
+
+def test_vectors_of_different_lengths_are_compared_with_their_like() -> None:
+    test = RepetitionTest()
+    test.add(np.zeros((1, 8)))
+    test.add(np.zeros((1, 9)))
+    assert test.judge(1e-3).verdict is Verdict.HOLDS
+    test.add(np.zeros((1, 9)))
+    assert test.judge(1e-3).verdict is Verdict.VIOLATED
+
+
+@pytest.mark.parametrize("std", [1e-3, 0.75, 1.0, 20.0])
+def test_the_gates_lattice_contains_what_was_snapped_to_it(std: float) -> None:
+    values = snap(honest(std=std), std)
+    assert off_lattice(values, std) == 0
+    assert off_lattice(values.astype(np.float32), std) == 0
+    assert off_lattice(values + std * 2.0**-23, std) == values.size
+
+
+# -- every test keeps its level ----------------------------------------------------------------------------
+
+
+def test_many_honest_paths_raise_no_more_alarms_than_the_budget_says() -> None:
+    rng = np.random.default_rng(8)
+    level, paths = 0.05, 600
+    alarms = dict.fromkeys(NOISE_TESTS, 0)
+    for _ in range(paths):
+        evidence = NoiseEvidence()
+        for rows in (150, 1, 249):
+            evidence.add(rng.normal(size=(rows, 6)) * 2, 2.0, error=1e-4)
+        for outcome in evidence.judge(dict.fromkeys(NOISE_TESTS, level)):
+            assert outcome.verdict is not Verdict.NOT_TESTED
+            alarms[outcome.test] += outcome.verdict is Verdict.VIOLATED
+    limit = level + 4 * math.sqrt(level * (1 - level) / paths)
+    assert all(count / paths <= limit for count in alarms.values()), alarms
+    # The variance is exact and the correlations nearly so: they use their level.
+    assert all(alarms[test] / paths > 2 * level - limit for test in (VARIANCE, VALUES, ROWS)), alarms
+
+
+def test_two_owners_that_share_a_stream_are_noticed() -> None:
+    test, apart = CorrelationTest("owners"), CorrelationTest("owners")
+    shared = honest(std=1.0)
+    test.add(0.8 * shared + 0.6 * honest(std=1.0, seed=2), shared)
+    apart.add(honest(std=1.0, seed=2), shared)
+    assert test.judge(ALPHA, 0.0).verdict is Verdict.VIOLATED
+    assert apart.judge(ALPHA, 0.0).verdict is Verdict.HOLDS
+    with pytest.raises(InputError, match="expected pairs"):
+        test.add(shared[:5], shared[:4])
+
+
+def test_correlation_has_students_distribution() -> None:
+    rng = np.random.default_rng(9)
+    level, trials, alarms = 0.1, 1000, 0
+    for _ in range(trials):
+        test = CorrelationTest("owners")
+        test.add(rng.normal(size=1000), rng.normal(size=1000) * 3)
+        alarms += test.judge(level, 0.0).verdict is Verdict.VIOLATED
+    assert abs(alarms / trials - level) < 4 * math.sqrt(level * (1 - level) / trials)
+
+
+# -- faults ------------------------------------------------------------------------------------------------
+
+
+def same_in_pairs(noise: Floats) -> Floats:
+    noise[2::2] = noise[1:-1:2]
+    return noise
+
+
+def moving(noise: Floats) -> Floats:
+    flat = noise.ravel()
+    flat[1:] = (flat[1:] + flat[:-1]) / math.sqrt(2)
+    return flat.reshape(noise.shape)
+
+
+def mostly_absent(noise: Floats) -> Floats:
+    return noise * np.where(np.random.default_rng(1).random(noise.shape) < 0.1, math.sqrt(20.0), 1e-6)
+
+
+def uniform(noise: Floats) -> Floats:
+    return np.random.default_rng(1).uniform(-1, 1, noise.shape) * 1.5 * math.sqrt(3)
+
+
+FAULTS: list[tuple[Callable[[Floats], Floats], str]] = [
+    (lambda noise: noise * 0.0, VARIANCE),
+    (lambda noise: noise * 0.95, VARIANCE),
+    (lambda noise: np.tile(noise[:1], (len(noise), 1)), REPETITION),
+    (same_in_pairs, ROWS),
+    (moving, VALUES),
+    (mostly_absent, SHAPE),
+    (uniform, SHAPE),
+]
+
+
+@pytest.mark.parametrize(("fault", "test"), FAULTS)
+def test_each_fault_is_noticed(fault: Callable[[Floats], Floats], test: str) -> None:
+    evidence = NoiseEvidence()
+    for part in np.array_split(fault(honest()), 7):
+        evidence.add(part, 1.5)
+    assert verdicts(evidence)[test] is Verdict.VIOLATED
+    finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
+    assert finding.verdict is Verdict.VIOLATED
+    assert any(reason.startswith(test) for reason in finding.reasons)
+
+
+def test_values_off_the_lattice_are_noticed_even_where_replay_is_not_exact() -> None:
+    evidence = NoiseEvidence()
+    noise = honest()
+    evidence.add(noise, 1.5, error=0.2, released=noise)
+    finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
+    assert finding.verdict is Verdict.VIOLATED
+    assert finding.tested == (LATTICE,)
+
+
+# -- findings ----------------------------------------------------------------------------------------------
+
+
+def test_the_gates_own_noise_holds_with_its_power() -> None:
+    evidence = NoiseEvidence()
+    clean, source = honest(2000, 8, 1.0), Noise.insecure(1, "evidence")
+    for part in np.array_split(clean, 10):
+        released = snap(part + source.gaussian(part.shape, 3.0), 3.0)
+        evidence.add(released - part, 3.0, released=released)
+    finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
+    assert finding.verdict is Verdict.HOLDS
+    assert finding.power == power(16_000, LEVELS[VARIANCE])
+    assert set(finding.tested) == {*NOISE_TESTS, LATTICE}
+    assert finding.reasons == ()
+
+
+def test_one_message_that_cannot_be_replayed_leaves_the_path_untested() -> None:
+    evidence = NoiseEvidence()
+    evidence.add(honest(), 1.5)
+    evidence.add(honest(10), 1.5, error=0.051)
+    finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
+    assert finding.verdict is Verdict.NOT_TESTED
+    assert finding.reasons == ("1 messages could not be replayed exactly enough",)
+
+
+def test_coarse_replay_leaves_out_the_fine_tests_only() -> None:
+    evidence = NoiseEvidence()
+    evidence.add(honest(), 1.5, error=0.02)
+    finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
+    assert finding.verdict is Verdict.HOLDS
+    assert set(finding.tested) == {VARIANCE, REPETITION}
+    assert all("not tested" in reason for reason in finding.reasons)
+
+
+def test_no_message_and_no_level_are_not_tested() -> None:
+    assert NoiseEvidence().finding("p1", "embeddings", LEVELS).verdict is Verdict.NOT_TESTED
+    evidence = NoiseEvidence()
+    evidence.add(honest(), 1.5)
+    nothing = evidence.finding("p1", "embeddings", dict.fromkeys(NOISE_TESTS, 0.0))
+    assert nothing.verdict is Verdict.NOT_TESTED
+    assert nothing.tested == ()
+
+
+def test_outcomes_carry_no_statistic() -> None:
+    """Two honest runs of the same size say exactly the same."""
+    said = []
+    for seed in (1, 2):
+        evidence = NoiseEvidence()
+        evidence.add(honest(seed=seed), 1.5)
+        said.append(evidence.finding("p1", "embeddings", LEVELS))
+    assert said[0] == said[1]
+
+
+def test_memory_is_bounded_by_the_largest_message() -> None:
+    evidence, rng = NoiseEvidence(), np.random.default_rng(1)
+    evidence.add(rng.normal(size=(500, 64)), 1.0)
+    tracemalloc.start()
+    for _ in range(100):
+        evidence.add(rng.normal(size=(500, 64)), 1.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # 100 messages of 256 kB; several copies of one of them and 16 bytes per vector stay.
+    assert peak < 10 * 500 * 64 * 8
+
+
+def test_unusable_noise_is_refused() -> None:
+    evidence = NoiseEvidence()
+    for noise, std, error in [
+        ([[math.nan]], 1.0, 0.0),
+        ([[1.0]], 0.0, 0.0),
+        ([[1.0]], 1.0, -1.0),
+        ([], 1.0, 0.0),
+    ]:
+        with pytest.raises(InputError, match="expected finite values"):
+            evidence.add(noise, std, error=error)
+    with pytest.raises(InputError, match="cell"):
+        RepetitionTest(cell=1.0)
+    with pytest.raises(InputError, match="level"):
+        power(10, 1.5)
+    assert CELL == 64 * 2.0**-20

@@ -1,0 +1,321 @@
+"""Replay: what clean runs get, and what it says of runs whose product was broken while they trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securevfl import Plan, VerticalData, load_run, train
+from securevfl.attacks.source import Source
+from securevfl.auditing import replay as replays
+from securevfl.auditing.replay import replay
+from securevfl.auditing.verdicts import HOLDERS, ErrorBudget, Finding, Verdict, worst
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.site import Site
+from securevfl.models import load_module, save_module
+from securevfl.privacy import gate as gates
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.ledger import Ledger
+from securevfl.privacy.noise import Noise, snap
+from securevfl.privacy.views import View
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sums.noise import DistributedNoise
+
+BUDGET = ErrorBudget(delta=1e-5, epsilon=2.0)
+STRICT: dict[str, Any] = {"algorithm": "vafl-sync", "sigma": 2.0, "epochs": 3, "embedding": 4}
+DP = {**STRICT, "encoder_training": "dp", "gradient_sigma": 2.0}
+FROZEN = {**STRICT, "encoder_training": "none"}
+SUMS = {**STRICT, "fusion": "sum"}
+SEALED: dict[str, Any] = {"algorithm": "sealed", "epsilon": 2.0, "epochs": 24}
+NETWORK = {**SEALED, "epochs": 4, "model": "mlp"}
+CASES: dict[str, dict[str, Any]] = {
+    "strict": STRICT,
+    "asynchronous": {**STRICT, "algorithm": "vafl"},
+    "fdml": {**STRICT, "algorithm": "fdml", "embedding": 0},
+    "flex": {**STRICT, "algorithm": "flex"},
+    "frozen": FROZEN,
+    "dp-encoder": DP,
+    "two-tree": {**SUMS, "protocol": "two-tree"},
+    "pairwise": {**SUMS, "protocol": "pairwise"},
+    "plain-tree": {**SUMS, "protocol": "plain-tree"},
+    "afsgd": {"algorithm": "afsgd", "sigma": 2.0, "epochs": 2, "protocol": "two-tree"},
+    "flipped labels": {**STRICT, "label_epsilon": 1.0},
+    "noisy gradients": {**STRICT, "defence": "noise", "defence_level": 5},
+    "sealed": SEALED,
+    "sealed network": NETWORK,
+}
+
+
+def make_data(parties: int = 3, width: int = 4) -> VerticalData:
+    rng = np.random.default_rng(0)
+    blocks = [rng.normal(size=(160, width)).clip(-3, 3) for _ in range(parties)]
+    labels = (sum(block[:, 0] for block in blocks) + rng.normal(size=160) > 0).astype(int)
+    return VerticalData.from_arrays(blocks, labels, bounds=[np.array([[-3.0, 3.0]] * width)] * parties)
+
+
+DATA = make_data()
+
+
+def trained(folder: Path, **fields: Any) -> Path:
+    train(DATA, Plan(batch=32, record_views=True, seed=1, **fields), out=folder / "run")
+    return folder / "run"
+
+
+def judged(folder: Path, **options: Any) -> list[Finding]:
+    return replay(Source(folder, DATA), BUDGET, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_clean_run_holds_on_every_path(case: str, tmp_path: Path) -> None:
+    found = judged(trained(tmp_path, **CASES[case]))
+    assert found
+    assert worst(found) is Verdict.HOLDS, [f for f in found if f.verdict is not Verdict.HOLDS]
+    noisy = [f for f in found if f.path not in ("statistics", "randomised labels", "updates")]
+    assert all(finding.power and finding.power > 0.65 for finding in noisy)
+
+
+# -- faults --------------------------------------------------------------------------------------------------
+
+PERTURB, GAUSSIAN, SHARE = Noise.perturb, Noise.gaussian, DistributedNoise.share
+
+
+def halved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Noise, "gaussian", lambda self, shape, std: GAUSSIAN(self, shape, std / 2))
+
+
+def off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Noise, "perturb", lambda self, values, std: np.asarray(values, np.float64))
+
+
+def off_lattice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Noise, "perturb", lambda self, v, std: v + GAUSSIAN(self, np.shape(v), std))
+
+
+def same_for_all_rows(patch: pytest.MonkeyPatch) -> None:
+    def perturb(self: Noise, values: Any, std: float) -> Any:
+        return snap(np.asarray(values, np.float64) + GAUSSIAN(self, np.shape(values)[-1:], std), std)
+
+    patch.setattr(Noise, "perturb", perturb)
+
+
+def same_in_all_iterations(patch: pytest.MonkeyPatch) -> None:
+    drawn: dict[Any, Any] = {}
+
+    def gaussian(self: Noise, shape: Any, std: float) -> Any:
+        return drawn.setdefault((id(self), shape, std), GAUSSIAN(self, shape, std))
+
+    patch.setattr(Noise, "gaussian", gaussian)
+
+
+def small_in_one_epoch(patch: pytest.MonkeyPatch) -> None:
+    original, small = Site.begin, [1.0]
+
+    def begin(self: Site, part: str) -> bool:
+        epoch = self.server.epochs_done if self.server is not None else None
+        if epoch is not None:
+            small[0] = 0.5 if part == "epoch" and epoch == 1 else 1.0
+        return original(self, part)
+
+    patch.setattr(Site, "begin", begin)
+    patch.setattr(Noise, "gaussian", lambda self, shape, std: GAUSSIAN(self, shape, std * small[0]))
+
+
+def unclipped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gates, "clip_rows", lambda vectors, clip: 5 * vectors)
+    patch.setattr(gates, "_clip_exactly", lambda values, clip: values)
+
+
+def understated(patch: pytest.MonkeyPatch) -> None:
+    original = Ledger.append
+
+    def append(self: Ledger, record: Any) -> Any:
+        if record.kind == "refresh" or (record.rows is not None and 7 in record.rows.tolist()):
+            return self.head
+        return original(self, record)
+
+    patch.setattr(Ledger, "append", append)
+
+
+def update_not_used(patch: pytest.MonkeyPatch) -> None:
+    original = Gate.noisy_update
+
+    def noisy_update(self: Gate, sums: Any, *, rows: Any) -> Any:
+        original(self, sums, rows=rows)
+        return list(sums)
+
+    patch.setattr(Gate, "noisy_update", noisy_update)
+
+
+def sent_without(patch: pytest.MonkeyPatch) -> None:
+    original = Gate._release_fresh
+
+    def release(self: Gate, vectors: Any, values: Any, *rest: Any) -> Any:
+        released = original(self, vectors, values, *rest)
+        released.values.flags.writeable = True
+        released.values[...] = values
+        return released
+
+    patch.setattr(Gate, "_release_fresh", release)
+
+
+def share_missing(patch: pytest.MonkeyPatch) -> None:
+    calls = [0]
+
+    def share(self: DistributedNoise, size: int, stream: Any) -> Any:
+        calls[0] += 1
+        return SHARE(self, size, stream) * (calls[0] % self.parties > 0)
+
+    patch.setattr(DistributedNoise, "share", share)
+
+
+def self_share_missing(patch: pytest.MonkeyPatch) -> None:
+    original = SealedParty.noise_for
+
+    def noise_for(self: SealedParty, target: int) -> Any:
+        return original(self, target) * np.uint64(target != self.index)
+
+    patch.setattr(SealedParty, "noise_for", noise_for)
+
+
+def sealed_noise_off(patch: pytest.MonkeyPatch) -> None:
+    original = SealedParty.noise_for
+    patch.setattr(SealedParty, "noise_for", lambda self, target: original(self, target) * np.uint64(0))
+
+
+def sealed_noise_again(patch: pytest.MonkeyPatch) -> None:
+    original, drawn = SealedParty.noise_for, {}
+    patch.setattr(
+        SealedParty,
+        "noise_for",
+        lambda self, target: drawn.setdefault((self.index, target), original(self, target)),
+    )
+
+
+def labels_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gates, "randomise_labels", lambda labels, classes, epsilon, noise: labels)
+
+
+TWO_TREE, PAIRWISE = CASES["two-tree"], CASES["pairwise"]
+FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
+    *((fault, plan) for fault in (halved, off) for plan in (STRICT, CASES["asynchronous"], FROZEN, DP)),
+    (off, CASES["plain-tree"]),
+    (off, SEALED),
+    (halved, CASES["noisy gradients"]),
+    *((off_lattice, plan) for plan in (STRICT, DP)),
+    *((same_for_all_rows, plan) for plan in (STRICT, FROZEN)),
+    *((same_in_all_iterations, plan) for plan in (STRICT, DP)),
+    (small_in_one_epoch, {**STRICT, "epochs": 8}),
+    *((unclipped, plan) for plan in (STRICT, FROZEN, DP)),
+    *((understated, plan) for plan in (STRICT, SEALED)),
+    (update_not_used, DP),
+    *((sent_without, plan) for plan in (STRICT, FROZEN)),
+    *((share_missing, {**plan, "epochs": 5}) for plan in (TWO_TREE, PAIRWISE)),
+    *((self_share_missing, plan) for plan in ({**SEALED, "epochs": 60}, NETWORK)),
+    *((sealed_noise_off, plan) for plan in (SEALED, NETWORK)),
+    *((sealed_noise_again, plan) for plan in (SEALED, NETWORK)),
+    (labels_kept, CASES["flipped labels"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "plan"),
+    FAULTS,
+    ids=[f"{fault.__name__}-{plan['algorithm']}-{number}" for number, (fault, plan) in enumerate(FAULTS)],
+)
+def test_a_fault_during_training_is_found_by_a_clean_audit(
+    fault: Callable[[pytest.MonkeyPatch], None], plan: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        folder = trained(tmp_path, **plan)
+    assert worst(judged(folder)) is Verdict.VIOLATED
+
+
+# -- what is not tested, and what must not be said -----------------------------------------------------------
+
+
+def test_without_views_data_or_journal_nothing_is_tested(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **STRICT)
+    assert {f.verdict for f in replay(Source(folder), BUDGET)} == {Verdict.NOT_TESTED}
+    assert RunFolder(folder).forget_evidence() == ["views", "journal"]
+    (reason,) = {reason for finding in judged(folder) for reason in finding.reasons}
+    assert "--record-views" in reason
+    assert load_run(folder).privacy
+
+
+def test_a_run_that_was_resumed_is_not_tested(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **STRICT)
+    ledger = folder / "ledger" / "p1.jsonl"
+    kept = Ledger("p1", ledger)
+    kept.append(Source(folder, DATA).records[-1])
+    kept.close()
+    assert "resumed" in judged(folder)[0].reasons[0]
+
+
+def test_rounding_elsewhere_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that rounds differently ends with other last digits; the verdict stays."""
+    folder = trained(tmp_path, **STRICT)
+    begun = replays._Kept.keep
+
+    def keep(self: Any, kind: str, values: Any, **where: Any) -> Any:
+        kept = begun(self, kind, values, **where)
+        return kept * np.float32(1 + 2e-7) if kind == "model" else kept
+
+    monkeypatch.setattr(replays._Kept, "keep", keep)
+    assert worst(judged(folder)) is Verdict.HOLDS
+
+
+def test_chaos_is_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where last digits decide, nothing is concluded from values that cannot be recomputed."""
+    folder = trained(tmp_path, **STRICT)
+    monkeypatch.setattr(replays, "_LAST_DIGITS", 1.0)
+    path = RunFolder(folder).model("p1")
+    evidence = replays._Evidence(Source(folder, DATA), _Nothing(), shake=0.0)
+    module = replays._Carrier(evidence).encoders["p1"]
+    load_module(path, module)
+    for parameter in module.parameters():
+        parameter.data *= 1.00001
+    save_module(path, module)
+    assert Verdict.NOT_TESTED in {finding.verdict for finding in judged(folder)}
+    assert Verdict.VIOLATED not in {finding.verdict for finding in judged(folder)}
+
+
+class _Nothing:
+    def note(self, *_: Any, **__: Any) -> None:
+        """Keeps nothing."""
+
+
+def test_predictions_after_training_are_not_tested(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **STRICT)
+    load_run(folder).predict([np.zeros((2, 4))] * 3, ids=[900, 901])
+    found = {(f.path, f.verdict) for f in judged(folder)}
+    assert ("predictions", Verdict.NOT_TESTED) in found
+    assert ("embeddings", Verdict.HOLDS) in found
+
+
+def test_data_holders_may_use_a_larger_level(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **STRICT)
+    visible, private = judged(folder)[0], judged(folder, audience=HOLDERS)[0]
+    assert (private.power or 0) > (visible.power or 1)
+
+
+# -- the journal ---------------------------------------------------------------------------------------------
+
+
+def test_a_journal_is_private_and_holds_no_share_of_noise(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **TWO_TREE) / "journal"
+    assert sorted(path.name for path in folder.iterdir()) == ["p0", "p1", "p2"]
+    for owner in folder.iterdir():
+        assert owner.stat().st_mode & 0o777 == 0o700
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in owner.iterdir())
+    assert {seen.kind for seen in View(folder / "p1")} == {"model"}  # it opens no total
+    assert {seen.kind for seen in View(folder / "p0")} == {"model", "total"}
+
+
+def test_runs_without_views_keep_no_journal(tmp_path: Path) -> None:
+    train(DATA, Plan(**STRICT), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "journal").exists()

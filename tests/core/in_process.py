@@ -1,0 +1,38 @@
+"""Documents' commands and programs inside the test's own process: each new process would load torch again."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+from securevfl.cli import main
+
+
+def run_command(line: str) -> int:
+    """Runs ``securevfl ...`` in the current folder; returns its exit code."""
+    with patch.object(sys, "argv", shlex.split(line, comments=True)):
+        try:
+            main()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+    return 0
+
+
+def run_program(path: Path) -> None:
+    """Runs a Python file as if it were called by name. Warnings are errors, as in all tests."""
+    with patch.object(sys, "argv", [str(path)]):
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def run_shell(code: str) -> None:
+    """Runs a shell script in the current folder, its ``securevfl`` lines in this process."""
+    for part in re.split(r"^(securevfl .*\n)", code, flags=re.MULTILINE):
+        if part.startswith("securevfl "):
+            assert run_command(part) == 0, part
+        elif part:
+            subprocess.run(["bash", "-e", "-c", part], check=True)
