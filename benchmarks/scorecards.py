@@ -163,6 +163,7 @@ class Card:
             residual_change=high - low + 2 * series.rounding,
         )
         self.draw = lambda shape, std: self.generator.standard_normal(shape) * std
+        self.noisy = lambda counts, std: counts + self.draw(counts.shape, std)
         self.features = [[self._feature(column, m) for column in block] for m, block in enumerate(blocks)]
         self.rates = [self._evidence(m) for m in range(len(blocks))]
         self.bias = math.log(self.rates[0] / (1 - self.rates[0]))
@@ -174,9 +175,9 @@ class Card:
     def _feature(self, column: Column, member: int) -> Feature:
         bins: NumberBins | CategoryBins
         if column.values is None:
-            bins = bin_numbers(column.cells, self.draw, stds=self.noise.bin_stds)
+            bins = bin_numbers(column.cells, self.noisy, stds=self.noise.bin_stds)
         else:
-            bins = bin_categories(column.cells, column.values, self.draw, std=self.noise.list_std)
+            bins = bin_categories(column.cells, column.values, self.noisy, std=self.noise.list_std)
         std = self.noise.std("labels", member)
         index = bins.assign(column.cells)
         counts = tables.Counts(

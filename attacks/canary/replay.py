@@ -329,10 +329,10 @@ def counts_door(gate: Gate, settings: CardGeometry) -> Door:
     worth = np.array([std**-2 for std in noise.bin_stds])
 
     def let_out(vectors: Floats, rows: Rows) -> Floats:
-        draw = gate.noisy_counts(
+        noisy = gate.noisy_counts(
             rows=rows, sensitivity=2 * reach, sigmas=noise.bin_stds, observers=(OBSERVER,)
         )
-        seen = [vectors + draw(vectors.shape, std) for std in noise.bin_stds]
+        seen = [noisy(vectors, std) for std in noise.bin_stds]
         return np.asarray(np.tensordot(worth / worth.sum(), np.stack(seen), 1))
 
     return Door(gate=gate, reach=reach, let_out=let_out)

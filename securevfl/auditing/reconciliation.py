@@ -408,7 +408,10 @@ class _Books:
         entry = self._entry(line)
         if entry is None:
             return
-        key = hash((self.sessions[entry.index], header["receiver"], header["kind"], _facts(header)))
+        # Masks are dealt anew in the middle of a run too: operands belong to the entry that says so.
+        operand = header["fields"].get("round", -1) < 0 and "channel" not in header["fields"]
+        session = ("entry", entry.index) if operand else self.sessions[entry.index]
+        key = hash((session, header["receiver"], header["kind"], _facts(header)))
         if key in self.seen:
             self._violate(line, "is a second message of its kind in one round", entry.content["kind"])
         self.seen.add(key)

@@ -27,8 +27,8 @@ from securevfl.errors import DataError
 
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
-Noise: TypeAlias = Callable[[tuple[int, ...], float], NDArray[np.float64]]
-"""noise(shape, std): independent noise; the gate supplies it and writes the release down."""
+Noise: TypeAlias = Callable[[NDArray[np.float64], float], NDArray[np.float64]]
+"""noise(counts, std): the counts with independent noise; the gate supplies it and writes the release down."""
 Counter: TypeAlias = Callable[[int, Sequence[Floats], bool], Sequence[Floats]]
 """counter(level, edges of some intervals, count missing values too): noisy counts of their cells."""
 
@@ -324,7 +324,7 @@ def noisy_counter(
         if missing:
             exact[0] = np.append(exact[0], every.size - values.size)
         joined = np.concatenate(exact)
-        return np.split(joined + noise(joined.shape, stds[level]), np.cumsum([len(e) for e in exact])[:-1])
+        return np.split(noise(joined, stds[level]), np.cumsum([len(e) for e in exact])[:-1])
 
     return counter
 
@@ -364,7 +364,7 @@ def bin_categories(
     each = CategoryBins(values=named, groups=tuple(range(len(named) + 1)))
     if len(named) <= FREE_VALUES:
         return each
-    counts = np.bincount(each.assign(column), minlength=each.size) + noise((each.size,), std)
+    counts = noise(np.bincount(each.assign(column), minlength=each.size).astype(np.float64), std)
     return CategoryBins(values=named, groups=grouped_values(counts[:-1], records=len(column), std=std))
 
 
@@ -457,7 +457,7 @@ def bin_column(
     if not is_binned(column):
         return CodeBins(groups=(*range(codes), codes if column.missing == "bin" else codes - 1))
     counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=codes)
-    noisy = counts + noise((codes,), list_std)
+    noisy = noise(counts.astype(np.float64), list_std)
     return CodeBins(groups=grouped_values(noisy, records=len(values), std=list_std))
 
 

@@ -9,6 +9,7 @@ here and all count.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -335,8 +336,8 @@ class Gate:
 
     def noisy_counts(
         self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
-    ) -> Callable[[tuple[int, ...], float], npt.NDArray[np.float64]]:
-        """Writes down counts of the party's records on several levels, then gives the noise for them.
+    ) -> Callable[[npt.NDArray[np.float64], float], npt.NDArray[np.float64]]:
+        """Writes down counts of the party's records on several levels, then adds noise to them.
 
         What is counted on a level depends on the noisy counts of the one before, so that all levels are
         accounted for before the first of them is looked at.
@@ -348,18 +349,22 @@ class Gate:
             observers: Organisations that see something computed from the counts.
 
         Returns:
-            noise(shape, std): Gaussian noise on the lattice.
+            noisy(counts, std): The counts with Gaussian noise, on the lattice.
         """
         for sigma in sigmas:
             self.open_totals(
                 None, rows=rows, sensitivity=sensitivity, sigma=sigma, kind="bins", observers=observers
             )
-        secret = all(sigmas)
+        secret, place, calls = all(sigmas), self.ledger.head.position, itertools.count()
 
-        def draw(shape: tuple[int, ...], std: float) -> npt.NDArray[np.float64]:
-            return self.noise.perturb(np.zeros(shape), std) if secret else np.zeros(shape)
+        def noisy(counts: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
+            if not secret:
+                return counts
+            return self.keep(
+                STATISTIC, self.noise.perturb(counts, std), std=std, where=f"{place}-{next(calls)}"
+            )
 
-        return draw
+        return noisy
 
     def _release_fresh(
         self,

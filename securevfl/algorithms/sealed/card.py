@@ -314,14 +314,14 @@ class CardMember(SealedMember):
         self._build()
         noise = self.settings.noise
         # A long list takes one level and costs what three levels of a number cost, so these entries cover it.
-        draw = self.gate.noisy_counts(
+        noisy = self.gate.noisy_counts(
             rows=np.arange(self.setup.data.n_train, dtype=np.int64),
             sensitivity=math.sqrt(2 * noise.binned),
             sigmas=[std if self.setup.plan.sigma else 0.0 for std in noise.bin_stds],
             observers=self.observers,
         )
         self.features = [
-            Feature(bins=bin_column(column, values, draw, stds=noise.bin_stds, list_std=noise.list_std))
+            Feature(bins=bin_column(column, values, noisy, stds=noise.bin_stds, list_std=noise.list_std))
             for column, values in zip(self.columns, self._values(test=False), strict=True)
         ]
 

@@ -174,7 +174,7 @@ class DealerRole(Role):
         """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
         hellos = await self._hear(SealedHello.kind)
         fresh = not (self._session and all(hello["session"] for hello in hellos))
-        self._round = 0 if fresh else max(self._round, *(int(hello["round"]) for hello in hellos))
+        self._round = max(self._round, *(int(hello["round"]) for hello in hellos))
         for member in self.settings.members:
             await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
