@@ -103,7 +103,7 @@ def _cell(evidence: Evidence, spend: Spend) -> dict[str, Any]:
         "exact_kinds": sorted({r.kind for r in records if math.isinf(r.mu)}) if math.isinf(spend.mu) else [],
         "verdict": verdict.value,
         "tested": sorted({f"{f.path}: {test}" for f in mine for test in f.tested}),
-        "power": min(powers, default=None),
+        "power": min(powers, default=None) if math.isfinite(spend.mu) else None,
         "reasons": reasons,
         "covers": _covers(spend),
         "assumptions": list(spend.assumptions),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from securevfl.privacy.rows import Rows
 
 FORMAT = 1
 GENESIS = "0" * 64
-_ROWS = re.compile(r"\d{1,15}(-\d{1,15})?(,\d{1,15}(-\d{1,15})?)*")
+_MOST_DIGITS = 15  # of a row index in a list
 SESSION = "session"
 """Kind of the entry with which a process announces its signing key."""
 
@@ -87,10 +86,15 @@ def rows_from_text(text: str) -> Rows:
     if not text:
         return np.empty(0, np.int64)
     raw = np.frombuffer(text.encode(), np.uint8)
-    marks = raw[(raw == ord(",")) | (raw == ord("-"))]
-    numbers = np.fromstring(text.replace("-", ","), np.int64, sep=",") if _ROWS.fullmatch(text) else ()
-    if len(numbers) != len(marks) + 1:
+    places = np.flatnonzero((raw == ord(",")) | (raw == ord("-")))
+    marks, lengths = raw[places], np.diff(places, prepend=-1, append=len(raw)) - 1
+    digits = np.count_nonzero((raw >= ord("0")) & (raw <= ord("9")))
+    ranges = marks == ord("-")
+    if digits + len(places) != len(raw) or lengths.min() < 1 or lengths.max() > _MOST_DIGITS:
         raise LedgerError(f"row list {text[:40]!r} cannot be read")
+    if (ranges[1:] & ranges[:-1]).any():
+        raise LedgerError(f"row list {text[:40]!r} cannot be read")
+    numbers = np.fromstring(text.replace("-", ","), np.int64, sep=",")
     is_first = np.append(marks == ord("-"), False)
     firsts = np.append(True, ~is_first[:-1])  # a number after a dash ends its range
     starts = numbers[firsts]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from securevfl.federation.run import Run
 
 OK, FAILED = "ok", "failed"
+MARKER = "sweep.toml"
 
 
 def failed_record(name: str, error: str) -> dict[str, Any]:

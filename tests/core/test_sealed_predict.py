@@ -90,13 +90,14 @@ def test_predictions_are_counted_apart(tmp_path: Path):
     assert matrix["p1"]["p2"].predictions == 0
 
 
-def test_the_audit_shows_them_apart_and_holds(tmp_path: Path):
+def test_the_audit_shows_them_apart(tmp_path: Path):
     data = make()
     plan = Plan(algorithm="sealed", epsilon=4.0, epochs=3, record_views=True)
     run = train(data, plan, tmp_path / "run")
     run.predict(data.test, ids=strangers(data))
     report = audit(load_run(tmp_path / "run"), attacks=["mask-statistics"], data=data, canaries=-1)
-    assert report.verdict == "holds"
+    assert report.verdict == "not tested"  # replay ends with the training
+    assert not [f for f in report.content["findings"] if f["verdict"] == "violated"]
     assert any("predicted ones" in text for text in report.content["words"])
     seen = list(View(tmp_path / "run" / "views" / "p0").messages("sealed-score", sent=False))
     assert len(seen) == 4 and all(m.head is not None for m in seen)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federation import free_port
@@ -71,6 +72,12 @@ def _alignment() -> None:
     pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
 
 
+def dossier(run: Path) -> dict[str, Any]:
+    """The report of a run's only audit."""
+    (found,) = run.glob("audits/*/report.json")
+    return json.loads(found.read_text())
+
+
 def test_the_page_works_and_survives_a_kill(tmp_path: Path, capfd) -> None:
     page = Page(tmp_path, f"127.0.0.1:{free_port()}")
     bank = start(page.serve, tmp_path, tmp_path / "bank.out")
@@ -88,10 +95,10 @@ def test_the_page_works_and_survives_a_kill(tmp_path: Path, capfd) -> None:
     with contextlib.chdir(tmp_path):
         run_shell(page.audit.replace("audit joint", "audit joint --attacks gradient-norm"))
     assert "bank, clinic -> joint" in capfd.readouterr().out
-    report = json.loads((tmp_path / "joint" / "report.json").read_text())
+    report = dossier(tmp_path / "joint")
     assert set(report["owners"]) == {"bank", "clinic"}
     assert report["verdict"] == "no guarantee"  # exact gradients left the bank
-    assert json.loads((tmp_path / "clinic" / "run" / "report.json").read_text())["verdict"] == "holds"
+    assert dossier(tmp_path / "clinic" / "run")["verdict"] == "not tested"  # alone
     assert [each["score"] for each in report["attacks"] if each["score"] is not None]
 
 
