@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
@@ -29,7 +30,6 @@ from securevfl.models import (
     drawn_noise,
     why_not_stackable,
 )
-from securevfl.models.scorecard import ScorecardEncoder
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, clip_rows
 from securevfl.privacy.payloads import Contribution, Inside, Released

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from securevfl.federation.cards import Line
+    from securevfl.auditing.cards import Line
 
 
 def scorecard(
@@ -21,7 +21,7 @@ def scorecard(
     base_odds: Annotated[float, typer.Option(help="Negative to positive labels at the base score.")] = 50.0,
 ) -> None:
     """Print a scorecard: points, evidence, information value and noisy counts of every bin."""
-    from securevfl.federation.cards import read_card, to_csv, to_page
+    from securevfl.auditing.cards import read_card, to_csv, to_page
     from securevfl.files import write_text
 
     lines = read_card(run, party=party, pdo=pdo, base=base_score, odds=base_odds)

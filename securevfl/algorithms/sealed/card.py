@@ -21,6 +21,7 @@ from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise
 from securevfl.accountants.sealed import SealedShifts
 from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed import tables
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.sealed.member import SealedMember
 from securevfl.algorithms.sealed.rows import clip_to_integers, dense
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry, integer_stds, real_variances
@@ -36,7 +37,6 @@ from securevfl.data.binning import (
 )
 from securevfl.data.columns import Column
 from securevfl.errors import PlanError, ProtocolError
-from securevfl.models.scorecard import ScorecardEncoder
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
 from securevfl.protocols.sealed.round import RoundMachine

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedOutputs
 from securevfl.algorithms.sealed.card import geometry_of
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
@@ -19,7 +20,6 @@ from securevfl.algorithms.sealed.rows import Preparation, dense
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
-from securevfl.models.scorecard import ScorecardEncoder
 from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.party import SealedParty

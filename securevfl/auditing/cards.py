@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.sealed.tables import base_points, points
 from securevfl.data.binning import NumberBins, bin_labels
 from securevfl.data.columns import FLAGS, Column
@@ -25,7 +26,6 @@ from securevfl.errors import RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.files import read_json
 from securevfl.models import load_module
-from securevfl.models.scorecard import ScorecardEncoder
 
 CONSTANT = "constant"
 
@@ -221,7 +221,7 @@ def to_page(lines: Sequence[Line], *, title: str) -> str:
         }
         for (party, column), mine in columns.items()
     ]
-    return render("federation/scorecard.html", title=title, start=lines[0].points, sections=sections)
+    return render("auditing/scorecard.html", title=title, start=lines[0].points, sections=sections)
 
 
 def _chart(title: str, lines: Sequence[Line]) -> Any:
