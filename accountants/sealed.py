@@ -15,6 +15,10 @@ no protection, so against S only what lies outside S is replaced:
   full and one zero (rho C_m everywhere).
 
 With K outputs each of the K residuals may do so, which multiplies squared shifts by K.
+
+Histograms (one-hot operands) move less while the label stays: replaced features take a record out of one cell
+and into another, never back onto the same, so the two shifts are orthogonal and their squares r^2 + r'^2 add
+up to at most 2 R^2 per squared clip instead of 4 R^2 (`known_label`).
 """
 
 import itertools
@@ -98,6 +102,8 @@ class SealedShifts:
         residual_change: rho, bound of a residual's change while the label stays.
         label_change: Largest difference of two labels.
         outputs: K, residuals per record.
+        known_label: Largest squared shift per squared clip while the label stays and the features change;
+            None takes (2 R)^2, which any operand keeps. One-hot operands need less. Person level only.
     """
 
     clips: tuple[float, ...]
@@ -107,6 +113,7 @@ class SealedShifts:
     residual_change: float
     label_change: float = 1.0
     outputs: int = 1
+    known_label: float | None = None
 
     def __post_init__(self) -> None:
         for clip in self.clips:
@@ -118,6 +125,12 @@ class SealedShifts:
             )
         if not any(self.clips):
             raise AccountingError("every clip is 0; at least one member needs features")
+        if self.known_label is not None and self.protects != "person":
+            raise AccountingError(f"one-hot openings protect the whole person, found {self.protects!r}")
+
+    @property
+    def _known(self) -> float:
+        return (2 * self.residual_bound) ** 2 if self.known_label is None else self.known_label
 
     @property
     def diameter(self) -> float:
@@ -147,7 +160,8 @@ class SealedShifts:
             return self.outputs * max(full * own, change * total)
         if self.label_holder in outside:
             return self.outputs * full * total
-        return self.outputs * max(full * math.fsum(rates[m] for m in outside), change * total)
+        moved = self._known * math.fsum(rates[m] for m in outside)
+        return self.outputs * (max(moved, change * total) if change else moved)
 
     def coalitions(self, colluders: int, *, without: int | None = None) -> Iterator[frozenset[int]]:
         """All coalitions of at most `colluders` members, optionally without one member."""
@@ -195,7 +209,7 @@ class SealedShifts:
         features = sorted(squares[:holder] + squares[holder + 1 :], reverse=True)
         # Against coalitions with the label holder: `others` for each party on its peers' totals, `own` on the
         # label holder's, so that both corners hold (module docstring). 4/3 leaves a quarter of the second.
-        peers = max(full * sum(features[: members - t]), 4 / 3 * change * sum(features))
+        peers = max(self._known * sum(features[: members - t]), 4 / 3 * change * sum(features))
         left = 1 - change * sum(features) / peers
         own = min(change * squares[holder] / left, peers) if squares[holder] else 0.0
         by_others = [(own if m == holder else peers) / (members - t) for m in range(members)]

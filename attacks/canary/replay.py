@@ -31,12 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.algorithms.base import SERVER
-from securevfl.algorithms.sealed.settings import SealedGeometry
+from securevfl.algorithms.sealed.card import KINDS, CardGeometry, geometry_of
+from securevfl.algorithms.sealed.settings import SealedGeometry, real_variances
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
 from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
 from securevfl.data import VerticalData
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.rows import Rows
+from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import TOTAL_BITS
 from securevfl.settings.plan import Plan
@@ -205,7 +207,7 @@ def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> Se
         label_holder=label_holder if label_holder in parties else None,
         task=task,
     )
-    return SealedGeometry(plan=plan, data=data)
+    return geometry_of(plan, data)
 
 
 class _Worlds:
@@ -286,7 +288,7 @@ def replayed_canaries(
         progress: Called with the share done.
     """
     plan = replay.settings.plan
-    iterations = min(plan.epochs, MAX_ITERATIONS)
+    iterations = min(replay.settings.totals, MAX_ITERATIONS)
     each = iterations * 3 * len(replay.settings.members) * replay.settings.data.outputs
     most = max(400, min(WORLDS, DRAWS // each))
     worlds = min(trials or most, most)
@@ -318,6 +320,54 @@ def statistic_door(gate: Gate, settings: SealedGeometry) -> Door:
         )
 
     return Door(gate=gate, reach=diameter / 2, let_out=let_out)
+
+
+def counts_door(gate: Gate, settings: CardGeometry) -> Door:
+    """Noisy counts that bins are made of, all three levels averaged by what each is worth."""
+    noise = settings.noise
+    reach = math.sqrt(2 * noise.binned) / 2
+    worth = np.array([std**-2 for std in noise.bin_stds])
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        noisy = gate.noisy_counts(
+            rows=rows, sensitivity=2 * reach, sigmas=noise.bin_stds, observers=(OBSERVER,)
+        )
+        seen = [noisy(vectors, std) for std in noise.bin_stds]
+        return np.asarray(np.tensordot(worth / worth.sum(), np.stack(seen), 1))
+
+    return Door(gate=gate, reach=reach, let_out=let_out)
+
+
+def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int) -> Door:
+    """An opening of histograms to the worst coalition, which combines all totals by what each is worth.
+
+    A canary is one value here: along the direction in which the record moves all totals together.
+    """
+    shifts, stds = settings.noise.shifts[opening], settings.stds_of(opening)
+    added, clips = real_variances(stds), shifts.clips
+    candidates = shifts.coalitions(settings.plan.collusion, without=victim)
+    coalition = max(filter(None, candidates), key=lambda s: shifts.squared_mu(added, s))
+    outside = [m for m in range(len(stds)) if m not in coalition]
+    known = settings.label_holder in coalition  # then only features that the coalition does not hold move
+    moved = [m for m, clip in enumerate(clips) if clip and (not known or m in outside)]
+    full = (2 * shifts.residual_bound) ** 2
+    reach = math.sqrt(shifts.known_label if known and shifts.known_label else full) / 2
+    worth = np.array([clips[m] ** 2 / sum(added[m][j] for j in outside) for m in moved])
+    sensitivity, sigma = settings.cost_of(opening, victim)
+
+    def noise(target: int, shape: tuple[int, ...]) -> Floats:
+        count = math.prod(shape)
+        drawn = [DiscreteGaussian(stds[target][j]).sample(count, gate.noise.stream) for j in outside]
+        return np.asarray(np.sum(drawn, axis=0).reshape(shape) * (2.0**-TOTAL_BITS / clips[target]))
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        gate.open_totals(
+            None, rows=rows, sensitivity=sensitivity, sigma=sigma, kind=KINDS[opening], observers=(OBSERVER,)
+        )
+        seen = [vectors + noise(m, vectors.shape) for m in moved]
+        return np.asarray(np.tensordot(worth / worth.sum(), np.stack(seen), 1))
+
+    return Door(gate=gate, reach=reach, let_out=let_out)
 
 
 def sealed_canaries(
@@ -361,4 +411,13 @@ def sealed_canaries(
     if plan.settings.centring and plan.sigma:
         door = statistic_door(gate_of(plan)(ROWS * canaries), settings)
         found["statistics"] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
+    if isinstance(settings, CardGeometry) and plan.sigma:
+        make = gate_of(plan)
+        doors = {"bins": counts_door(make(ROWS * canaries), settings)}
+        for opening in ("labels", "residuals"):
+            if opening in settings.noise.shifts:
+                gate = make(ROWS * canaries)
+                doors[KINDS[opening]] = histogram_door(gate, settings, opening, 1 if holder == 0 else 0)
+        for name, door in doors.items():
+            found[name] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
     return found

@@ -11,7 +11,7 @@ from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
-from securevfl.protocols.sealed.series import WAVE_BITS
+from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
 from securevfl.protocols.stream import KEY_BYTES
 
 Rows = npt.NDArray[np.int64]
@@ -86,10 +86,12 @@ class SealedDealer:
         """Member 0's share of the waves of the summed phase mask; the others expand theirs."""
         protocol = self.protocol
         shape = count, protocol.outputs
+        if protocol.series is None:
+            return np.empty(0, np.uint64)
         mask = np.zeros(shape, np.uint32)
         for seed in seeds:
             mask += expand(seed, "phase", shape, np.uint32)
-        waves = _waves_of(mask, protocol)
+        waves = _waves_of(mask, protocol.series)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         for seed in seeds[1:]:
             waves -= expand(seed, "waves", waves.shape)
@@ -140,13 +142,12 @@ class SealedDealer:
         ]
 
 
-def _waves_of(mask: Ring, protocol: SealedProtocol) -> Ring:
+def _waves_of(mask: Ring, series: SineSeries) -> Ring:
     """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
-    series = protocol.series
     angle = mask * (2 * np.pi / 2.0**32)
     power = np.cos(angle) + 1j * np.sin(angle)
     square = power * power
-    out = np.empty(protocol.wave_shape(len(mask)), np.int64)
+    out = np.empty((2, len(series.coefficients), *mask.shape), np.int64)
     for index, coefficient in enumerate(series.coefficients):
         scale = coefficient * 2.0**WAVE_BITS
         np.rint(power.imag * scale, out=out[0, index], casting="unsafe")

@@ -95,7 +95,7 @@ class SealedParty:
         self,
         *,
         round: int,  # noqa: A002
-        scores: npt.ArrayLike,
+        scores: npt.ArrayLike | None = None,
         rows: Rows | None = None,
         labels: npt.ArrayLike | None = None,
         operand: Integers | None = None,
@@ -104,7 +104,7 @@ class SealedParty:
 
         Args:
             round: Number of the round, above all earlier ones.
-            scores: This member's scores, (rows, outputs).
+            scores: This member's scores, (rows, outputs); None where the protocol has no series.
             rows: The batch, indices below `records`; all records by default. The same at all members.
             labels: Of the label holder only: (rows, outputs).
             operand: Where operands change: (width, rows * outputs) of int32.
@@ -118,14 +118,14 @@ class SealedParty:
         count = protocol.records if rows is None else len(rows)
         if not 0 < count <= protocol.batch:
             raise InputError(f"a round over {count} records; 1 to {protocol.batch} are possible")
-        phase = encode_phase(scores, protocol.series.period)
-        _check_shape(phase, (count, protocol.outputs))
+        phase = self._phase(scores, (count, protocol.outputs))
         machine = RoundMachine(
             self.index,
             protocol,
             round=round,
             phase=phase,
-            offset=self._offset(labels, phase.shape),
+            offset=self._offset(labels, (count, protocol.outputs)),
+            count=count,
             operand=self._left(rows, operand, count),
             masked=self._masked(rows),
             noise={m: self.noise_for(m) for m in range(protocol.members)},
@@ -146,8 +146,19 @@ class SealedParty:
         if not self._next_round <= round < MAX_ROUND:
             raise ProtocolError(f"{name_of(self.index)} used round {round} before; masks serve once")
 
+    def _phase(self, scores: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ring | None:
+        """The scores as phases; None where there is no series."""
+        series = self.protocol.series
+        if (scores is None) != (series is None):
+            raise InputError("a round takes scores exactly if the protocol has a series for them")
+        if scores is None or series is None:
+            return None
+        phase = encode_phase(scores, series.period)
+        _check_shape(phase, shape)
+        return phase
+
     def _offset(self, labels: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ring | None:
-        """What the label holder adds to its residual share: the series' offset minus the label."""
+        """What the label holder adds to its share: the series' offset less the label, or the label."""
         protocol = self.protocol
         if (labels is not None) != (self.index == protocol.label_holder):
             raise InputError(f"member {protocol.label_holder}, and nobody else, brings labels")
@@ -157,7 +168,8 @@ class SealedParty:
         _check_shape(values, shape)
         if not ((values >= protocol.label_low) & (values <= protocol.label_high)).all():
             raise EncodingError(f"labels must lie between {protocol.label_low} and {protocol.label_high}")
-        scaled = np.rint((protocol.series.offset - values) * 2.0**RESIDUAL_BITS)
+        own = values if protocol.series is None else protocol.series.offset - values
+        scaled = np.rint(own * 2.0**RESIDUAL_BITS)
         return scaled.astype(np.int64).view(np.uint64)
 
     def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:

@@ -126,11 +126,13 @@ class SealedProtocol:
         records: Records of a static operand.
         batch: The most records of one round.
         outputs: Scores per record.
-        series: The function of the summed score.
+        series: The function of the summed score; None where the label holder's labels themselves are totalled
+            (label histograms): no scores, no phases, no waves.
         label_low: Least label.
         label_high: Largest label.
         share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
             for none.
+        entry: Bound of a single entry of an operand, where it is less than the clips: 1 for one-hot operands.
 
     Raises:
         InputError: The parts do not fit each other.
@@ -144,10 +146,11 @@ class SealedProtocol:
     records: int
     batch: int
     outputs: int
-    series: SineSeries
+    series: SineSeries | None
     label_low: float = 0.0
     label_high: float = 1.0
     share_stds: tuple[tuple[int, ...], ...]
+    entry: float = math.inf
 
     def __post_init__(self) -> None:
         members = len(self.widths)
@@ -164,7 +167,8 @@ class SealedProtocol:
             self._check_range(member)
 
     def _check_range(self, member: int) -> None:
-        signal = self.batch * self.clips[member] * self.residual_bound * math.sqrt(self.outputs)
+        largest = min(self.clips[member], self.entry)
+        signal = self.batch * largest * self.residual_bound * math.sqrt(self.outputs)
         noise = TAIL * sum(self.share_stds[member])
         if not signal * 2.0**TOTAL_BITS + noise < 2.0**63:
             room = 2.0 ** (63 - TOTAL_BITS)
@@ -180,13 +184,17 @@ class SealedProtocol:
 
     @property
     def residual_bound(self) -> float:
-        """R: bound of |f(u) - y| for any score, as the shares evaluate it."""
+        """R: bound of |f(u) - y| for any score, as the shares evaluate it; without a series of |y|."""
+        if self.series is None:
+            return max(abs(self.label_low), abs(self.label_high))
         low, high = self.series.range
         return max(high - self.label_low, self.label_high - low) + self.series.rounding
 
     @property
     def residual_change(self) -> float:
         """Bound of the change of a residual whose label stays."""
+        if self.series is None:
+            return 0.0
         low, high = self.series.range
         return high - low + 2 * self.series.rounding
 
@@ -212,7 +220,7 @@ class SealedProtocol:
 
     def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
         """(2, harmonics, rows, outputs): sines, then cosines."""
-        return 2, len(self.series.coefficients), rows, self.outputs
+        return 2, len(self.series.coefficients) if self.series else 0, rows, self.outputs
 
 
 def check_operand(operand: npt.NDArray[np.int32], clip: float, outputs: int = 1) -> None:

@@ -48,7 +48,8 @@ class RoundMachine(SealedMachine):
         protocol: SealedProtocol,
         *,
         round: int,  # noqa: A002
-        phase: Ring,
+        phase: Ring | None,
+        count: int,
         offset: Ring | None,
         operand: npt.NDArray[np.int32],
         masked: dict[int, Ring],
@@ -56,6 +57,7 @@ class RoundMachine(SealedMachine):
     ) -> None:
         super().__init__(index, round=round)
         self._protocol = protocol
+        self._shape = count, protocol.outputs
         self._phase, self._offset, self._operand, self._noise = phase, offset, operand, noise
         self._others = tuple(m for m in range(protocol.members) if m != index)
         self._masked = dict(masked)
@@ -80,12 +82,12 @@ class RoundMachine(SealedMachine):
         return WORDS.decode(self._total)
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        protocol, rows = self._protocol, self._phase.shape
+        protocol, rows = self._protocol, self._shape
         new_operand = not protocol.static[sender] if sender in self._others else False
         match message:
             case Deal() if sender == DEALER and self._deal is None:
                 return self._take_deal(message)
-            case Phase() if sender in self._others and sender not in self._phases:
+            case Phase() if sender in self._others and sender not in self._phases and protocol.series:
                 self._phases[sender] = PHASES.check(message.words, rows)
             case Operand() if new_operand and sender not in self._masked:
                 shape = protocol.operand_shape(sender, rows[0])
@@ -102,27 +104,31 @@ class RoundMachine(SealedMachine):
 
     def _take_deal(self, deal: Deal) -> list[Envelope]:
         """Checks the deal, then sends the masked phase, and the masked operand where it is new."""
-        rows = self._phase.shape
-        WORDS.check(deal.product, self._protocol.total_shape(self.address))
-        WORDS.check(deal.waves, self._protocol.wave_shape(rows[0]) if self.address == 0 else (0,))
-        words = self._phase - expand(deal.seed, "phase", rows, np.uint32)
-        messages: list[Message] = [Phase(round=self.round, words=words)]
-        if not self._protocol.static[self.address]:
+        protocol, rows = self._protocol, self._shape
+        WORDS.check(deal.product, protocol.total_shape(self.address))
+        dealt = self.address == 0 and protocol.series is not None
+        WORDS.check(deal.waves, protocol.wave_shape(rows[0]) if dealt else (0,))
+        messages: list[Message] = []
+        if self._phase is not None:
+            words = self._phase - expand(deal.seed, "phase", rows, np.uint32)
+            self._phases[self.address] = words
+            messages.append(Phase(round=self.round, words=words))
+        if not protocol.static[self.address]:
             mask = expand(deal.seed, "operand", self._operand.shape)
             np.subtract(self._operand.astype(np.int64).view(np.uint64), mask, out=mask)
             messages.append(Operand(round=self.round, words=mask))
         self._deal = deal
-        self._phases[self.address] = words
         sent = [Envelope(self.address, other, message) for message in messages for other in self._others]
         return sent + self._advance()
 
     def _advance(self) -> list[Envelope]:
         """Does whatever has become possible."""
-        if self._deal is None or len(self._phases) < self._protocol.members:
+        expected = 0 if self._protocol.series is None else self._protocol.members
+        if self._deal is None or len(self._phases) < expected:
             return []
         if self._residual is None:
             self._residual = self._residual_share(self._deal)
-            self._blind = expand(self._deal.seed, "blind", self._phase.shape)
+            self._blind = expand(self._deal.seed, "blind", self._shape)
             self._blinded = self._residual - self._blind
         ready = [m for m in self._others if m not in self._served and m in self._masked]
         sent = [Envelope(self.address, m, self._share_for(m)) for m in ready]
@@ -134,11 +140,16 @@ class RoundMachine(SealedMachine):
         return sent
 
     def _residual_share(self, deal: Deal) -> Ring:
-        """sum_k sin(k d) [c_k cos(k a)] + cos(k d) [c_k sin(k a)] for the public phase d, minus the label."""
+        """sum_k sin(k d) [c_k cos(k a)] + cos(k d) [c_k sin(k a)] for the public phase d, minus the label.
+
+        Without a series it is what the label holder brings.
+        """
+        share = np.zeros(self._shape, np.uint64) if self._offset is None else self._offset.copy()
+        if self._protocol.series is None:
+            return share
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
-        share = np.zeros(delta.shape, np.uint64) if self._offset is None else self._offset.copy()
         table = sine_table()
         for index, k in enumerate(self._protocol.series.harmonics):
             place = ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)

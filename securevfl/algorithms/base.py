@@ -249,6 +249,10 @@ class Algorithm(ABC):
         """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
         return plan
 
+    def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
+        """What the user should know of how the plan's `auto` choices were settled."""
+        return ()
+
     def tolerates_absence(self, plan: Plan) -> bool:
         """True where training goes on while a party is away; its server then understands ``ABSENT``."""
         return False

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state
 from securevfl.data import VerticalData
+from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError, ProtocolError, TrainingDiverged
 from securevfl.models import (
     StackedEncoders,
@@ -300,6 +302,8 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         PlanError: The plan's model does not fit the party's columns.
     """
     index = data.parties.index(party)
+    if plan.model == "scorecard":
+        return ScorecardEncoder(card_columns(data)[index])
     return build_encoder(
         plan.model,
         data.widths[index],

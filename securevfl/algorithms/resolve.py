@@ -174,6 +174,7 @@ def _check_bounds(plan: Plan, data: VerticalData) -> None:
 
 
 def _with_models(plan: Plan, data: VerticalData) -> Plan:
+    plan = plan.with_changes(model="linear") if plan.model == "auto" else plan
     linear = plan.model == "linear"
     embedding = plan.embedding or (data.outputs if linear else max(8, data.outputs))
     fusion = plan.fusion

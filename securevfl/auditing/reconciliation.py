@@ -410,16 +410,19 @@ class _Books:
         entry = self._entry(line)
         if entry is None:
             return
-        key = hash((self.sessions[entry.index], header["receiver"], header["kind"], _facts(header)))
         before_rounds = header["fields"].get("round", -1) < 0
+        # Masks are dealt anew in the middle of a run too: operands belong to the entry that says so.
+        operand = before_rounds and "channel" not in header["fields"]
+        session = ("entry", entry.index) if operand else self.sessions[entry.index]
+        key = hash((session, header["receiver"], header["kind"], _facts(header)))
         # Where sums go on without parties that are gone, keys are agreed on anew in every phase.
         allowed = self.phases if before_rounds and self.whole.source.plan.threshold else 1
         self.seen[key] += 1
         if self.seen[key] > allowed:
             self._violate(line, "is a second message of its kind in one round", entry.content["kind"])
         if before_rounds:
-            if "channel" not in header["fields"]:
-                self._use(line, entry)  # a masked operand, once for a session
+            if operand:
+                self._use(line, entry)
         elif "channel" in header["fields"]:
             self._summed(line, reading, entry)
         else:

@@ -22,6 +22,7 @@ from securevfl.cli.certificates import (
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
 from securevfl.cli.network import gather, join, serve
+from securevfl.cli.scorecard import scorecard
 from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
 from securevfl.cli.train import train
@@ -32,6 +33,7 @@ from securevfl.errors import SecureVFLError
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "audit": audit,
+    "scorecard": scorecard,
     "sweep": sweep,
     "suggest": suggest,
     "account": account,

@@ -38,7 +38,9 @@ def train(
         int | None,
         typer.Option(help="Protocol pairwise: how many parties must stay in a sum; 0 waits for everybody."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="linear, mlp, cnn or lstm.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="linear, mlp, cnn, lstm; sealed: scorecard, auto.")
+    ] = None,
     encoder_training: Annotated[
         str | None, typer.Option(help="raw (mode strict), dp (mode dp-encoder) or none (mode frozen).")
     ] = None,
@@ -112,6 +114,7 @@ def train(
     }
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
+    from securevfl.algorithms import find_algorithm
     from securevfl.algorithms.resolve import load_planned
     from securevfl.trackers import build_tracker
 
@@ -127,7 +130,7 @@ def train(
     if json:
         print_json(run.result)
     else:
-        show_run(run, loaded.notes)
+        show_run(run, (*loaded.notes, *find_algorithm(chosen.algorithm).notes(chosen, loaded)))
 
 
 def _named(data: list[str]) -> str:

@@ -7,9 +7,9 @@ mean, no largest value, no list of the values that occur, so a record's code tel
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,12 @@ class Column:
     values: tuple[str, ...] = ()
     missing: Missing = "bin"
     line: int = 0
+
+    @classmethod
+    def from_mapping(cls, content: Mapping[str, Any]) -> Column:
+        """A column from its fields, as they are read back from JSON."""
+        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in content.items()}
+        return cls(**given)
 
     @property
     def codes(self) -> int:

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from securevfl.data import VerticalData
 from securevfl.data.blocks import as_block, not_finite
+from securevfl.data.columns import Column, Columns
 from securevfl.data.scaling import Scale
 from securevfl.data.share import absent_block, read_outline
 from securevfl.errors import DataError, ProtocolError, RunError
@@ -60,6 +61,7 @@ class Trained:
             y_test=data.y_test[:0],
             ids_train=data.ids_train[:0],
             ids_test=data.ids_test[:0],
+            described=tuple(mine.without_rows() for mine in data.described),
         )
         numbers = {identity: number for number, identity in enumerate(ids)}
         return cls(template=template, numbers=numbers, records=len(ids), messages=messages, time=time)
@@ -188,6 +190,7 @@ class Trained:
                 "sparse": sparse.issparse(block),
                 "scales": scales,
                 "columns": data.columns[index],
+                "described": [vars(each) for each in data.described[index].columns] if data.described else [],
             }
             _write_private(folder.model(party).with_suffix(".json"), content)
         self.save_records(folder)
@@ -276,6 +279,7 @@ class Trained:
             label_scaling=_pair(content["label_scaling"]),
             image_size=_pair(content["image_size"]),
             scales=tuple(tuple(Scale.from_mapping(scale) for scale in each["scales"]) for each in own),
+            described=tuple(map(_described, own)) if all(each.get("described") for each in own) else (),
         )
         return cls(
             template=template,
@@ -301,6 +305,13 @@ def _intact(folder: RunFolder) -> Iterator[None]:
 
 def _pair(values: Any) -> Any:
     return None if values is None else tuple(values)
+
+
+def _described(own: Mapping[str, Any]) -> Columns:
+    """A party's columns as they were described, without rows."""
+    columns = tuple(Column.from_mapping(each) for each in own["described"])
+    nothing = np.zeros((0, len(columns)))
+    return Columns(source="", columns=columns, train=nothing, test=nothing.copy())
 
 
 def _empty(shape: tuple[int, ...], thin: bool) -> Any:

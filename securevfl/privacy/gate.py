@@ -9,6 +9,7 @@ here and all count.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -332,6 +333,38 @@ class Gate:
         if self.journal is None:
             return values
         return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.head.position))
+
+    def noisy_counts(
+        self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
+    ) -> Callable[[npt.NDArray[np.float64], float], npt.NDArray[np.float64]]:
+        """Writes down counts of the party's records on several levels, then adds noise to them.
+
+        What is counted on a level depends on the noisy counts of the one before, so that all levels are
+        accounted for before the first of them is looked at.
+
+        Args:
+            rows: The records that are counted.
+            sensitivity: How far one replaced record moves the counts of one level, all parties' together.
+            sigmas: Noise of each level; 0 for none.
+            observers: Organisations that see something computed from the counts.
+
+        Returns:
+            noisy(counts, std): The counts with Gaussian noise, on the lattice.
+        """
+        for sigma in sigmas:
+            self.open_totals(
+                None, rows=rows, sensitivity=sensitivity, sigma=sigma, kind="bins", observers=observers
+            )
+        secret, place, calls = all(sigmas), self.ledger.head.position, itertools.count()
+
+        def noisy(counts: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
+            if not secret:
+                return counts
+            return self.keep(
+                STATISTIC, self.noise.perturb(counts, std), std=std, where=f"{place}-{next(calls)}"
+            )
+
+        return noisy
 
     def _release_fresh(
         self,

@@ -221,6 +221,7 @@ FAMILIES: dict[str, Family] = {
             algorithms=("sealed",),
             settings=SealedSettings,
             defaults={
+                "model": "auto",
                 "epochs": 80,
                 "batch": FULL_BATCH,
                 "learning_rate": 3.0,

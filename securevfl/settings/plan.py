@@ -70,7 +70,8 @@ class Plan(_Keywords):
         collusion: How many parties may pool what they see of a secure sum; noise in sums withstands them too.
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
-        model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``.
+        model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``; of sealed training also
+            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
         hidden_noise: Levels c_l of uniform noise in hidden layers (smoothing, never counted as privacy).

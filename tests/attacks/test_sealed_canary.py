@@ -7,6 +7,7 @@ import pytest
 
 from securevfl import Plan, VerticalData, audit, train
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.sealed.card import CardGeometry
 from securevfl.attacks.canary.audit import CANARIES
 from securevfl.attacks.canary.replay import Replay, replayed_canaries, sealed_canaries, sealed_settings
 from securevfl.protocols import SealedParty
@@ -125,3 +126,22 @@ def test_reports_show_what_was_measured(tmp_path, monkeypatch):
     # p0's noise protects its own records; against coalitions with p0 the others' noise is enough.
     assert {cell["verdict"] for cell in refuted["p0"]["observers"].values()} == {"violated"}
     assert {cell["verdict"] for cell in refuted["p1"]["observers"].values()} == {"holds"}
+
+
+def test_every_opening_of_a_scorecard_is_audited(monkeypatch):
+    fields = {"model": "scorecard", "epsilon": 16.0}
+    found = audited(make(), trials=2000, canaries=TRIALS, **fields)
+    assert set(found) == {"party", "label-holder", "bins", "label histogram"}
+    for result in found.values():
+        assert 0.5 * result.claim < result.mu_lower < result.claim + SLACK
+    # A card whose histogram leaves half of the noise out is caught.
+    whole = CardGeometry.stds_of
+    monkeypatch.setattr(
+        CardGeometry,
+        "stds_of",
+        lambda self, opening: tuple(tuple(s // 2 for s in row) for row in whole(self, opening)),
+    )
+    claimed = found["label histogram"].claim
+    monkeypatch.setattr(CardGeometry, "cost_of", lambda self, opening, member: (claimed, 1.0))
+    caught = audited(make(), trials=400, canaries=TRIALS, **fields)["label histogram"]
+    assert caught.mu_lower > claimed + SLACK

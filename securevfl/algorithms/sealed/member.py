@@ -11,7 +11,7 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
-from securevfl.algorithms.sealed.models import SealedModel, build_model, encoder_form, is_linear
+from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
 from securevfl.algorithms.steps import (
@@ -24,7 +24,10 @@ from securevfl.algorithms.steps import (
 from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.journal import TOTAL
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.round import RoundMachine
 
 
 def shared_schedule(settings: SealedGeometry) -> Batches | None:
@@ -123,12 +126,8 @@ class SealedMember:
 
     async def _open_session(self) -> SealedParty:
         """Fresh masks for the static operands, and a note of what hides the rest."""
-        model = self.ready_model
         party = SealedParty(
-            self.settings.protocol(*member_shapes(self.setup, self.settings)),
-            self.index,
-            operand=model.operand(None) if model.static else None,
-            noise=self.gate.noise.stream,
+            self._protocol(), self.index, operand=self._operand(), noise=self.gate.noise.stream
         )
         assumption = ASSUMPTION.format(self.setup.plan.collusion)
         session = self.gate.hide(
@@ -136,6 +135,14 @@ class SealedMember:
         )
         await self.exchange.follow(session)
         return party
+
+    def _protocol(self) -> SealedProtocol:
+        return self.settings.protocol(*member_shapes(self.setup, self.settings))
+
+    def _operand(self) -> Operand | None:
+        """The static operand, if there is one."""
+        model = self.ready_model
+        return model.operand(None) if model.static else None
 
     @property
     def _session(self) -> SealedParty:
@@ -147,30 +154,43 @@ class SealedMember:
 
     async def iterate(self) -> int:
         """One iteration; returns the number of records in it."""
-        party, model = self._session, self.ready_model
+        party = self._session
         if self.delay is not None:
             await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
         rows = None if self.batches is None else self.batches.next()
         chosen = np.arange(self.setup.data.n_train, dtype=np.int64) if rows is None else rows
-        machine = party.round(
-            round=self.exchange.next_round(),
-            rows=rows,
-            scores=model.scores(rows),
-            labels=None if self.labels is None else self.labels[chosen],
-            operand=None if model.static else model.operand(rows),
-        )
+        machine = self._round(party, rows, chosen)
+        sensitivity, sigma = self._price()
         opening = self.gate.open_totals(
             machine,
             rows=chosen,
-            sensitivity=self._cost[0],
-            sigma=self._cost[1],
-            kind=f"totals ({self.setup.plan.settings.protect})",
+            sensitivity=sensitivity,
+            sigma=sigma,
+            kind=self._kind(),
             observers=self.observers,
         )
         await self.exchange.follow(opening)
         std = party.protocol.total_std(self.index)
         self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
         return len(chosen)
+
+    def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> RoundMachine:
+        model = self.ready_model
+        return party.round(
+            round=self.exchange.next_round(),
+            rows=rows,
+            scores=model.scores(rows),
+            labels=None if self.labels is None else self.labels[chosen],
+            operand=None if model.static else model.operand(rows),
+        )
+
+    def _price(self) -> tuple[float, float]:
+        """Sensitivity and sigma of the next opening."""
+        return self._cost
+
+    def _kind(self) -> str:
+        """What the ledger calls it."""
+        return f"totals ({self.setup.plan.settings.protect})"
 
     def _learn(self, total: npt.NDArray[np.float64], count: int) -> None:
         """A step on the noisy total, kept within the bound: post-processing of what was opened."""
@@ -203,11 +223,8 @@ class SealedMember:
 
     async def predict(self) -> npt.NDArray[np.float64] | None:
         """Opens the summed scores of the test part to the label holder, who gets them returned."""
-        party, model = self._session, self.ready_model
         data, holder = self.setup.data, self.index == self.settings.label_holder
-        with self._averaged_weights(model):
-            scores = model.test_scores()
-        machine = party.score(scores, round=self.exchange.next_round())
+        machine = self._session.score(self._test_scores(), round=self.exchange.next_round())
         if holder:  # it only receives
             await self.exchange.follow(machine)
             return machine.result()
@@ -217,6 +234,11 @@ class SealedMember:
             self.gate.open_scores(machine, rows=rows, vectors=len(rows), kind="evaluation", observers=to)
         )
         return None
+
+    def _test_scores(self) -> npt.NDArray[np.float64]:
+        model = self.ready_model
+        with self._averaged_weights(model):
+            return model.test_scores()
 
     def _averaged_weights(self, model: SealedModel) -> _Averaged:
         finished = self.steps >= self.setup.plan.epochs * self.settings.iterations

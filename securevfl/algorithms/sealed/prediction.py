@@ -11,16 +11,17 @@ import numpy.typing as npt
 
 from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedOutputs
+from securevfl.algorithms.sealed.card import geometry_of
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
-from securevfl.algorithms.sealed.rows import Preparation
+from securevfl.algorithms.sealed.rows import Preparation, dense
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
 from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
@@ -68,6 +69,8 @@ class ScoringMember:
         setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)
         encoder = setup.encoders.get(address)
+        if party is not None and isinstance(encoder, ScorecardEncoder):
+            return encoder.score(dense(setup.data.train[party]))
         prepared = Preparation.of(encoder) if isinstance(encoder, PreparedLinear) else None
         return build_model(setup, party, prepared, biased=self.holds_labels).scores(None)
 
@@ -113,8 +116,10 @@ class ScoringDealer(DealerRole):
 
     def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         super().__init__(setup, settings)
-        self.dealer = SealedDealer(scoring_protocol(settings))
         self.test_records = setup.data.n_train
+
+    def _protocol(self, done: int) -> SealedProtocol:
+        return scoring_protocol(self.settings)
 
 
 class SealedPredicting(Algorithm):
@@ -133,7 +138,7 @@ class SealedPredicting(Algorithm):
 
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
-        settings = SealedGeometry(plan=setup.plan, data=setup.data)
+        settings = geometry_of(setup.plan, setup.data)
         if address == SERVER:
             return ScoringServer(setup, settings, self.numbers)
         if address == DEALER:

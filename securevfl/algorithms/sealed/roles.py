@@ -9,6 +9,7 @@ import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
+from securevfl.algorithms.sealed.card import CardGeometry, CardMember
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
@@ -18,6 +19,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
 from securevfl.protocols.contract import SETUP_ROUND
 from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.protocol import SealedProtocol
 
 
 def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
@@ -30,13 +32,19 @@ def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
     return values.float()
 
 
+def member_of(setup: Setup, settings: SealedGeometry, address: str) -> SealedMember:
+    """The member at an address, by the model."""
+    made = CardMember if isinstance(settings, CardGeometry) else SealedMember
+    return made(setup, settings, address)
+
+
 class PartyRole(Role):
     """A party. The label holder's own party tells the server, inside its organisation, how far it is."""
 
     def __init__(self, setup: Setup, settings: SealedGeometry, party: str) -> None:
         self.address = party
         self.settings = settings
-        self.member = SealedMember(setup, settings, party)
+        self.member = member_of(setup, settings, party)
         self._reports = setup.hosts[party] == setup.hosts[SERVER]
 
     async def prepare(self) -> None:
@@ -71,7 +79,7 @@ class SealedServer(ServerRole):
     def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         self.setup, self.settings = setup, settings
         self.link = setup.links[SERVER]
-        self.member = None if settings.holds_features else SealedMember(setup, settings, SERVER)
+        self.member = None if settings.holds_features else member_of(setup, settings, SERVER)
         self.processed = 0
         self.epochs_done = 0
         self.loss: float | None = None
@@ -130,14 +138,22 @@ class DealerRole(Role):
     address = DEALER
 
     def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
-        self.settings = settings
+        self.setup, self.settings = setup, settings
         self.link = setup.links[DEALER]
         self.exchange = SealedExchange(self.link, settings)
         self.test_records = setup.data.n_test
         self.batches = shared_schedule(settings)
-        self.dealer = SealedDealer(settings.protocol(*member_shapes(setup, settings)))
+        self.dealer = SealedDealer(self._protocol(0))
         self._session = False
         self._round = 0
+        self._done = 0
+
+    def _protocol(self, done: int) -> SealedProtocol:
+        """The configuration after so many epochs; every opening of a scorecard has its own."""
+        settings = self.settings
+        if isinstance(settings, CardGeometry):
+            return settings.protocol_of(settings.opening_after(done))
+        return settings.protocol(*member_shapes(self.setup, settings))
 
     async def _hear(self, kind: str) -> list[Packet]:
         """One message of this kind from every member."""
@@ -158,10 +174,11 @@ class DealerRole(Role):
         """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
         hellos = await self._hear(SealedHello.kind)
         fresh = not (self._session and all(hello["session"] for hello in hellos))
-        self._round = 0 if fresh else max(self._round, *(int(hello["round"]) for hello in hellos))
+        self._round = max(self._round, *(int(hello["round"]) for hello in hellos))
         for member in self.settings.members:
             await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
+            self.dealer = SealedDealer(self._protocol(self._done))
             await self._all_ready(SETUP_ROUND)
             await self.exchange.deal(self.dealer.setup())
             self._session = True
@@ -177,6 +194,7 @@ class DealerRole(Role):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
             await self.exchange.deal(self.dealer.deal(round=number, rows=rows))
+        self._done += 1
 
     async def evaluate(self) -> None:
         await self._begin()
@@ -184,8 +202,9 @@ class DealerRole(Role):
         await self.exchange.deal(self.dealer.deal_scores(round=number, count=self.test_records))
 
     def state(self) -> dict[str, Any]:
-        return {"batches": None if self.batches is None else self.batches.state()}
+        return {"batches": None if self.batches is None else self.batches.state(), "done": self._done}
 
     def load(self, state: dict[str, Any]) -> None:
+        self._done = int(state["done"])
         if self.batches is not None:
             self.batches.load(state["batches"])

@@ -81,6 +81,16 @@ class SealedGeometry:
         """Iterations of one epoch, each record being in exactly one of them."""
         return -(-self.data.n_train // self.batch)
 
+    @property
+    def totals(self) -> int:
+        """Openings of a record that carry the noise of `sigma`."""
+        return self.plan.epochs
+
+    @property
+    def sigma(self) -> float:
+        """Noise of one total that an observer cannot subtract, as the ledger counts it."""
+        return self.plan.sigma
+
     @cached_property
     def shifts(self) -> SealedShifts:
         """How far one record moves the totals of one iteration."""
@@ -101,25 +111,16 @@ class SealedGeometry:
     def share_stds(self) -> tuple[tuple[int, ...], ...]:
         """Integer noise [target][member] such that every coalition faces what `sigma` promises."""
         members = len(self.members)
-        if not self.plan.sigma:
+        if not self.sigma:
             return ((0,) * members,) * members
-        wanted = self.shifts.variances(
-            mu=self.shifts.diameter / self.plan.sigma, colluders=self.plan.collusion
+        return integer_stds(
+            self.shifts.variances(mu=self.shifts.diameter / self.sigma, colluders=self.plan.collusion)
         )
-        stds = tuple(tuple(_integer_std(v) for v in row) for row in wanted)
-        if min(std for row in stds for std in row if std) < _MIN_STD:
-            raise PlanError(
-                f"noise of std {self.plan.sigma} is below the resolution of the ring; raise sigma"
-            )
-        return stds
 
     @cached_property
     def variances(self) -> Variances:
         """The noise that is really added, as real Gaussians that protect no better."""
-        unit = 4.0**-TOTAL_BITS
-        return tuple(
-            tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in self.share_stds
-        )
+        return real_variances(self.share_stds)
 
     def cost(self, member: int) -> tuple[float, float]:
         """What an iteration costs the member's records: sensitivity and sigma, both 0 without a guarantee.
@@ -130,9 +131,9 @@ class SealedGeometry:
         if self.plan.settings.protect == "label" and member != self.label_holder:
             shifts = replace(shifts, protects="features")
         mu = shifts.mu(self.variances, colluders=self.plan.collusion, owner=member)
-        if not self.plan.sigma or math.isinf(mu):
+        if not self.sigma or math.isinf(mu):
             return 0.0, 0.0
-        return mu * self.plan.sigma * (1 + 1e-12), self.plan.sigma
+        return mu * self.sigma * (1 + 1e-12), self.sigma
 
     def centring_sigmas(self, diameter: float) -> tuple[float, float, float]:
         """Noise for a party's sums of columns and of squared distances, and the factor of their sensitivity.
@@ -166,6 +167,27 @@ class SealedGeometry:
             label_high=high,
             share_stds=self.share_stds,
         )
+
+
+def integer_stds(variances: Variances) -> tuple[tuple[int, ...], ...]:
+    """Integer noise [target][member] that protects like real noise of these variances.
+
+    Raises:
+        PlanError: It would be too small for the ring.
+    """
+    stds = tuple(tuple(_integer_std(v) for v in row) for row in variances)
+    least = min(std for row in stds for std in row if std)
+    if least < _MIN_STD:
+        raise PlanError(
+            f"noise of std {least * 2.0**-TOTAL_BITS:.3g} is below the resolution of the ring; raise sigma"
+        )
+    return stds
+
+
+def real_variances(stds: tuple[tuple[int, ...], ...]) -> Variances:
+    """Integer noise as real Gaussians that protect no better."""
+    unit = 4.0**-TOTAL_BITS
+    return tuple(tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in stds)
 
 
 def _integer_std(variance: float) -> int:

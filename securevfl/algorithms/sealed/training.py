@@ -11,6 +11,7 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.sealed.card import CARD, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.data import VerticalData
@@ -34,7 +35,7 @@ class Sealed(Algorithm):
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
             raise PlanError("sealed training adds scores up; it has no place for a model of the label holder")
-        settings = SealedGeometry(plan=setup.plan, data=setup.data)
+        settings = geometry_of(setup.plan, setup.data)
         if address == SERVER:
             return SealedServer(setup, settings)
         return DealerRole(setup, settings) if address == DEALER else PartyRole(setup, settings, address)
@@ -62,13 +63,17 @@ class Sealed(Algorithm):
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
+        if plan.model == "auto":
+            plan = plan.with_changes(model=choose(plan, data)[0])
+        if plan.model == CARD:
+            return card_plan(plan, data)
         bounds = [table for table in data.bounds if table is not None]
         known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
         scaling = plan.scaling
         if scaling == "auto" and not known and data.scaling == "none":
             raise PlanError(
                 "sealed training scales columns by public bounds, and the data has none: give bounds, or set "
-                "scaling = 'none' to clip the rows as they are"
+                "scaling = 'none' to clip the rows as they are, or model = 'scorecard', which needs none"
             )
         if scaling == "auto":
             small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
@@ -82,8 +87,16 @@ class Sealed(Algorithm):
             settings={} if known and plan.model == "linear" else {"centring": 0.0},
         )
 
+    def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
+        """Which model `auto` stands for, and why."""
+        return ("model {} ({})".format(*choose(plan, data)),) if plan.model == "auto" else ()
+
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
+        if plan.model == CARD:
+            plan = calibrated(plan, data)
+            CardGeometry(plan=plan, data=data).check()
+            return plan
         settings = SealedGeometry(plan=plan, data=data)
         if plan.epsilon:
             mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR

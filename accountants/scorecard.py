@@ -1,0 +1,170 @@
+"""Noise of sealed scorecards: how mu^2 is shared among five openings, and every scale that follows.
+
+| opening | share of mu^2 | totals | one record moves it by |
+|---|---|---|---|
+| counts on public grids, three levels, each party alone | .10 | 3 | 2 cells by 1 per column and level |
+| label histogram X'y, X'(1 - y), X one-hot | .35 | 1 | per column sqrt 2 |
+| first fit | .15 | 20 | `SealedShifts` with rows clipped to 1 |
+| residual histogram X'(y - p) | .20 | 1 | per column 2 R |
+| last fit | .20 | 40 | as the first |
+
+Person level, replace-one: all columns of all parties and the label of one record change together, as far as a
+coalition does not hold them itself. Each opening is calibrated against its worst coalition and their mu^2 add
+up, so the sum bounds what any one coalition learns. Below a public size (`RESIDUAL_FROM`) the residual
+histogram is not worth its noise and its share goes to the last fit; with nothing to bin, so does theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from securevfl.accountants import checks
+from securevfl.accountants.sealed import SealedShifts, Variances
+from securevfl.errors import AccountingError
+
+SHARES: Mapping[str, float] = {"bins": 0.10, "labels": 0.35, "first": 0.15, "residuals": 0.20, "last": 0.20}
+LEVELS = (0.4, 0.3, 0.3)
+"""How the bins' share is divided among the three levels of counts."""
+TOTALS: Mapping[str, int] = {"first": 20, "last": 40}
+RESIDUAL_FROM = 1250.0
+"""Least mu N / sqrt(f) for a residual histogram of its own."""
+BIAS = 0.25
+"""The label holder's constant column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorecardNoise:
+    """Every noise scale of one scorecard.
+
+    Args:
+        mu: What all openings together may cost.
+        records: N, public.
+        columns: f_m, columns of every member; 0 for a label holder without features, which takes part with
+            a constant column.
+        binned: Columns of all members together that are binned by noisy counts.
+        label_holder: Index of the member with the labels.
+        colluders: t.
+        residual_bound: R of the series, rounding included.
+        residual_change: rho of the series.
+    """
+
+    mu: float
+    records: int
+    columns: tuple[int, ...]
+    binned: int
+    label_holder: int = 0
+    colluders: int = 1
+    residual_bound: float
+    residual_change: float
+
+    def __post_init__(self) -> None:
+        checks.positive("mu", self.mu)
+        checks.positive("records", self.records)
+        checks.count("binned", self.binned)
+        empty = [m for m, width in enumerate(self.columns) if not width and m != self.label_holder]
+        if empty or sum(self.columns) < max(1, self.binned):
+            raise AccountingError(
+                f"columns {self.columns} with {self.binned} to bin and label holder {self.label_holder}; "
+                "every other member needs a column, and no more can be binned than there are"
+            )
+
+    @property
+    def size(self) -> float:
+        """How large the data is against the noise of a histogram: mu N / sqrt(f). Public."""
+        return self.mu * self.records / math.sqrt(sum(self.columns))
+
+    @property
+    def residuals(self) -> bool:
+        """Whether there is a residual histogram."""
+        return self.size >= RESIDUAL_FROM
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of mu^2 by opening; they sum to 1."""
+        shares = dict(SHARES)
+        if not self.binned:
+            shares["last"] += shares.pop("bins")
+        if not self.residuals:
+            shares["last"] += shares.pop("residuals")
+        return shares
+
+    def mu_of(self, opening: str) -> float:
+        """What one opening (all its totals) costs."""
+        return self.mu * math.sqrt(self.shares[opening])
+
+    @property
+    def bin_stds(self) -> tuple[float, ...]:
+        """Noise of the counts of a binned number, level by level."""
+        return tuple(self.list_std / math.sqrt(share) for share in LEVELS) if self.binned else ()
+
+    @property
+    def list_std(self) -> float:
+        """Noise of the counts of a category list, which takes one level; a column costs the same as a number.
+
+        2 n_cols cells move by 1 between two records, over all columns.
+        """
+        return math.sqrt(2 * self.binned) / self.mu_of("bins") if self.binned else 0.0
+
+    @cached_property
+    def shifts(self) -> dict[str, SealedShifts]:
+        """How far one record moves one total of each sealed opening."""
+        roots = tuple(math.sqrt(width) for width in self.columns)
+        holder, change = self.label_holder, self.residual_change
+        counted = tuple(root or 1.0 for root in roots)
+        rows = tuple(1.0 if width else BIAS for width in self.columns)
+        bound = self.residual_bound
+        fit = SealedShifts(clips=rows, label_holder=holder, residual_bound=bound, residual_change=change)
+        found = {
+            # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
+            "labels": SealedShifts(
+                clips=counted,
+                label_holder=holder,
+                residual_bound=math.sqrt(0.5),
+                residual_change=0.0,
+                known_label=2.0,
+            ),
+            "first": fit,
+            "residuals": SealedShifts(
+                clips=roots,
+                label_holder=holder,
+                residual_bound=bound,
+                residual_change=change,
+                known_label=2 * bound**2,
+            ),
+            "last": fit,
+        }
+        return {name: shifts for name, shifts in found.items() if name in self.shares}
+
+    @cached_property
+    def variances(self) -> dict[str, Variances]:
+        """Noise [target][member] of one total of each sealed opening."""
+        return {
+            name: shifts.variances(
+                mu=self.mu_of(name) / math.sqrt(TOTALS.get(name, 1)), colluders=self.colluders
+            )
+            for name, shifts in self.shifts.items()
+        }
+
+    def std(self, opening: str, member: int) -> float:
+        """Noise of all members together on one total of a member: what utility pays."""
+        return math.sqrt(math.fsum(self.variances[opening][member]))
+
+    def spent(self, coalition: frozenset[int] | None = None) -> float:
+        """Mu recomputed from every scale.
+
+        Args:
+            coalition: Against this one; None sums the worst case of each opening, which the ledger counts.
+        """
+        squares = [2 * self.binned / std**2 for std in self.bin_stds]
+        for name, shifts in self.shifts.items():
+            noise = self.variances[name]
+            each = (
+                shifts.mu(noise, colluders=self.colluders) ** 2
+                if coalition is None
+                else shifts.squared_mu(noise, coalition)
+            )
+            squares.append(TOTALS.get(name, 1) * each)
+        return math.sqrt(math.fsum(squares))

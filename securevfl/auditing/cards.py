@@ -1,0 +1,246 @@
+"""The scorecard of a finished run: points, evidence and noisy counts of every bin, as rows, CSV and a page.
+
+Everything in it was computed from noisy counts and totals, which the ledger has paid for: to print or hand on
+a card costs nothing further. Each organisation has the file of its own columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from securevfl.algorithms.sealed.encoder import ScorecardEncoder
+from securevfl.algorithms.sealed.tables import base_points, points
+from securevfl.data.binning import NumberBins, bin_labels
+from securevfl.data.columns import FLAGS, Column
+from securevfl.errors import RunError
+from securevfl.federation.folder import RunFolder
+from securevfl.files import read_json
+from securevfl.models import load_module
+
+CONSTANT = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One bin of a column, or the constant of the whole score.
+
+    Attributes:
+        party: Whose column.
+        column: Its name; empty for the constant.
+        kind: `number`, `category`, `flag` or `constant`.
+        bin: The bin in words.
+        low: Of a number: the bin holds low <= value < high.
+        high: The upper end.
+        values: Of a category or flag: what the bin holds.
+        missing: Whether missing values are in this bin.
+        points: What it adds to the points.
+        error: Standard deviation of the points.
+        score: What it adds to the log odds of a positive label.
+        evidence: Weight of evidence: log odds against the overall rate.
+        positives: Noisy number of positive labels.
+        negatives: Noisy number of negative labels.
+        information: Noisy information value of the whole column.
+    """
+
+    party: str
+    column: str
+    kind: str
+    bin: str
+    low: float = -math.inf
+    high: float = math.inf
+    values: tuple[str, ...] = ()
+    missing: bool = False
+    points: float
+    error: float = 0.0
+    score: float
+    evidence: float = 0.0
+    positives: float = 0.0
+    negatives: float = 0.0
+    information: float = 0.0
+
+
+def read_card(
+    path: Path | str, *, party: str = "", pdo: float = 20.0, base: float = 600.0, odds: float = 50.0
+) -> list[Line]:
+    """The lines of a run's card, most informative columns first.
+
+    Args:
+        path: The run's folder.
+        party: Only this party's columns.
+        pdo: Points that double the odds of a negative label.
+        base: Points at `odds`.
+        odds: Negative to positive labels, to one.
+
+    Raises:
+        RunError: The folder holds no scorecard, or not that party's part of it.
+    """
+    if not (pdo > 0 and odds > 0):
+        raise RunError(f"pdo is {pdo} and base odds are {odds}; both must be above 0")
+    folder = RunFolder(Path(path))
+    model = folder.read_plan().model
+    if model != "scorecard":
+        raise RunError(f"the run in {path} has trained a {model} model; train with --model scorecard")
+    found = sorted(file.stem for file in (folder.path / "models").glob("*.safetensors"))
+    parties = [
+        name for name in found if name != "server" or folder.model(name).with_suffix(".json").is_file()
+    ]
+    cards = {name: card for name in parties if (card := _encoder(folder, name)) is not None}
+    if not cards or party not in ("", *cards):
+        here = ", ".join(cards) or "nobody"
+        raise RunError(f"{path} has cards of {here}" + (f", not of {party}" if party else ""))
+    constant = math.fsum(float(card.constant) for card in cards.values()) + _server_bias(folder)
+    start = base_points(constant, pdo=pdo, base=base, odds=odds)
+    lines = [Line(party="", column="", kind=CONSTANT, bin=CONSTANT, points=start, score=constant)]
+    for name, card in cards.items():
+        if party in ("", name):
+            order = np.argsort(-card.information.numpy(), kind="stable")
+            lines += [line for place in order for line in _lines(name, card, int(place), pdo)]
+    return lines
+
+
+def _encoder(folder: RunFolder, party: str) -> ScorecardEncoder | None:
+    own = read_json(folder.model(party).with_suffix(".json"))
+    if "columns" not in own:  # the label holder's own file, without features
+        return None
+    columns = [Column.from_mapping(each) for each in own["described"]]
+    columns = columns or [Column(name=name, missing="error") for name in own["columns"]]
+    made = ScorecardEncoder(columns)
+    load_module(folder.model(party), made)
+    return made
+
+
+def _server_bias(folder: RunFolder) -> float:
+    path = folder.model("server")
+    return float(load_file(path)["bias"][0]) if path.is_file() else 0.0
+
+
+def _lines(party: str, card: ScorecardEncoder, place: int, pdo: float) -> list[Line]:
+    column, bins = card.columns[place], card.bins(place)
+    parts = {
+        name: card.part(name, place) for name in ("values", "errors", "evidence", "positive", "negative")
+    }
+    found = []
+    for number, words in enumerate(bin_labels(column, bins)):
+        where: dict[str, Any] = {"bin": words}
+        if isinstance(bins, NumberBins):
+            where["missing"] = bins.missing == number and column.missing == "bin"
+            ends = [-math.inf, *(_unscaled(column, edge) for edge in bins.edges), math.inf]
+            low, high = ends[number : number + 2] if number <= len(bins.edges) else (math.nan, math.nan)
+            where |= {"low": low, "high": high}
+            if math.isfinite(high) or math.isfinite(low):
+                where["bin"] = _range(low, high)
+            elif not bins.edges and number == 0:
+                where["bin"] = "all values"
+        else:
+            codes = [code for code, group in enumerate(bins.groups[:-1]) if group == number]
+            where["values"] = tuple(word for code in codes for word in _words(column, code))
+            where["missing"] = bins.groups[-1] == number and column.missing == "bin"
+        found.append(
+            Line(
+                party=party,
+                column=column.name,
+                kind=column.kind,
+                points=float(points(parts["values"][number : number + 1], pdo=pdo)[0]),
+                error=float(parts["errors"][number]) * pdo / math.log(2),
+                score=float(parts["values"][number]),
+                evidence=float(parts["evidence"][number]),
+                positives=float(parts["positive"][number]),
+                negatives=float(parts["negative"][number]),
+                information=float(card.information[place]),
+                **where,
+            )
+        )
+    return found
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(low):
+        return f"below {high:,.6g}"
+    return f"{low:,.6g} and more" if math.isinf(high) else f"{low:,.6g} to {high:,.6g}"
+
+
+def _unscaled(column: Column, edge: float) -> float:
+    """An edge in the units of the file."""
+    return math.copysign(math.expm1(abs(edge)), edge) if column.scale == "log" else edge
+
+
+def _words(column: Column, code: int) -> tuple[str, ...]:
+    if column.kind == "flag":
+        return tuple(word for word, value in FLAGS.items() if value == code)
+    return (column.values[code],) if column.values else (f"bucket {code}",)
+
+
+def to_csv(lines: Sequence[Line]) -> str:
+    """The card as a table; numbers as they are, so that scores can be computed from it."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(Line.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        row = dict(vars(line)) | {"values": json.dumps(line.values) if line.values else ""}
+        if math.isnan(line.low):
+            row |= {"low": "", "high": ""}
+        writer.writerow(row | {"missing": int(line.missing)})
+    return file.getvalue()
+
+
+def to_page(lines: Sequence[Line], *, title: str) -> str:
+    """One self-contained page: a shape and a table for each column."""
+    from securevfl.pages import render
+
+    columns: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        if line.kind != CONSTANT:
+            columns.setdefault((line.party, line.column), []).append(line)
+    sections = [
+        {
+            "party": party,
+            "column": column,
+            "information": mine[0].information,
+            "chart": _chart(f"{party}: {column}", mine) if len(mine) > 1 else None,
+            "rows": [
+                [
+                    line.bin + (" or missing" if line.missing and line.bin != "missing" else ""),
+                    f"{line.points:+.0f}",
+                    f"{line.error:.0f}",
+                    f"{line.evidence:+.2f}",
+                    f"{max(line.positives + line.negatives, 0):,.0f}",
+                    f"{max(line.positives, 0):,.0f}",
+                ]
+                for line in mine
+            ],
+        }
+        for (party, column), mine in columns.items()
+    ]
+    return render("auditing/scorecard.html", title=title, start=lines[0].points, sections=sections)
+
+
+def _chart(title: str, lines: Sequence[Line]) -> Any:
+    from securevfl.pages.charts import COLOURS, SOFT, Chart
+
+    chart = Chart(f"Points by bin of {title}", 6.0, 2.2)
+    axes, places = chart.axes[0], list(range(len(lines)))
+    axes.bar(places, [line.points for line in lines], color=COLOURS[0], width=0.8)
+    axes.errorbar(
+        places,
+        [line.points for line in lines],
+        yerr=[line.error for line in lines],
+        fmt="none",
+        ecolor=SOFT,
+        capsize=2,
+    )
+    axes.set_ylabel("points")
+    step = max(1, len(lines) // 6)
+    axes.set_xticks(
+        places[::step], [line.bin[:14] for line in lines[::step]], rotation=20, ha="right", fontsize=7
+    )
+    return chart

@@ -1,0 +1,68 @@
+"""`securevfl scorecard`: the card of a finished run as a table, a CSV file or a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from securevfl.auditing.cards import Line
+
+
+def scorecard(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of --algorithm sealed --model scorecard.")],
+    csv: Annotated[Path | None, typer.Option(help="Write the card to this CSV file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page with shapes.")] = None,
+    party: Annotated[str, typer.Option(help="Only this party's columns.")] = "",
+    pdo: Annotated[float, typer.Option(help="Points that double the odds.")] = 20.0,
+    base_score: Annotated[float, typer.Option(help="Points at the base odds.")] = 600.0,
+    base_odds: Annotated[float, typer.Option(help="Negative to positive labels at the base score.")] = 50.0,
+) -> None:
+    """Print a scorecard: points, evidence, information value and noisy counts of every bin."""
+    from securevfl.auditing.cards import read_card, to_csv, to_page
+    from securevfl.files import write_text
+
+    lines = read_card(run, party=party, pdo=pdo, base=base_score, odds=base_odds)
+    if csv is not None:
+        write_text(csv, to_csv(lines))
+        typer.echo(f"card: {csv}")
+    if html is not None:
+        write_text(html, to_page(lines, title=f"Scorecard of {run.resolve().name}"))
+        typer.echo(f"page: {html}")
+    if csv is None and html is None:
+        _show(lines)
+
+
+def _show(lines: list[Line]) -> None:
+    from rich.console import Console
+
+    from securevfl.cli.show import table
+
+    shown = table(
+        f"{lines[0].points:.0f} points to start with; more are better odds of a negative label",
+        "party",
+        "column",
+        "IV",
+        "bin",
+        "points",
+        "±",
+        "WOE",
+        "records",
+    )
+    last = ("", "")
+    for line in lines[1:]:
+        new = (line.party, line.column) != last
+        last = line.party, line.column
+        shown.add_row(
+            line.party if new else "",
+            line.column if new else "",
+            f"{line.information:.3f}" if new else "",
+            line.bin[:24] + (" or missing" if line.missing and line.bin != "missing" else ""),
+            f"{line.points:+.0f}",
+            f"{line.error:.0f}",
+            f"{line.evidence:+.2f}",
+            f"{max(line.positives + line.negatives, 0.0):,.0f}",
+        )
+    Console().print(shown)
