@@ -26,6 +26,22 @@ def script(name: str) -> ModuleType:
     return module
 
 
+def test_the_map_shows_what_is_there() -> None:
+    """Every folder and file that the page on architecture names, and every room that there is."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]*(?:\w+\.py)?)`", text))
+    places = [
+        ROOT,
+        ROOT / "securevfl",
+        ROOT / "securevfl" / "algorithms",
+        ROOT / "protocols",
+        ROOT / "attacks",
+    ]
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
+    rooms = [path.name for path in (ROOT / "securevfl").iterdir() if (path / "__init__.py").exists()]
+    assert len(rooms) > 8 and all(f"{room}/`" in text for room in rooms)
+
+
 @pytest.mark.parametrize("page", ["cli.md", "api.md"])
 def test_references_are_current(page: str) -> None:
     made = script("make_reference").PAGES[page]()
