@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.contract import DEFENCE, LABELS, OWN, SEALED, SUMS, fault, swap
-from securevfl.accountants.filters import Filter
-from securevfl.accountants.records import ReleaseRecord
+from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.ledger import Ledger, to_record
 from securevfl.privacy.messages import Packet
@@ -231,7 +230,7 @@ def budget_never_refuses() -> None:
 
 @fault("budget", "the budget forgets what was spent", ("budget",))
 def budget_forgets() -> None:
-    swap(Filter, "charge", lambda honest: lambda self, record: None)
+    swap(Filter, "spend", lambda honest: lambda self, record, write: write(record))
 
 
 @fault("budget", "the budget counts a quarter of what is spent", ("budget",))
@@ -242,9 +241,12 @@ def budget_counts_a_quarter() -> None:
 @fault("budget", "the budget overlooks refreshes", ("budget",))
 def budget_overlooks_refreshes() -> None:
     def make(honest: Any) -> Any:
-        return lambda self, record: None if record.kind in ("initial", "refresh") else honest(self, record)
+        def spend(self: Filter, record: ReleaseRecord, write: Any) -> Any:
+            return write(record) if record.kind in ("initial", "refresh") else honest(self, record, write)
 
-    swap(Filter, "charge", make)
+        return spend
+
+    swap(Filter, "spend", make)
 
 
 @fault("labels", "randomised response is written with half its epsilon", LABELS)

@@ -13,7 +13,7 @@ from benchmarks.faults.books import _uncounted
 from benchmarks.faults.contract import SEALED, fault, swap
 from securevfl.algorithms.sealed import rows as sealed_rows
 from securevfl.algorithms.sealed.member import SealedMember
-from securevfl.algorithms.sealed.settings import SealedSettings
+from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.privacy.gate import Gate
 from securevfl.protocols.sealed import dealer, party
 from securevfl.protocols.sealed import round as rounds
@@ -88,13 +88,13 @@ def sealed_noise_off_sometimes() -> None:
 @fault("sealed", "the iteration's cost is written with half its sensitivity", SEALED)
 def sealed_cost_halved() -> None:
     def make(honest: Any) -> Any:
-        def cost(self: SealedSettings, member: int) -> tuple[float, float]:
+        def cost(self: SealedGeometry, member: int) -> tuple[float, float]:
             sensitivity, sigma = honest(self, member)
             return sensitivity / 2, sigma
 
         return cost
 
-    swap(SealedSettings, "cost", make)
+    swap(SealedGeometry, "cost", make)
 
 
 @fault("sealed", "every third opening has no entry", SEALED)

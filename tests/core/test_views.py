@@ -76,7 +76,7 @@ def test_damaged_views_say_so(tmp_path: Path) -> None:
         list(View(tmp_path / "p0"))
     (tmp_path / "p0" / "messages.jsonl").write_text("nonsense\n")
     with pytest.raises(RunError, match="damaged"):
-        View(tmp_path / "p0")
+        list(View(tmp_path / "p0"))
 
 
 def test_receipts_keep_the_newest_head(tmp_path: Path) -> None:

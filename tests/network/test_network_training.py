@@ -306,10 +306,10 @@ def test_nobody_learns_a_label_from_labels_that_cannot_be_used(tmp_path, label):
     given = Federation(tmp_path, Plan(epochs=1), task="regression" if label == "ill" else "")
     given.tables["bank"] = replace(given.tables["bank"], labels=np.array([label] * 60))
     ended = attempt(given)
-    assert label in ended["bank"]
+    assert "labels are" in ended["bank"]
     for name in ("clinic", "shop"):
         assert "its own data cannot be used" in ended[name]
-        assert label not in ended[name]
+    assert not any(re.search(rf"\b{label}\b", said) for said in ended.values())
 
 
 def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_path):

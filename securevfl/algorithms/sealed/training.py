@@ -72,8 +72,9 @@ class Sealed(Algorithm):
         scaling = plan.scaling
         if scaling == "auto" and not known and data.scaling == "none":
             raise PlanError(
-                "sealed training scales columns by public bounds, and the data has none: give bounds, or set "
-                "scaling = 'none' to clip the rows as they are, or model = 'scorecard', which needs none"
+                "sealed training scales columns by public bounds, and the data has none. "
+                f"{data.bounds_to_add() or 'Give bounds'}; or set scaling = 'none' to clip the rows as they "
+                "are, or model = 'scorecard', which needs none"
             )
         if scaling == "auto":
             small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
