@@ -49,11 +49,12 @@ from securevfl.federation.clock import VirtualClock, run_virtual
 from securevfl.federation.recorder import DECLARED
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import PARTS as PHASES_OF
-from securevfl.federation.site import Site, hosts_of, load_own, open_gate
+from securevfl.federation.site import Site, hosts_of, load_own, open_gate, own_arrays
 from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.defences import keep_probability
 from securevfl.privacy.gate import HANDED_ON, Gate
 from securevfl.privacy.journal import (
+    DATA,
     GRADIENT,
     LABELS,
     MODEL,
@@ -63,6 +64,7 @@ from securevfl.privacy.journal import (
     UPDATE,
     Array,
     Journal,
+    fingerprint,
 )
 from securevfl.privacy.ledger import read_homes, read_ledger
 from securevfl.privacy.messages import Packet
@@ -138,7 +140,8 @@ def _missing(source: Source) -> str:
     if source.data is None:
         return "replay needs the data of the run; give it with --data"
     algorithm = find_algorithm(plan.algorithm)
-    names = sorted(set(hosts_of(plan, source.data, algorithm).values()) - set(algorithm.helpers))
+    hosts = hosts_of(plan, source.data, algorithm)
+    names = sorted(set(hosts.values()) - set(algorithm.helpers))
     if (mine := _alone(source)) is not None:
         names = [mine]
     absent = [name for name in names if not files.journal(name).is_dir() or not files.view(name).is_dir()]
@@ -147,6 +150,11 @@ def _missing(source: Source) -> str:
             f"views and journals of {', '.join(absent)} are not here; record them with --record-views, and "
             "bring the folders of all organisations together with securevfl gather"
         )
+    for name in names:
+        given = fingerprint(own_arrays(source.data, name, hosts))
+        kept = [seen.fields["values"] for seen in View(files.journal(name)).messages(DATA)]
+        if any(not np.array_equal(each, given) for each in kept):
+            return f"the data that was given is not what {name} trained on; give the run's own with --data"
     if plan.hidden_noise:
         return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
@@ -222,7 +230,7 @@ class _Kept(Journal):
         self.owner, self.new = folder.name, True
         self._view, self._spool, self._part, self._shake = View(folder), spool, part, shake
         places = self._view.index("kind", "where")
-        self._places = {key: deque(found) for key, found in places.items()}
+        self._places = {key: deque(found) for key, found in places.items() if key[0] != DATA}
 
     def keep(self, kind: str, values: Array, *, std: float, where: str) -> Array:
         """What was kept at this place."""

@@ -131,7 +131,7 @@ def _figures(report: Report | None) -> tuple[str, ...]:
         "-" if cell["claimed"] is None else number(cell["claimed"]),
         number(cell["epsilon_upper"]),
         "-" if cell["epsilon_lower"] is None else number(cell["epsilon_lower"]),
-        verdict_words(cell),
+        verdict_words(cell).replace(", but the protection is", ","),
         f"{max(labels):.3f}" if labels else "-",
         f"{sum(map(beats_baseline, scored))}/{len(scored)}",
     )

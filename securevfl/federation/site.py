@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from securevfl.models import (
 )
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.gate import Gate, Mechanism
-from securevfl.privacy.journal import MODEL, Journal
+from securevfl.privacy.journal import DATA, MODEL, Journal, fingerprint
 from securevfl.privacy.ledger import Ledger, kept_records, read_ledger, to_record
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
@@ -131,6 +131,9 @@ class Site:
                 self.view = ViewWriter(self.folder.view(self.name), self.name)
                 if not self.predicts:
                     self.gate.journal = Journal(self.folder.journal(self.name), self.name)
+                    if self.gate.journal.new:
+                        own = fingerprint(own_arrays(self.data, self.name, self.hosts))
+                        self.gate.journal.keep(DATA, own, std=0.0, where="rows")
         for link in self.links.values():
             link.heads = self.receipts.heads
 
@@ -470,6 +473,15 @@ def load_own(folder: RunFolder, name: str, module: nn.Module) -> None:
 
 
 # -- the gate -----------------------------------------------------------------------------------------------
+
+
+def own_arrays(data: VerticalData, name: str, hosts: Mapping[str, str]) -> Iterator[Any]:
+    """What an organisation brings into a run: its rows, and the labels if it has them."""
+    for party, train, test in zip(data.parties, data.train, data.test, strict=True):
+        if hosts[party] == name:
+            yield from (train, test)
+    if hosts[SERVER] == name:
+        yield from (data.y_train, data.y_test)
 
 
 def open_gate(

@@ -8,6 +8,8 @@ is raw data: written only where views are recorded, readable by its owner alone,
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from securevfl.privacy.views import MESSAGES, ViewWriter
 
 Array = npt.NDArray[Any]
 
-RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL = (
+RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA = (
     "release",
     "gradient",
     "update",
@@ -26,7 +28,21 @@ RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL = (
     "labels",
     "total",
     "model",
+    "data",
 )
+
+
+def fingerprint(arrays: Iterable[Any]) -> Array:
+    """A digest of an owner's own rows, so that an audit can tell other data from a broken promise."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        parts = (
+            (array.data, array.indices, array.indptr) if hasattr(array, "indptr") else (np.asarray(array),)
+        )
+        for part in parts:
+            digest.update(f"{part.dtype.str}{part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
 class Journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,16 @@ def test_without_views_data_or_journal_nothing_is_tested(tmp_path: Path) -> None
     assert load_run(folder).privacy
 
 
+def test_other_data_is_no_violation(tmp_path: Path) -> None:
+    """One value of one party is another: the promise was not tested, it was not broken."""
+    folder = trained(tmp_path, **STRICT)
+    blocks = [np.array(block) for block in DATA.train]
+    blocks[1][0, 0] += 1
+    findings = replay(Source(folder, replace(DATA, train=tuple(blocks))), BUDGET)
+    assert {finding.verdict for finding in findings} == {Verdict.NOT_TESTED}
+    assert any("not what p1 trained on" in reason for finding in findings for reason in finding.reasons)
+
+
 def test_a_run_that_was_resumed_is_not_tested(tmp_path: Path) -> None:
     folder = trained(tmp_path, **STRICT)
     ledger = folder / "ledger" / "p1.jsonl"
@@ -312,8 +323,8 @@ def test_a_journal_is_private_and_holds_no_share_of_noise(tmp_path: Path) -> Non
     for owner in folder.iterdir():
         assert owner.stat().st_mode & 0o777 == 0o700
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in owner.iterdir())
-    assert {seen.kind for seen in View(folder / "p1")} == {"model"}  # it opens no total
-    assert {seen.kind for seen in View(folder / "p0")} == {"model", "total"}
+    assert {seen.kind for seen in View(folder / "p1")} == {"data", "model"}  # it opens no total
+    assert {seen.kind for seen in View(folder / "p0")} == {"data", "model", "total"}
 
 
 def test_runs_without_views_keep_no_journal(tmp_path: Path) -> None:
