@@ -35,6 +35,16 @@ LAYERS = (
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file; CPython 3.11.7 can lose count of its recursion, then it is asked again."""
+    for _ in range(5):
+        try:
+            return ast.parse(path.read_text())
+        except SystemError:
+            continue
+    return ast.parse(path.read_text())
+
+
 def _package(path: Path) -> str:
     for room, folder in ROOMS.items():
         if path.is_relative_to(folder):
@@ -64,7 +74,7 @@ def imported(path: Path, *, at_run_time: bool = False) -> frozenset[str]:
     """Modules that a file imports, also inside functions; relative ones resolved."""
     parts = _package(path).split(".")
     names: set[str] = set()
-    for node in _statements(ast.parse(path.read_text()), at_run_time=at_run_time):
+    for node in _statements(parsed(path), at_run_time=at_run_time):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -302,6 +302,16 @@ MAKERS = {"gate.py", "payloads.py"}
 PAYLOADS = {"Released", "Contribution", "Accounted", "Masked"}
 
 
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file; CPython 3.11.7 can lose count of its recursion, then it is asked again."""
+    for _ in range(5):
+        try:
+            return ast.parse(path.read_text())
+        except SystemError:
+            continue
+    return ast.parse(path.read_text())
+
+
 def test_nobody_else_uses_the_key_or_makes_payloads_or_packets() -> None:
     """Over the syntax tree of everything that is shipped."""
     found = []
@@ -317,7 +327,7 @@ def test_nobody_else_uses_the_key_or_makes_payloads_or_packets() -> None:
 def _makes(path: Path) -> list[str]:
     found = []
     roles = path.is_relative_to(ROOT / "securevfl" / "algorithms")
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         names = {getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", "")} - {None}
         if isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names}
