@@ -106,7 +106,15 @@ def attack(setting: Setting, protocol: str, folder: Path) -> list[dict[str, Any]
     """Trains, and tries every attack for every owner and observer."""
     data = load(setting.columns)
     basis = {"epochs": EPOCHS, "batch": BATCH, "evaluate_every": 1}
-    plan = Plan.from_flat({**basis, "algorithm": setting.algorithm, "protocol": protocol, **setting.changes})
+    plan = Plan.from_flat(
+        {
+            "unprotected": True,
+            **basis,
+            "algorithm": setting.algorithm,
+            "protocol": protocol,
+            **setting.changes,
+        }
+    )
     plan = plan.with_changes(record_views=True)
     run = train(data, plan, folder)
     source, runner = Source(folder, data), InProcess()

@@ -41,7 +41,15 @@ def run(data: VerticalData, model: str, algorithm: str, epochs: int, **changes: 
     return train(
         data,
         Plan.from_flat(
-            {"algorithm": algorithm, "epochs": epochs, **COMMON, **MODELS[model], **own, **changes}
+            {
+                "unprotected": True,
+                "algorithm": algorithm,
+                "epochs": epochs,
+                **COMMON,
+                **MODELS[model],
+                **own,
+                **changes,
+            }
         ),
     )
 

@@ -54,6 +54,24 @@ def evaluation_count(plan: Plan) -> int:
     return between + 1
 
 
+def is_unprotected(plan: Plan) -> bool:
+    """True where something leaves, and neither noise nor a target epsilon limits what it tells."""
+    return find_algorithm(plan.algorithm).federated and not plan.sigma and not plan.epsilon
+
+
+def check_protection(plan: Plan) -> None:
+    """Asks for the word before anything leaves without protection.
+
+    Raises:
+        PlanError: The plan is unprotected and does not say so.
+    """
+    if is_unprotected(plan) and not plan.unprotected:
+        raise PlanError(
+            f"{plan.algorithm!r} with neither sigma nor epsilon releases exact values, on protocol "
+            f"{plan.protocol!r} too; give epsilon (--epsilon 1), or say so: unprotected=True, --unprotected"
+        )
+
+
 def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     """Checks a plan against the data and completes both.
 
@@ -61,6 +79,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
         PlanError: They do not fit; the message says what to change.
     """
     algorithm = find_algorithm(plan.algorithm)
+    _check_tabular(plan, data)
     _check_names(plan, data)
     if plan.protocol not in algorithm.protocols:
         raise PlanError(
@@ -85,6 +104,14 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     if not algorithm.federated:
         return plan, scaled
     return algorithm.calibrate(plan, scaled) or _with_noise(plan, data), scaled
+
+
+def _check_tabular(plan: Plan, data: VerticalData) -> None:
+    if not plan.is_given("algorithm") and not data.tabular:
+        raise PlanError(
+            f"the rows of {data.name or 'the data'} are no table but images or sequences; name an algorithm "
+            "for them: algorithm='vafl' or 'sealed', --algorithm on the command line"
+        )
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:

@@ -29,7 +29,7 @@ from securevfl.auditing.verdicts import CANARIES, HOLDERS, VISIBLE, ErrorBudget,
 from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError
-from securevfl.federation.run import Run, predictions
+from securevfl.federation.run import Run, guarantee_of, predictions
 from securevfl.settings.plan import Plan
 
 Step = Callable[[str, float], None]
@@ -253,7 +253,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
         "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
-        "guarantee": result.get("guarantee", "as accounted"),
+        "guarantee": result.get("guarantee", guarantee_of(plan)),
         "finished": bool(result),
         "views": source.observers,
         "truth": no_data or "at hand",

@@ -185,12 +185,15 @@ async def _until_done(node: Participant) -> dict[str, Any]:
 
 
 def _show(node: Participant, result: dict[str, Any]) -> None:
+    from securevfl.federation.run import warning_of
+
     console = Console()
     if "records" in result:
         _show_prediction(console, node, result)
         return
     measured = _measured(result["test"])
-    console.print(f"{result['algorithm']} on {result['protocol']}: {result['epochs']} epochs", markup=False)
+    said = f"{result['algorithm']} on {result['protocol']}: {result['epochs']} epochs"
+    console.print(f"{warning_of(result)}{said}", markup=False, soft_wrap=True)
     if measured:
         console.print(f"test {measured}")
     if result["privacy"]:

@@ -30,7 +30,9 @@ def train(
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str | None, typer.Option(help="ID column of CSV files.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Algorithm; securevfl data lists them.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Algorithm, sealed by default; securevfl data lists them.")
+    ] = None,
     protocol: Annotated[
         str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
     ] = None,
@@ -46,7 +48,12 @@ def train(
     ] = None,
     clip: Annotated[float | None, typer.Option(help="L2 bound C of a released vector.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise on each released value; 0 is exact.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target; sigma is calibrated to it.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target; sigma is calibrated to it. Sealed: 1 by default.")
+    ] = None,
+    unprotected: Annotated[
+        bool, typer.Option("--unprotected", help="Train with neither noise nor epsilon: nothing is promised.")
+    ] = False,
     delta: Annotated[float | None, typer.Option(help="The delta of every epsilon.")] = None,
     budget_epsilon: Annotated[float | None, typer.Option(help="Refuse whatever would exceed this.")] = None,
     label_epsilon: Annotated[
@@ -95,6 +102,7 @@ def train(
         "clip": clip,
         "sigma": sigma,
         "epsilon": epsilon,
+        "unprotected": unprotected or None,
         "delta": delta,
         "budget_epsilon": budget_epsilon,
         "label_epsilon": label_epsilon,
@@ -187,13 +195,17 @@ def run_with_progress(
 
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     """Prints what a run reached and what it promises."""
+    from securevfl.federation.run import warning_of
+
     console = Console()
     result = run.result
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
     console.print(
-        f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
+        f"{warning_of(result)}{result['algorithm']} on {run.plan.source.data or 'data'}: "
+        f"test {measured or 'not evaluated'}",
+        soft_wrap=True,
     )
     for note in notes:
         console.print(f"note: {note}", markup=False)
@@ -207,7 +219,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         )
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
-    console.print(f"labels {result['labels']}")
+    console.print(f"labels {result['labels']}", soft_wrap=True)
     show_absences(console, result)
     if result["stopped"]:
         console.print(f"stopped by {result['stopped']}", markup=False)

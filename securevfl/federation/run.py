@@ -17,7 +17,7 @@ from torch import nn
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress, ServerRole
-from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.resolve import check_protection, is_unprotected, resolve
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
 from securevfl.federation.callbacks import Callback, call_each
@@ -129,7 +129,7 @@ def train(
 
     Args:
         data: The parties' features and the labels.
-        plan: What to do; the default plan is asynchronous VAFL without noise.
+        plan: What to do; the default plan is sealed training at epsilon 1.
         out: Folder for the results, which must not exist yet. None keeps everything in memory.
         resume: Go on with the unfinished run in `out`, from its last epoch.
         encoders: Your own encoder for some or all parties.
@@ -141,12 +141,14 @@ def train(
             `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
-        PlanError: The plan does not fit itself or the data.
+        PlanError: The plan does not fit itself or the data, or is unprotected and does not say so.
         RunError: The folder exists, cannot be written, or belongs to another plan.
         BudgetExceeded: The budget does not even allow the first step. (If it ends training later, the run is
             returned with `stopped` set.)
     """
-    resolved, scaled = resolve(plan or Plan(), data)
+    plan = plan or Plan()
+    check_protection(plan)
+    resolved, scaled = resolve(plan, data)
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
@@ -371,7 +373,7 @@ def result_content(
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **counted(plan, records),
-        "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
+        "guarantee": guarantee_of(plan),
         "labels": label_exposure(records, label_holder),
         "epochs": epochs,
         "loss": None if server is None else _number(server.loss),
@@ -379,6 +381,22 @@ def result_content(
         **figures,
     }
     return dict(json.loads(json.dumps(result)))
+
+
+UNPROTECTED = "none: unprotected"
+
+
+def guarantee_of(plan: Plan) -> str:
+    """What a run by this plan promises at all, in words."""
+    if is_unprotected(plan):
+        return UNPROTECTED
+    return "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted"
+
+
+def warning_of(result: Mapping[str, Any]) -> str:
+    """What stands before everything else that is said of an unprotected run; empty for others."""
+    exposed = f", labels {result['labels']}" if result.get("labels") else ""
+    return f"UNPROTECTED{exposed}. " if result.get("guarantee") == UNPROTECTED else ""
 
 
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:

@@ -222,6 +222,7 @@ FAMILIES: dict[str, Family] = {
             settings=SealedSettings,
             defaults={
                 "model": "auto",
+                "epsilon": 1.0,
                 "epochs": 80,
                 "batch": FULL_BATCH,
                 "learning_rate": 3.0,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl import pages
+from securevfl.federation.run import UNPROTECTED
 from securevfl.files import write_text
 from securevfl.pages import number
 from securevfl.settings.plan import KINDS
@@ -47,6 +48,7 @@ def render(results: Results) -> str:
         failed=[
             [f"{row['point']}: {row['label'] or row['algorithm']}", row["error"]] for row in results.failed
         ],
+        unprotected=_unprotected(results),
         findings=_findings(charts.groups),
         frontiers=charts.frontiers(),
         claimed=charts.claimed(),
@@ -57,6 +59,14 @@ def render(results: Results) -> str:
         times=charts.times(),
         **_filters(results),
         **_table(results),
+    )
+
+
+def _unprotected(results: Results) -> list[str]:
+    """Variants that ran without protection, each with what became of the labels."""
+    exposed = [row for row in results.finished if row["guarantee"] == UNPROTECTED]
+    return list(
+        dict.fromkeys(f"{row['label'] or row['algorithm']}: labels {row['labels']}" for row in exposed)
     )
 
 

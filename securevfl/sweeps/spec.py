@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_origin
 
+from securevfl.algorithms.resolve import check_protection
 from securevfl.data.description import is_description
 from securevfl.errors import PlanError
 from securevfl.settings.codec import check_fields, check_names, choice
@@ -298,7 +299,9 @@ def _distinct(
         try:
             # Whether views are recorded follows from the audit, unless the file says otherwise.
             views = {name: chosen[name] for name in ("record_views",) if name in chosen}
-            chosen = Plan.from_flat(chosen).differing() | views
+            plan = Plan.from_flat(chosen)
+            check_protection(plan)
+            chosen = plan.differing() | views
         except PlanError as problem:
             error = str(problem)
         name = point_id(chosen, audit)
