@@ -73,6 +73,20 @@ class EgressError(ProtocolError):
     """Something was about to leave that no gate has let out to the receiver. Nothing was sent."""
 
 
+class Deviation(ProtocolError):
+    """A member did not follow the protocol, and a check has seen it; the session is burnt.
+
+    Args:
+        how: How it was seen.
+        member: Who it was, as far as that is certain: an index, or a name; None where nobody can be named.
+    """
+
+    def __init__(self, how: str, member: int | str | None = None) -> None:
+        self.how, self.member = how, member
+        who = "somebody" if member is None else f"member {member}" if isinstance(member, int) else member
+        super().__init__(f"{who} does not follow the protocol: {how}; nothing of this iteration was kept")
+
+
 class DropoutError(ProtocolError):
     """Too few parties are left for the protocol to finish without showing more than it promises."""
 
