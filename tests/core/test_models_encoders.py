@@ -20,10 +20,12 @@ from securevfl.models import (
     initialise,
     pick_device,
 )
+from securevfl.settings.plan import MODELS
 
 
 def test_every_kind_is_tried_here():
     assert KINDS.keys() == ENCODERS.keys()
+    assert set(MODELS) == {"auto", "scorecard", *ENCODERS}  # a plan refuses a wrong name without torch
 
 
 @pytest.mark.parametrize("kind", KINDS)
