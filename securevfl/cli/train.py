@@ -115,6 +115,7 @@ def train(
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
     from securevfl.algorithms import find_algorithm
+    from securevfl.algorithms.constants import theory_notes
     from securevfl.algorithms.resolve import load_planned
     from securevfl.trackers import build_tracker
 
@@ -130,7 +131,8 @@ def train(
     if json:
         print_json(run.result)
     else:
-        show_run(run, (*loaded.notes, *find_algorithm(chosen.algorithm).notes(chosen, loaded)))
+        own = find_algorithm(chosen.algorithm).notes(chosen, loaded)
+        show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
 
 
 def _named(data: list[str]) -> str:
