@@ -39,7 +39,8 @@ def train(
         typer.Option(help="Protocol pairwise: how many parties must stay in a sum; 0 waits for everybody."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="linear, mlp, cnn, lstm; sealed: scorecard, auto.")
+        str | None,
+        typer.Option(help="linear, mlp, cnn, lstm; sealed: scorecard, auto; central, local: trees."),
     ] = None,
     encoder_training: Annotated[
         str | None, typer.Option(help="raw (mode strict), dp (mode dp-encoder) or none (mode frozen).")
