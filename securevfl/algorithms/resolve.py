@@ -64,6 +64,11 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
             f"algorithm {plan.algorithm!r} cannot run on protocol {plan.protocol!r}; "
             f"it runs on {', '.join(algorithm.protocols)}"
         )
+    if plan.model == "trees" and algorithm.federated:
+        raise PlanError(
+            f"model 'trees' grows on rows in one place, which {plan.algorithm!r} has not; it belongs to the "
+            "baselines 'central' and 'local'"
+        )
     _check_optimisers(plan, algorithm)
     _check_threshold(plan, algorithm)
     _check_defence(plan, algorithm, data)
@@ -161,7 +166,7 @@ def with_label_bounds(plan: Plan, bounds: tuple[float, float] | None) -> Plan:
 def _check_bounds(plan: Plan, data: VerticalData) -> None:
     """Says what to add to a description whose columns cannot be scaled; models that bin columns need none."""
     scales = plan.scaling == "public" or (plan.scaling == "auto" and plan.mode != "strict")
-    bins = plan.model in ("auto", "scorecard")
+    bins = plan.model in ("auto", "scorecard", "trees")
     hint = data.bounds_to_add() if scales and not bins and data.scaling == "none" else ""
     if hint:
         raise PlanError(

@@ -51,7 +51,8 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="linear, mlp, cnn, lstm; sealed: scorecard, auto.", autocompletion=completion.models
+            help="linear, mlp, cnn, lstm; sealed: scorecard, auto; central, local: trees.",
+            autocompletion=completion.models,
         ),
     ] = None,
     encoder_training: Annotated[
@@ -137,6 +138,7 @@ def train(
 
     loaded = load_planned(chosen)
     from securevfl.algorithms import find_algorithm  # torch: only when everything has its right name
+    from securevfl.algorithms.constants import theory_notes
     from securevfl.trackers import build_tracker
 
     callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
@@ -146,7 +148,8 @@ def train(
     if json:
         print_json(run.result)
     else:
-        show_run(run, (*loaded.notes, *find_algorithm(chosen.algorithm).notes(chosen, loaded)))
+        own = find_algorithm(chosen.algorithm).notes(chosen, loaded)
+        show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
 
 
 def _named(data: list[str]) -> str:

@@ -25,7 +25,12 @@ from securevfl.settings.plan import MODELS
 
 def test_every_kind_is_tried_here():
     assert KINDS.keys() == ENCODERS.keys()
-    assert set(MODELS) == {"auto", "scorecard", *ENCODERS}  # a plan refuses a wrong name without torch
+    assert set(MODELS) == {
+        "auto",
+        "scorecard",
+        "trees",
+        *ENCODERS,
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
