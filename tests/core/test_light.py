@@ -74,6 +74,16 @@ def test_sums(light: Path, made: str) -> None:
     assert float(python(light, code)) == 10.5
 
 
+def test_sums_over_tcp(light: Path) -> None:
+    """Three processes with nothing else installed; only the receivers print a total."""
+    done = run(light, str(ROOT / "examples" / "sums_over_tcp.py"))
+    assert done.returncode == 0 and done.stderr == ""
+    totals = [f"round {turn} process 0 [111. {3 * turn:3d}.]" for turn in range(3)]  # 1 + 10 + 100, 3 * turn
+    assert done.stdout.splitlines() == [
+        f"{name} {t}" for name in ("PairwiseMaskSum", "TwoTreeSum") for t in totals
+    ]
+
+
 def test_the_same_figure_as_with_everything_installed(light: Path) -> None:
     code = (
         "from securevfl.accountants import *; import sys\n"
