@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, progress_bar, table
 from securevfl.errors import PlanError, RunError
 from securevfl.settings.codec import parse_assignment
@@ -24,15 +25,24 @@ if TYPE_CHECKING:
 def train(
     data: Annotated[
         list[str] | None,
-        typer.Option(help="A data set by name, a data.toml, or one CSV file per party (repeat)."),
+        typer.Option(
+            help="A data set by name, a data.toml, or one CSV file per party (repeat).",
+            autocompletion=completion.data_sets,
+        ),
     ] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str | None, typer.Option(help="ID column of CSV files.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Algorithm; securevfl data lists them.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="Algorithm; securevfl data lists them.", autocompletion=completion.algorithms),
+    ] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
+        str | None,
+        typer.Option(
+            help="plain, plain-tree, two-tree, pairwise, ckks or bfv.", autocompletion=completion.protocols
+        ),
     ] = None,
     threshold: Annotated[
         int | None,
@@ -40,7 +50,10 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="linear, mlp, cnn, lstm; sealed: scorecard, auto; central, local: trees."),
+        typer.Option(
+            help="linear, mlp, cnn, lstm; sealed: scorecard, auto; central, local: trees.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     encoder_training: Annotated[
         str | None, typer.Option(help="raw (mode strict), dp (mode dp-encoder) or none (mode frozen).")
@@ -71,7 +84,9 @@ def train(
     set_field: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Any other setting of plan, algorithm or simulation, as name=value (repeat)."
+            "--set",
+            help="Any other setting of plan, algorithm or simulation, as name=value (repeat).",
+            autocompletion=completion.settings,
         ),
     ] = None,
     record_views: Annotated[
@@ -115,15 +130,17 @@ def train(
     }
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
-    from securevfl.algorithms import find_algorithm
-    from securevfl.algorithms.resolve import load_planned
-    from securevfl.trackers import build_tracker
-
     chosen = _plan(plan, options, set_field or [], resume)
-    loaded = load_planned(chosen)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
     where = resume or out
+    from securevfl.settings.source import load_planned
+
+    loaded = load_planned(chosen)
+    from securevfl.algorithms import find_algorithm  # torch: only when everything has its right name
+    from securevfl.algorithms.constants import theory_notes
+    from securevfl.trackers import build_tracker
+
     callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
     run = run_with_progress(
         loaded, chosen, where, quiet=json, resume=resume is not None, callbacks=callbacks, ray=ray
@@ -131,7 +148,8 @@ def train(
     if json:
         print_json(run.result)
     else:
-        show_run(run, (*loaded.notes, *find_algorithm(chosen.algorithm).notes(chosen, loaded)))
+        own = find_algorithm(chosen.algorithm).notes(chosen, loaded)
+        show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
 
 
 def _named(data: list[str]) -> str:
