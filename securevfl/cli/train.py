@@ -211,9 +211,11 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
+    show_below(console, result)
     console.print(
         f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
     )
+    show_alone(console, result)
     for note in notes:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:
@@ -237,6 +239,24 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     )
     if run.folder is not None:
         console.print(f"files in {run.folder}", markup=False, soft_wrap=True)
+
+
+def show_below(console: Console, result: dict[str, Any]) -> None:
+    """Begins with the bad news, where a federated run is worse than its label holder alone."""
+    from securevfl.algorithms import find_algorithm
+    from securevfl.algorithms.alone import below_alone
+
+    words = below_alone(result) if find_algorithm(result["algorithm"]).federated else ""
+    if words:
+        console.print(words, markup=False, soft_wrap=True)
+
+
+def show_alone(console: Console, result: dict[str, Any]) -> None:
+    """What the label holder reaches alone."""
+    if alone := result.get("alone"):
+        kinds = {"linear": "linear", "trees": "boosted trees"}
+        known = [f"{number(alone[kind])} {word}" for kind, word in kinds.items() if alone[kind] is not None]
+        console.print(f"the label holder alone: {alone['metric']} {', '.join(known) or 'unknown'}")
 
 
 def show_absences(console: Console, result: dict[str, Any]) -> None:
