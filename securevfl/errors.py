@@ -6,8 +6,17 @@ that the command line returns for it. Errors about the caller's input are `Value
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 _SHOWN = 60
+# Packages that are imported under another name than they are installed by.
+_PACKAGES = {
+    "dp_accounting": "dp-accounting",
+    "grpc": "grpcio",
+    "prv_accountant": "prv-accountant",
+    "sklearn": "scikit-learn",
+}
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -45,6 +54,28 @@ class MissingExtra(SecureVFLError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""
 
     exit_code = 2
+
+
+def missing(error: ModuleNotFoundError) -> MissingExtra:
+    """One line that names the package to install, for a module that is not there."""
+    module = str(error.name).partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    return MissingExtra(
+        f"this needs {package}, which is not installed: pip install {package}, or all that securevfl uses "
+        "with pip install securevfl"
+    )
+
+
+def needed(module: str) -> Any:
+    """A module that only a part of securevfl needs.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
 
 
 class CertificateError(InputError):
