@@ -56,6 +56,12 @@ class Records:
         """True where the rows are kept sparse."""
         return self._sparse is not None
 
+    def first(self, count: int) -> Any:
+        """The first rows as they are kept, flat."""
+        if self._sparse is not None:
+            return self._sparse[:count]
+        return self._dense[:count].flatten(1).numpy(force=True)
+
     def __getitem__(self, rows: Rows) -> Tensor:
         if self._sparse is not None:
             dense = np.asarray(self._sparse[rows].todense(), dtype=np.float32)
@@ -302,6 +308,8 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         PlanError: The plan's model does not fit the party's columns.
     """
     index = data.parties.index(party)
+    if plan.model == "trees":
+        return nn.Identity()  # trees take the columns as they are
     if plan.model == "scorecard":
         return ScorecardEncoder(card_columns(data)[index])
     return build_encoder(

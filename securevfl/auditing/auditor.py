@@ -13,7 +13,6 @@ from typing import Any
 from securevfl import __version__
 from securevfl.accountants import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms.resolve import load_planned
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.canary.audit import CanaryResult, canary_audits
 from securevfl.attacks.contract import Attack
@@ -29,8 +28,9 @@ from securevfl.auditing.verdicts import CANARIES, HOLDERS, VISIBLE, ErrorBudget,
 from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError
-from securevfl.federation.run import Run, guarantee_of, predictions
+from securevfl.federation.run import Run, predictions
 from securevfl.settings.plan import Plan
+from securevfl.settings.source import load_planned
 
 Step = Callable[[str, float], None]
 
@@ -253,7 +253,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
         "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
-        "guarantee": result.get("guarantee", guarantee_of(plan)),
+        "guarantee": result.get("guarantee", plan.guarantee),
         "finished": bool(result),
         "views": source.observers,
         "truth": no_data or "at hand",

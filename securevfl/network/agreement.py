@@ -23,7 +23,7 @@ import numpy as np
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms.prediction import KIND
-from securevfl.algorithms.resolve import check_protection, resolve
+from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, OwnTable, share
@@ -140,7 +140,7 @@ class Proposal:
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
         if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
-        check_protection(self.plan)
+        self.plan.check_protection()
         plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
         content = pack(
             "agreement",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from securevfl.algorithms import SERVER, find_algorithm
-from securevfl.algorithms.resolve import check_protection, with_label_bounds
+from securevfl.algorithms.resolve import with_label_bounds
 from securevfl.data.description import Description, read_description
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
@@ -288,7 +288,7 @@ def _as_described(described: Description, content: dict[str, Any], plan: Plan) -
 
 
 def _check_server(config: ServerConfig) -> None:
-    check_protection(config.plan)
+    config.plan.check_protection()
     if not config.listen:
         raise PlanError('listen is missing; write listen = "0.0.0.0:8750"')
     if config.data is None or not config.data.label_column:

@@ -31,7 +31,6 @@ from securevfl.errors import (
 from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
-from securevfl.federation.run import guarantee_of
 from securevfl.federation.site import PARTS, Site, hosts_of
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
@@ -459,7 +458,7 @@ class Participant(ABC):
             "peers": len(self.mesh.sessions),
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
             "mu": 0.0 if self.site is None else self.site.spent(),
-            "guarantee": "" if self.site is None else guarantee_of(self.site.plan),
+            "guarantee": "" if self.site is None else self.site.plan.guarantee,
         }
 
     async def close(self) -> None:

@@ -29,12 +29,16 @@ from securevfl.settings.families import (
 )
 
 DEFAULT_ALGORITHM = "sealed"
+MODELS = ("auto", "linear", "scorecard", "mlp", "cnn", "lstm", "trees")
+HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
-OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious")
+OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious", "exact")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
+UNPROTECTED = "none: unprotected"
+"""The guarantee of a run that promises nothing."""
 MOST = 1e30
 """Largest noise and clip: a float32 holds it, and a hundred million standard deviations of it."""
 
@@ -71,12 +75,13 @@ class Plan(_Keywords):
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``; of sealed training also
-            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone.
+            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone; of the
+            baselines ``central`` and ``local`` also ``trees``, scikit-learn's HistGradientBoosting.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
         hidden_noise: Levels c_l of uniform noise in hidden layers (smoothing, never counted as privacy).
         fusion: ``concat`` or ``sum``; ``auto`` is concat for the plain protocol and sum for secure sums.
-        head: The server's model on top: ``linear``, ``mlp`` or ``sum``; ``auto`` fits fusion and model.
+        head: The server's model on top: ``linear``, ``mlp``, ``relu``, ``sum``; ``auto`` fits the others.
         label_holder: ``party`` (the party with the label is the server) or ``server`` (one without features).
         encoder_training: ``raw`` (as in the papers), ``dp`` (clipped and noised per record), ``none``.
         clip: L2 bound C of each released vector.
@@ -101,7 +106,9 @@ class Plan(_Keywords):
         server_learning_rate: Rate of the server's model; 0 takes `learning_rate`.
         learning_rates: Rates of single parties, by name.
         optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server; the Flex family resets
-            momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``.
+            momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``. The baselines
+            know ``exact``, which solves linear models and grows trees as a whole; where a plan says nothing
+            about steps it is theirs, and networks stop by records that are held out.
         optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
@@ -122,12 +129,12 @@ class Plan(_Keywords):
     protocol: str = choice("plain", PROTOCOLS)
     collusion: int = whole(1, low=1)
     threshold: int = whole(0)
-    model: str = "linear"
+    model: str = choice("linear", MODELS)
     embedding: int = whole(0)
     hidden: tuple[int, ...] = (32,)
     hidden_noise: tuple[float, ...] = ()
     fusion: str = choice("auto", ("auto", "concat", "sum"))
-    head: str = "auto"
+    head: str = choice("auto", HEADS)
     label_holder: str = choice("party", ("party", "server"))
     encoder_training: str = choice("raw", ENCODER_TRAINING)
     clip: float = number(1.0, above=0, most=MOST)
@@ -209,6 +216,31 @@ class Plan(_Keywords):
     def mode(self) -> str:
         """The accounting mode. It follows from how encoders are trained; nobody chooses it."""
         return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
+
+    @property
+    def is_unprotected(self) -> bool:
+        """True where something leaves, and neither noise nor a target epsilon limits what it tells."""
+        return self.family.federated and not self.sigma and not self.epsilon
+
+    @property
+    def guarantee(self) -> str:
+        """What a run by this plan promises at all, in words."""
+        if self.is_unprotected:
+            return UNPROTECTED
+        return "void: reproducible noise" if self.insecure_reproducible_noise else "as accounted"
+
+    def check_protection(self) -> None:
+        """Asks for the word before anything leaves without protection.
+
+        Raises:
+            PlanError: The plan is unprotected and does not say so.
+        """
+        if self.is_unprotected and not self.unprotected:
+            raise PlanError(
+                f"{self.algorithm!r} with neither sigma nor epsilon releases exact values, on protocol "
+                f"{self.protocol!r} too; give epsilon (--epsilon 1), or say so: unprotected=True, "
+                "--unprotected"
+            )
 
     @property
     def local(self) -> LocalSettings:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl import pages
-from securevfl.federation.run import UNPROTECTED
 from securevfl.files import write_text
 from securevfl.pages import number
-from securevfl.settings.plan import KINDS
+from securevfl.settings.plan import KINDS, UNPROTECTED
 from securevfl.sweeps.charts import SweepCharts
 from securevfl.sweeps.results import Results, Row, varied_fields
 from securevfl.sweeps.spec import Point

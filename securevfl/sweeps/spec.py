@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_origin
 
-from securevfl.algorithms.resolve import check_protection
 from securevfl.data.description import is_description
 from securevfl.errors import PlanError
 from securevfl.settings.codec import check_fields, check_names, choice
@@ -300,7 +299,7 @@ def _distinct(
             # Whether views are recorded follows from the audit, unless the file says otherwise.
             views = {name: chosen[name] for name in ("record_views",) if name in chosen}
             plan = Plan.from_flat(chosen)
-            check_protection(plan)
+            plan.check_protection()
             chosen = plan.differing() | views
         except PlanError as problem:
             error = str(problem)

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from securevfl import Plan, VerticalData, audit, train
 from securevfl.algorithms import ALGORITHMS
-from securevfl.algorithms.resolve import is_unprotected
 from securevfl.cli import app
 from securevfl.errors import PlanError
+from securevfl.settings.families import ALGORITHM_FAMILIES, family_of
 from securevfl.sklearn import VerticalClassifier
 from securevfl.sweeps import parse_sweep
 
 TINY = "synthetic:rows=80,features=6"
-FEDERATED = sorted(name for name, each in ALGORITHMS.items() if each.federated)
+FEDERATED = sorted(set(ALGORITHM_FAMILIES) - {"central", "local"})
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,15 @@ def cli(*words: object) -> Any:
 @pytest.mark.parametrize("algorithm", FEDERATED)
 def test_without_noise_the_word_is_needed(algorithm: str, data: VerticalData) -> None:
     plan = Plan(algorithm=algorithm, sigma=0.0)  # a plan may be built, compared and read
-    assert is_unprotected(plan)
+    assert plan.is_unprotected
     with pytest.raises(PlanError, match=r"unprotected=True, --unprotected"):
         train(data, plan)
-    assert not is_unprotected(plan.with_changes(sigma=1.0))
+    assert not plan.with_changes(sigma=1.0).is_unprotected
+
+
+def test_plans_and_algorithms_agree_on_what_is_federated() -> None:
+    for name, each in ALGORITHMS.items():
+        assert each.federated == family_of(name).federated == (name in FEDERATED)
 
 
 @pytest.mark.parametrize("protocol", ["two-tree", "pairwise", "bfv"])
@@ -64,7 +69,7 @@ def test_noise_that_is_settled_leaves_no_room_for_the_default_target() -> None:
     assert Plan(unprotected=False).epsilon == 1 and Plan(epsilon=3.0).epsilon == 3
     assert Plan().with_changes(sigma=2.0).epsilon == 0
     again = Plan.from_mapping(Plan(unprotected=True).to_mapping())
-    assert again == Plan(unprotected=True) and is_unprotected(again)
+    assert again == Plan(unprotected=True) and again.is_unprotected
 
 
 def test_images_ask_for_an_algorithm() -> None:
