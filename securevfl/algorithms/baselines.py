@@ -161,7 +161,7 @@ class SolvedTrainer(PooledTrainer):
             else np.hstack([*map(_dense, rows)])
         )
         if isinstance(head, BoostedTrees):
-            head.fit(pooled, data.y_train, task=data.task, seed=self.setup.plan.seed)
+            head.fit(head.raw(pooled), data.y_train, task=data.task, seed=self.setup.plan.seed)
         else:
             self._solve(pooled)
         with torch.no_grad():

@@ -111,20 +111,10 @@ class BoostedTrees(nn.Module):
         self.register_buffer("left_codes", torch.zeros((trees, NODES, 8), dtype=torch.int64))
         self.register_buffer("baseline", torch.zeros(outputs, dtype=torch.float64))
 
-    def fit(self, rows: Any, labels: NDArray[Any], *, task: str, seed: int) -> None:
-        """Fits the trees to rows of features, with scikit-learn's defaults.
-
-        Raises:
-            PlanError: The rows do not fit in memory once they are dense.
-        """
+    def fit(self, raw: Floats, labels: NDArray[Any], *, task: str, seed: int) -> None:
+        """Fits the trees to raw values of the columns, see `raw`, with scikit-learn's defaults."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-        if np.prod(rows.shape) > MOST_CELLS:
-            raise PlanError(
-                f"boosted trees need dense rows, and {rows.shape[0]:,} x {rows.shape[1]:,} do not fit; "
-                "use model 'linear'"
-            )
-        raw = self._raw(rows)
         for column in np.flatnonzero(self.categorical):
             known = np.unique(raw[~np.isnan(raw[:, column]), column]).astype(np.intp)
             self.codes[column] = -1
@@ -167,7 +157,17 @@ class BoostedTrees(nn.Module):
         """Categories first, as scikit-learn has them inside."""
         return sorted(range(len(self.columns)), key=lambda place: not self.categorical[place])
 
-    def _raw(self, rows: Any) -> Floats:
+    def raw(self, rows: Any) -> Floats:
+        """Raw values of the columns from rows of features.
+
+        Raises:
+            PlanError: The rows do not fit in memory once they are dense.
+        """
+        if np.prod(rows.shape) > MOST_CELLS:
+            raise PlanError(
+                f"boosted trees need dense rows, and {rows.shape[0]:,} x {rows.shape[1]:,} do not fit; "
+                "use model 'linear'"
+            )
         dense = rows.toarray() if sparse.issparse(rows) else np.asarray(rows)
         parts = raw_columns(self.columns, np.asarray(dense, np.float64))
         return np.stack(parts, axis=1)
@@ -184,14 +184,19 @@ class BoostedTrees(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Raw outputs (rows, outputs): logits, or values."""
-        rows = self._coded(self._raw(inputs.detach().cpu().double().numpy().reshape(len(inputs), -1)))
+        rows = self.raw(inputs.detach().cpu().double().numpy().reshape(len(inputs), -1))
+        return torch.from_numpy(self.outputs_of(rows)).to(inputs.device)
+
+    def outputs_of(self, raw: Floats) -> Floats:
+        """Raw outputs (rows, outputs) from raw values of the columns."""
+        rows = self._coded(raw)
         total = np.tile(self.baseline.numpy(), (len(rows), 1))
         fields = {name: getattr(self, name).numpy() for name in _FIELDS}
         for tree in range(len(fields["value"])):
             mine = {name: values[tree] for name, values in fields.items()}
             if not (mine["is_leaf"][0] and mine["value"][0] == 0):
                 total[:, tree % self.outputs] += _walk(rows, mine, self.left_codes[tree].numpy())
-        return torch.from_numpy(total).to(inputs.device)
+        return total
 
 
 def _walk(rows: Floats, tree: dict[str, Any], sets: NDArray[np.int64]) -> Floats:

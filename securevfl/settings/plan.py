@@ -29,6 +29,8 @@ from securevfl.settings.families import (
 )
 
 DEFAULT_ALGORITHM = "vafl"
+MODELS = ("auto", "linear", "scorecard", "mlp", "cnn", "lstm", "trees")
+HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
@@ -77,7 +79,7 @@ class Plan(_Keywords):
         hidden: Widths of hidden layers of the encoders.
         hidden_noise: Levels c_l of uniform noise in hidden layers (smoothing, never counted as privacy).
         fusion: ``concat`` or ``sum``; ``auto`` is concat for the plain protocol and sum for secure sums.
-        head: The server's model on top: ``linear``, ``mlp`` or ``sum``; ``auto`` fits fusion and model.
+        head: The server's model on top: ``linear``, ``mlp``, ``relu``, ``sum``; ``auto`` fits the others.
         label_holder: ``party`` (the party with the label is the server) or ``server`` (one without features).
         encoder_training: ``raw`` (as in the papers), ``dp`` (clipped and noised per record), ``none``.
         clip: L2 bound C of each released vector.
@@ -125,12 +127,12 @@ class Plan(_Keywords):
     protocol: str = choice("plain", PROTOCOLS)
     collusion: int = whole(1, low=1)
     threshold: int = whole(0)
-    model: str = "linear"
+    model: str = choice("linear", MODELS)
     embedding: int = whole(0)
     hidden: tuple[int, ...] = (32,)
     hidden_noise: tuple[float, ...] = ()
     fusion: str = choice("auto", ("auto", "concat", "sum"))
-    head: str = "auto"
+    head: str = choice("auto", HEADS)
     label_holder: str = choice("party", ("party", "server"))
     encoder_training: str = choice("raw", ENCODER_TRAINING)
     clip: float = number(1.0, above=0, most=MOST)

@@ -50,7 +50,7 @@ def test_trees_are_those_of_scikit_learn(task: str, outputs: int) -> None:
     labels = signal if task == "regression" else np.digitize(signal, np.quantile(signal, [0.4, 0.7]))
     labels = (labels > 0).astype(float) if task == "binary" else labels
     trees = BoostedTrees(COLUMNS, outputs)
-    trees.fit(code_columns(COLUMNS, raw), labels, task=task, seed=0)
+    trees.fit(trees.raw(code_columns(COLUMNS, raw)), labels, task=task, seed=0)
     kind = HistGradientBoostingRegressor if task == "regression" else HistGradientBoostingClassifier
     theirs: Any = kind(categorical_features=[False, True, False, False], random_state=0)
     theirs.fit(raw.astype(np.float32), labels)
