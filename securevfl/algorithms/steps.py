@@ -261,7 +261,8 @@ def regularised(named: Iterable[tuple[str, nn.Parameter]], plan: Plan, owner: st
 
     VAFL and FDML regularise the parties' models; biases and the server's model are left alone.
     """
-    weights, others = [], []
+    weights: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in named:
         if parameter.requires_grad:
             # LSTMs call theirs bias_ih_l0 and bias_hh_l0.
