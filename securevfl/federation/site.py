@@ -22,6 +22,7 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
+from securevfl.algorithms.channels import TREES
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
@@ -128,7 +129,9 @@ class Site:
         if self.folder is not None:
             self.receipts.load(self.folder.path)
             if self.plan.record_views:
-                self.view = ViewWriter(self.folder.view(self.name), self.name)
+                # Who takes part in a tree can put its words together, and attacks try that.
+                words = self.plan.record_words or self.plan.protocol in TREES
+                self.view = ViewWriter(self.folder.view(self.name), self.name, words=words)
                 if not self.predicts:
                     self.gate.journal = Journal(self.folder.journal(self.name), self.name)
                     if self.gate.journal.new:
