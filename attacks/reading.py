@@ -20,7 +20,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.algorithms.channels import TREES, build_sum
+from securevfl.algorithms.channels import TREE_SUMS, build_sum
 from securevfl.attacks.contract import Evidence, Info
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED, Seen, View
@@ -199,7 +199,7 @@ def moments(evidence: Evidence) -> list[Moment]:
     """Every sum that the observers' views hold, in order of time within each kind."""
     info = evidence.info
     found = [moment for observer, view in evidence.views.items() for moment in _told(view, observer, info)]
-    if info.plan.protocol in TREES:
+    if info.plan.protocol in TREE_SUMS:
         return found + tree_sums(evidence)
     return found
 

@@ -88,7 +88,7 @@ masks how many workers must stay (`threshold`)."""
 
 SUMS = tuple(PROTOCOLS)
 
-TREES = ("plain-tree", "two-tree")
+TREE_SUMS = ("plain-tree", "two-tree")
 """Protocols that add up along trees."""
 
 ENCRYPTED = ("ckks", "bfv")
