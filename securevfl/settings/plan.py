@@ -108,13 +108,16 @@ class Plan(_Keywords):
         optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
-        l2: Coefficient of the regulariser l2/2 * ||theta||^2.
+        l2: Coefficient of the regulariser l2/2 * ||weights||^2 of the parties' models. Biases and the
+            server's model are not regularised. AFSGD-VP's ridge loss is the squared error; here it is half
+            of that, so the paper's lambda is an l2 of half its size.
         patience: Stop when the training loss has not improved for so many epochs; 0 never stops early.
         evaluate_every: Evaluate on the test part after so many epochs; 0 only at the end.
         scaling: ``standard`` (fitted on private rows, strict mode only), ``public``, ``none``, ``auto``.
         seed: Decides initial models and batch order, never noise.
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what each observer saw.
+        record_words: Keep masked words in views whole, instead of a digest and a sample of each.
         settings: The algorithm's own settings, as a mapping or as its family's class; a mapping may also
             name fields of the simulation.
         simulation: How time passes where parties are simulated, as `SimulationSettings` or a mapping.
@@ -159,6 +162,7 @@ class Plan(_Keywords):
     seed: int = whole(0)
     device: str = choice("cpu", DEVICES)
     record_views: bool = False
+    record_words: bool = False
     settings: Any = None
     simulation: Any = None
     source: Any = None
