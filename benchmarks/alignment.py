@@ -82,7 +82,7 @@ def blinded() -> float:
     return each
 
 
-# -- with a helper --------------------------------------------------------------------------------------------
+# -- with a helper ------------------------------------------------------------------------------------------
 
 
 def write_frame(pipe: IO[bytes], envelope: Envelope) -> None:
@@ -128,7 +128,13 @@ def helped(count: int, folder: Path) -> float:
     outs = [folder / f"rows{side}.npy" for side in (0, 1)]
     parties = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.alignment", "party", str(side), str(files[side]), str(count), out],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.alignment",
+                "party",
+                *map(str, (side, files[side], count, out)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -146,8 +152,8 @@ def helped(count: int, folder: Path) -> float:
     figures = [each <= GOAL_HELPED, sum(peaks) <= GOAL_MEMORY, wall <= GOAL_WALL]
     words = ["met" if good else "missed" for good in figures]
     print(
-        f"{count:,} x {count:,} with a helper, from disk: {each:.2f} us of processor time per ID and side (goal "
-        f"{GOAL_HELPED:g}: {words[0]}), helper {1e6 * own / count:.2f} us; peak memory "
+        f"{count:,} x {count:,} with a helper, from disk: {each:.2f} us of processor time per ID and side "
+        f"(goal {GOAL_HELPED:g}: {words[0]}), helper {1e6 * own / count:.2f} us; peak memory "
         f"{peaks[0]:.2f} + {peaks[1]:.2f} GB, helper {peaks[2]:.2f} GB (goal {GOAL_MEMORY:g} in all: "
         f"{words[1]}); wall {wall:.0f} s"
         + (f" (goal {GOAL_WALL:.0f} s: {words[2]})" if count == FULL else "")
@@ -183,7 +189,7 @@ def carry(parties: list[subprocess.Popen[bytes]]) -> None:
             raise SystemExit("a party failed")
 
 
-# -- peers ----------------------------------------------------------------------------------------------------
+# -- peers --------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

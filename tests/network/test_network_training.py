@@ -83,7 +83,7 @@ def test_asynchronous_training_comes_close(tmp_path, algorithm):
 
 
 def test_sealed_training_with_a_dealer(tmp_path):
-    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=0.0)
+    plan = Plan(algorithm="sealed", epochs=4, scaling="none", epsilon=0.0, unprotected=True)
     federation = Federation(tmp_path, plan, helpers=("dealer",))
     results = run(federation)
     local = train(together(federation.tables, plan), plan)
