@@ -42,7 +42,15 @@ def run(data: VerticalData, kind: str, algorithm: str, epochs: int, **changes: A
     own = POOLED if algorithm in ("central", "local") else {"staleness": STALENESS, "speeds": {"p1": 1.2}}
     if (kind, algorithm) == ("NN", "central"):
         own = WHOLE
-    chosen = {"algorithm": algorithm, "epochs": epochs, **COMMON, **MODELS[kind], **own, **changes}
+    chosen = {
+        "algorithm": algorithm,
+        "unprotected": True,
+        "epochs": epochs,
+        **COMMON,
+        **MODELS[kind],
+        **own,
+        **changes,
+    }
     return train(data, Plan.from_flat(chosen))
 
 

@@ -21,7 +21,14 @@ from securevfl.privacy.views import View
 
 
 def plan(**changes: Any) -> Plan:
-    usual = {"algorithm": "fdml", "epochs": 3, "batch": 7, "learning_rate": 0.3, "decay": "none"}
+    usual = {
+        "unprotected": True,
+        "algorithm": "fdml",
+        "epochs": 3,
+        "batch": 7,
+        "learning_rate": 0.3,
+        "decay": "none",
+    }
     return Plan.from_flat({**usual, **changes})
 
 
