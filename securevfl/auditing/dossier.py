@@ -38,7 +38,7 @@ FOLDER, MANIFEST, SIGNATURE = "audits", "dossier.json", "signature.json"
 FORMAT = 1
 _PUBLIC = ("public.html", "public.json")
 _RUN_FACTS = (
-    "folder", "algorithm", "protocol", "mode", "data", "parties", "label_holder", "clip", "sigma", "delta",
+    "folder", "adversary", "algorithm", "protocol", "mode", "data", "parties", "label_holder", "clip", "sigma", "delta",
     "epochs", "labels", "guarantee", "finished",
 )  # fmt: skip
 _CELL_FACTS = (

@@ -63,7 +63,7 @@ class Evidence:
 def matrix(evidence: Evidence) -> dict[str, dict[str, Any]]:
     """The owners, their observers, and a cell for each pair."""
     source = evidence.source
-    spends = privacy_matrix(source.records, source.plan.delta)
+    spends = privacy_matrix(source.records, source.plan.accounted_delta)
     return {
         owner: {"observers": {name: _cell(evidence, spend) for name, spend in observers.items()}}
         for owner, observers in spends.items()

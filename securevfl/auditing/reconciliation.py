@@ -35,13 +35,19 @@ from securevfl.privacy.ledger import Entry, read_homes, read_ledger, rows_to_tex
 from securevfl.privacy.payloads import check_fields
 from securevfl.privacy.schemas import DEALER, PARTY, ROWS, SERVER, Schema, roles_of
 from securevfl.privacy.views import BYTES, View
+from securevfl.protocols.sealed.messages import CheckedShare
 from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
 
 RECONCILED = "reconciled with the ledger"
 GATHER = "bring the organisations' folders together with `securevfl gather`"
 MOST_REASONS = 3
 # Of sealed words, the array with a line per record.
-_LINES = {Phase.kind: "words", Share.kind: "blinded", MaskedScores.kind: "words"}
+_LINES = {
+    Phase.kind: "words",
+    Share.kind: "blinded",
+    CheckedShare.kind: "blinded",
+    MaskedScores.kind: "words",
+}
 # Of words in secure sums: arrays, and the announced shape of ciphertexts, that begin with the records.
 _SUMMED = ("values", "total")
 
