@@ -15,10 +15,10 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
-from securevfl.algorithms.local import Records, Trained, trainable
+from securevfl.algorithms.local import Records, Trained
 from securevfl.algorithms.roles import LabelHolder, pieces
 from securevfl.algorithms.solved import BoostedTrees, fit_linear
-from securevfl.algorithms.steps import Batches, build_optimiser
+from securevfl.algorithms.steps import Batches, build_optimiser, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
@@ -85,8 +85,8 @@ class PooledTrainer(LabelHolder):
         for name in (*parties, SERVER):
             module = setup.head if name == SERVER else setup.encoders[name]
             rate = setup.server_rate if name == SERVER else setup.rate(name)
-            parameters = trainable(module)
-            optimiser = build_optimiser(parameters, plan, rate, name) if parameters else None
+            groups = regularised(module.named_parameters(), plan, name)
+            optimiser = build_optimiser(groups, plan, rate, name) if groups else None
             self.models[name] = Trained(name, module, optimiser)
         self.encoders = nn.ModuleList([self.models[party].module for party in parties])
         self.join = joined(plan, parties)

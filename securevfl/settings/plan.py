@@ -108,7 +108,9 @@ class Plan(_Keywords):
         optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
-        l2: Coefficient of the regulariser l2/2 * ||theta||^2.
+        l2: Coefficient of the regulariser l2/2 * ||weights||^2 of the parties' models. Biases and the
+            server's model are not regularised. AFSGD-VP's ridge loss is the squared error; here it is half
+            of that, so the paper's lambda is an l2 of half its size.
         patience: Stop when the training loss has not improved for so many epochs; 0 never stops early.
         evaluate_every: Evaluate on the test part after so many epochs; 0 only at the end.
         scaling: ``standard`` (fitted on private rows, strict mode only), ``public``, ``none``, ``auto``.
