@@ -96,7 +96,7 @@ def _cell(evidence: Evidence, spend: Spend) -> dict[str, Any]:
         "epsilon_lower": None if measured is None else number(epsilon_of(measured, spend.delta)),
         "mu_upper": number(spend.mu),
         "mu_lower": number(measured),
-        "delta": spend.delta,
+        "delta": source.plan.delta,
         "mode": spend.mode,
         "releases": spend.releases,
         "exact": spend.exact,

@@ -243,7 +243,7 @@ def test_a_setting_of_another_family_is_refused_by_name(algorithm: str, name: st
         ({"data": "wine"}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"epoch": 3}, "no field 'epoch'; did you mean 'epochs'"),
         ({"Sigma": 3}, "did you mean 'sigma'"),
-        ({"zzz": 3}, "no field 'zzz'; known are active, algorithm, .*, speeds"),
+        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, speeds"),
         ({"settings": {"epochs": 3}}, r"epochs is a common field .*; write Plan\(epochs=...\)"),
         ({"settings": {"data": "wine"}}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"settings": {"wait": 3}}, "vafl has no setting 'wait'; did you mean 'wait_for'"),
