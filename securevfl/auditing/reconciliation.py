@@ -39,6 +39,7 @@ from securevfl.privacy.messages import Head
 from securevfl.privacy.payloads import check_fields, keep_newest
 from securevfl.privacy.schemas import DEALER, FACT, PARTY, ROWS, SERVER, Schema, roles_of
 from securevfl.privacy.views import BYTES, Receipts, View
+from securevfl.protocols.sealed.messages import CheckedShare
 from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
 from securevfl.protocols.sums.tree_sums import TreeSum
 from securevfl.protocols.sums.trees import ParentMap
@@ -47,7 +48,12 @@ RECONCILED = "reconciled with the ledger"
 GATHER = "bring the organisations' folders together with `securevfl gather`"
 MOST_REASONS = 3
 # Of sealed words, the array with a line per record.
-_LINES = {Phase.kind: "words", Share.kind: "blinded", MaskedScores.kind: "words"}
+_LINES = {
+    Phase.kind: "words",
+    Share.kind: "blinded",
+    CheckedShare.kind: "blinded",
+    MaskedScores.kind: "words",
+}
 # Of words in secure sums: arrays, and the announced shape of ciphertexts, that begin with the records.
 _SUMMED = ("values", "total")
 
