@@ -214,7 +214,13 @@ FAMILIES: dict[str, Family] = {
     each.name: each
     for each in (
         Family(name="vafl", algorithms=("vafl", "vafl-tsync", "vafl-sync"), settings=VaflSettings),
-        Family(name="fdml", algorithms=("fdml",), settings=FdmlSettings),
+        Family(
+            name="fdml",
+            algorithms=("fdml",),
+            settings=FdmlSettings,
+            # Rates eta / sqrt(t) are what Proposition 1 asks for; eta was chosen on credit and breast-cancer.
+            defaults={"learning_rate": 1.0, "decay": "sqrt"},
+        ),
         Family(
             name="afsgd",
             algorithms=("afsgd", "afsvrg", "afsaga", "fsgd", "fsvrg", "fsaga"),
