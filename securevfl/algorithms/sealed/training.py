@@ -11,7 +11,7 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.sealed.card import CARD, CardGeometry, calibrated, card_plan, choose, geometry_of
+from securevfl.algorithms.sealed.card import CARDS, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.data import VerticalData
@@ -89,7 +89,7 @@ class Sealed(Algorithm):
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
         if plan.model == "auto":
             plan = plan.with_changes(model=choose(plan, data)[0])
-        if plan.model == CARD:
+        if plan.model in CARDS:
             return card_plan(plan, data)
         bounds = [table for table in data.bounds if table is not None]
         known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
@@ -118,7 +118,7 @@ class Sealed(Algorithm):
 
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
-        if plan.model == CARD:
+        if plan.model in CARDS:
             plan = calibrated(plan, data)
             CardGeometry(plan=plan, data=data).check()
             return plan
