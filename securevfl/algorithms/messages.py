@@ -41,6 +41,7 @@ __all__ = ["MESSAGES"]
 EMBEDDINGS = ("embedding", "initial", "refresh", "evaluation")
 GRADIENTS = ("gradient", *(f"gradient ({name})" for name in DEFENCES))
 MEMBERS = (PARTY, SERVER)
+FLEX = ("flex",)
 HEAD = "head:"
 """Prefix of the server model's parameters in a snapshot."""
 
@@ -75,34 +76,34 @@ class Embedding(Content, kind="embedding", senders=(PARTY,)):
 
     rows: Rows | None = records(default=None)
     values: Any = released(*EMBEDDINGS, default=None)
-    iteration: int | None = fact(int, default=None)
-    capacity: int | None = fact(int, default=None)
-    steps: int | None = fact(int, default=None)
-    weight: float | None = fact(float, default=None)
+    iteration: int | None = fact(int, default=None, families=("fdml",))
+    capacity: int | None = fact(int, default=None, families=FLEX)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    weight: float | None = fact(float, default=None, families=FLEX)
 
 
 class Ready(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
     """The party's batch is ready for a secure sum; iteration in FDML, pace in Flex."""
 
-    iteration: int | None = fact(int, default=None)
-    capacity: int | None = fact(int, default=None)
-    steps: int | None = fact(int, default=None)
-    weight: float | None = fact(float, default=None)
+    iteration: int | None = fact(int, default=None, families=("fdml",))
+    capacity: int | None = fact(int, default=None, families=FLEX)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    weight: float | None = fact(float, default=None, families=FLEX)
 
 
 class Gradient(Content, kind="gradient", senders=(SERVER,), phases=(EPOCH,)):
     """Gradients of the batch's mean loss, as the label holder's defence leaves them."""
 
     values: Any = released(*GRADIENTS)
-    steps: int | None = fact(int, default=None)
-    rate: float | None = fact(float, default=None)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    rate: float | None = fact(float, default=None, families=FLEX)
 
 
 class Received(Content, kind="received", senders=(SERVER,), phases=(EPOCH,)):
     """An upload has arrived; nobody learns from it."""
 
-    steps: int | None = fact(int, default=None)
-    rate: float | None = fact(float, default=None)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    rate: float | None = fact(float, default=None, families=FLEX)
 
 
 class Late(Content, kind="late", senders=(SERVER,), phases=(EPOCH,)):
@@ -186,7 +187,7 @@ class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
     """A mean loss; where another organisation measures it, of the pass that ends with a round."""
 
     value: Any = released_number("loss")
-    round: int | None = fact(int, default=None)
+    round: int | None = fact(int, default=None, families=("fdml",))
 
 
 class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):

@@ -24,7 +24,7 @@ from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overa
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
-from securevfl.auditing.verdicts import CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.auditing.verdicts import CANARIES, HOLDERS, MASKS, VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError
@@ -77,8 +77,8 @@ def audit(
     integrity = _integrity(source)
     if integrity.verdict is Verdict.VIOLATED:
         return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
-    reconciled = [integrity, _no_keys(source), *reconcile(source)]
     budget = _budget(source)
+    reconciled = [integrity, _no_keys(source), *reconcile(source, budget)]
     progress("replay", 0.0)
     replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
@@ -228,7 +228,7 @@ def _finish(evidence: Evidence, seed: int, no_data: str) -> Report:
 def _budget_words(budget: ErrorBudget | None) -> dict[str, Any]:
     if budget is None:
         return {}
-    levels = {name: budget.alpha(name) for name in (VISIBLE, HOLDERS, CANARIES)}
+    levels = {name: budget.alpha(name) for name in (VISIBLE, HOLDERS, CANARIES, MASKS)}
     return {**levels, "added_delta": number(budget.added_delta), "words": budget.sentence()}
 
 

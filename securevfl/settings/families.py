@@ -169,12 +169,14 @@ class LocalSettings(Settings):
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what this organisation saw.
+        record_words: Keep masked words in the view whole, instead of a digest and a sample of each.
         data_folder: Where the files of a named data set are.
         delay_trace: File of step durations.
     """
 
     device: str = choice("cpu", DEVICES)
     record_views: bool = False
+    record_words: bool = False
     data_folder: str = ""
     delay_trace: str = ""
 

@@ -117,6 +117,7 @@ class Plan(_Keywords):
         seed: Decides initial models and batch order, never noise.
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what each observer saw.
+        record_words: Keep masked words in views whole, instead of a digest and a sample of each.
         settings: The algorithm's own settings, as a mapping or as its family's class; a mapping may also
             name fields of the simulation.
         simulation: How time passes where parties are simulated, as `SimulationSettings` or a mapping.
@@ -161,6 +162,7 @@ class Plan(_Keywords):
     seed: int = whole(0)
     device: str = choice("cpu", DEVICES)
     record_views: bool = False
+    record_words: bool = False
     settings: Any = None
     simulation: Any = None
     source: Any = None

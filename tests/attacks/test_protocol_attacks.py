@@ -256,7 +256,7 @@ def sealed_data() -> VerticalData:
 
 
 def test_words_of_sealed_training_raise_no_alarm(runs: Runs, sealed_data: VerticalData) -> None:
-    source = runs(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
+    source = runs(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400, record_words=True)
     for observers in (("p0",), ("p2",), ("p0", "p2")):
         found = outcome(source, MaskStatistics, "p1", *observers)
         assert found.score is not None and found.score.score == 0, found
@@ -269,7 +269,9 @@ def test_a_dealer_that_repeats_itself_is_found(
     """The same seeds in every round: what changes from round to round is then open."""
     seeds = SimpleNamespace(urandom=lambda size: b"s" * size)
     monkeypatch.setattr("securevfl.protocols.sealed.dealer.os", seeds)
-    source = Runs(tmp_path)(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
+    source = Runs(tmp_path)(
+        sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400, record_words=True
+    )
     found = outcome(source, MaskStatistics, "p1", "p0")
     assert found.score is not None and "used twice" in found.score.note
 

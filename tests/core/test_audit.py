@@ -413,3 +413,13 @@ def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
     assert code == 2 and "holds 1 runs; audit one of them" in err
     code, _, err = run("audit", tmp_path / "nothing")
     assert code == 2 and "holds no run" in err
+
+
+def test_forget_deletes_the_evidence_and_nothing_else(tmp_path: Path) -> None:
+    data = VerticalData.load("synthetic:rows=40,features=4", parties=2)
+    folder = tmp_path / "run"
+    train(data, Plan(algorithm="vafl-sync", sigma=1.0, epochs=1, record_views=True), folder)
+    before = {path.name for path in folder.iterdir()}
+    assert {"views", "journal"} <= before
+    assert run_command(f"securevfl audit --forget {folder}") == 0
+    assert {path.name for path in folder.iterdir()} == before - {"views", "journal"}

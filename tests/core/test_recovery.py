@@ -241,7 +241,7 @@ def test_keys_are_new_in_every_phase_and_nothing_is_sealed_twice(tiny: VerticalD
 def test_views_say_who_is_missing_and_the_late_input_shows_nothing(
     tiny: VerticalData, tmp_path: Path
 ) -> None:
-    plan, data = resolve(plan_of(record_views=True, epochs=2), tiny)
+    plan, data = resolve(plan_of(record_views=True, record_words=True, epochs=2), tiny)
     folder = RunFolder(tmp_path / "run")
     folder.create(plan)
     carrier = Disturbed(plan, data, folder=folder)

@@ -113,7 +113,7 @@ def masked_words(folder: Path, observer: str) -> np.ndarray:
 def test_masked_values_look_uniform_to_everybody(
     protocol: str, observers: tuple[str, ...], tiny: VerticalData, tmp_path: Path
 ) -> None:
-    train(tiny, plan_of(protocol=protocol, record_views=True), tmp_path / "run")
+    train(tiny, plan_of(protocol=protocol, record_views=True, record_words=True), tmp_path / "run")
     for observer in observers:
         words = masked_words(tmp_path / "run", observer)
         assert words.size > 200

@@ -95,18 +95,14 @@ class SealedMember:
         self.optimiser = build_optimiser(groups, plan, rate, self.address)
 
     def _labels(self) -> npt.NDArray[np.float64]:
-        """(records, outputs), as the protocol wants them."""
+        """(records, outputs); those of a regression between -1 and 1."""
         data, plan = self.setup.data, self.setup.plan
         if data.task == "multiclass":
             return np.asarray(np.eye(data.outputs)[data.y_train])
         labels = np.asarray(data.y_train, np.float64).reshape(-1, 1)
         if data.task == "regression":
-            labels = np.clip(
-                2 * (labels - plan.settings.label_low) / (plan.settings.label_high - plan.settings.label_low)
-                - 1,
-                -1,
-                1,
-            )
+            low, high = plan.settings.label_low, plan.settings.label_high
+            labels = np.clip(2 * (labels - low) / (high - low) - 1, -1, 1)
         return labels
 
     @property
@@ -177,12 +173,16 @@ class SealedMember:
         return len(chosen)
 
     def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> RoundMachine:
-        model = self.ready_model
+        model, bound = self.ready_model, self.settings.score_bound(self.index)
+        scores = np.clip(model.scores(rows), -bound, bound)
+        labels = None if self.labels is None else self.labels[chosen]
+        if labels is not None and self.setup.data.task == "regression":
+            scores, labels = scores - labels, np.zeros_like(labels)
         return party.round(
             round=self.exchange.next_round(),
             rows=rows,
-            scores=model.scores(rows),
-            labels=None if self.labels is None else self.labels[chosen],
+            scores=scores,
+            labels=labels,
             operand=None if model.static else model.operand(rows),
         )
 
@@ -199,7 +199,7 @@ class SealedMember:
         model, plan = self.ready_model, self.setup.plan
         if self.optimiser is None:
             raise ProtocolError(f"{self.address} has nothing to learn with")
-        model.set_gradients(total, count)
+        model.set_gradients(total, count, ridge=self.settings.ridge)
         self.optimiser.step()
         self.steps += 1
         with torch.no_grad():
@@ -268,10 +268,8 @@ class SealedMember:
         """Takes up a saved state."""
         saved = state["preparation"]
         if saved is not None:
-            centre = np.asarray(saved["centre"], np.float64)
-            self.preparation = Preparation(
-                centre=centre, scale=float(saved["scale"]), clip=float(saved["clip"])
-            )
+            centre, scale = (np.asarray(saved[name], np.float64) for name in ("centre", "scale"))
+            self.preparation = Preparation(centre=centre, scale=scale, clip=float(saved["clip"]))
         self._build()
         with torch.no_grad():
             for number, parameter in enumerate(self.ready_model.parameters):

@@ -23,12 +23,11 @@ from securevfl.protocols.sealed.protocol import SealedProtocol
 
 
 def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
-    """Opened scores as the loss knows them: of regression in the units of the labels."""
+    """Opened scores as the loss knows them: of regression in the units of the labels, and in their range."""
     values = torch.from_numpy(np.asarray(outputs, np.float64))
     if setup.data.task == "regression":
-        values = setup.plan.settings.label_low + (values + 1) / 2 * (
-            setup.plan.settings.label_high - setup.plan.settings.label_low
-        )
+        low, high = setup.plan.settings.label_low, setup.plan.settings.label_high
+        values = low + (values.clamp(-1, 1) + 1) / 2 * (high - low)
     return values.float()
 
 

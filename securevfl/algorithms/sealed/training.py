@@ -20,6 +20,30 @@ from securevfl.models.heads import SumHead
 from securevfl.settings.plan import Plan
 
 _HAIR = 1 - 1e-9  # of mu, for rounding
+WIDE = 62
+"""Columns of a party above which the rate grows with them."""
+ITERATIONS = ((80, 2000.0), (40, 500.0), (20, 0.0))
+"""Iterations of a linear model, and the least mu N that they are worth."""
+
+
+def _fitting(plan: Plan, data: VerticalData) -> Plan:
+    """Iterations and rate that fit the data, where the plan leaves them open; public facts alone decide.
+
+    Every iteration costs, so few are made where mu N is small. Wide rows of norm 1 have small entries, and
+    their directions need larger steps. Regression's weights are small, its curvature is four times that of
+    the logistic loss at most and has no bound from below.
+    """
+    usual = Plan(algorithm=plan.algorithm)
+    if (plan.epochs, plan.learning_rate) != (usual.epochs, usual.learning_rate) or plan.learning_rates:
+        return plan
+    if plan.model != "linear" or plan.batch < data.n_train or plan.optimiser != usual.optimiser:
+        return plan
+    rate = 1.0 if data.task == "regression" else usual.learning_rate * max(1.0, max(data.widths) / WIDE)
+    if not plan.epsilon:
+        return plan.with_changes(learning_rate=rate)
+    size = gdp_mu(plan.epsilon, plan.delta) * data.n_train
+    epochs = next((count for count, least in ITERATIONS if size >= least), ITERATIONS[-1][0])
+    return plan.with_changes(learning_rate=rate, epochs=epochs)
 
 
 class Sealed(Algorithm):
@@ -79,7 +103,7 @@ class Sealed(Algorithm):
         if scaling == "auto":
             small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
             scaling = "none" if small or not known else "public"
-        return plan.with_changes(
+        return _fitting(plan, data).with_changes(
             batch=min(plan.batch, data.n_train),
             embedding=data.outputs,
             fusion="sum",
