@@ -42,7 +42,15 @@ def run(data: VerticalData, model: str, algorithm: str, epochs: int, **changes: 
     own = POOLED if algorithm in ("central", "local") else {"staleness": STALENESS, "speeds": {"p1": 1.2}}
     if (model, algorithm) == ("NN", "central"):
         own = WHOLE
-    chosen = {"algorithm": algorithm, "epochs": epochs, **COMMON, **MODELS[model], **own, **changes}
+    chosen = {
+        "algorithm": algorithm,
+        "unprotected": True,
+        "epochs": epochs,
+        **COMMON,
+        **MODELS[model],
+        **own,
+        **changes,
+    }
     return train(data, Plan.from_flat(chosen))
 
 

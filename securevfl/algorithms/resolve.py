@@ -58,6 +58,7 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
         PlanError: They do not fit; the message says what to change.
     """
     algorithm = find_algorithm(plan.algorithm)
+    _check_tabular(plan, data)
     _check_names(plan, data)
     if plan.protocol not in algorithm.protocols:
         raise PlanError(
@@ -87,6 +88,14 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     if not algorithm.federated:
         return plan, scaled
     return algorithm.calibrate(plan, scaled) or _with_noise(plan, data), scaled
+
+
+def _check_tabular(plan: Plan, data: VerticalData) -> None:
+    if not plan.is_given("algorithm") and not data.tabular:
+        raise PlanError(
+            f"the rows of {data.name or 'the data'} are no table but images or sequences; name an algorithm "
+            "for them: algorithm='vafl' or 'sealed', --algorithm on the command line"
+        )
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:

@@ -28,7 +28,7 @@ from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import load_own
 from securevfl.federation.threads import fitting_threads
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
-from securevfl.settings.plan import Plan
+from securevfl.settings.plan import UNPROTECTED, Plan
 
 WORST_R2 = -3.0
 """Below this a regression has not learnt badly, it has diverged: errors are twice the labels' spread."""
@@ -147,7 +147,7 @@ def train(
 
     Args:
         data: The parties' features and the labels.
-        plan: What to do; the default plan is asynchronous VAFL without noise.
+        plan: What to do; the default plan is sealed training at epsilon 1.
         out: Folder for the results, which must not exist yet. None keeps everything in memory.
         resume: Go on with the unfinished run in `out`, from its last epoch.
         encoders: Your own encoder for some or all parties.
@@ -159,12 +159,14 @@ def train(
             `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
-        PlanError: The plan does not fit itself or the data.
+        PlanError: The plan does not fit itself or the data, or is unprotected and does not say so.
         RunError: The folder exists, cannot be written, or belongs to another plan.
         BudgetExceeded: The budget does not even allow the first step. (If it ends training later, the run is
             returned with `stopped` set.)
     """
-    resolved, scaled = resolve(plan or Plan(), data)
+    plan = plan or Plan()
+    plan.check_protection()
+    resolved, scaled = resolve(plan, data)
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
@@ -397,7 +399,7 @@ def result_content(
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **counted(plan, records),
-        "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
+        "guarantee": plan.guarantee,
         "labels": label_exposure(records, label_holder),
         "epochs": epochs,
         "loss": None if server is None else _number(server.loss),
@@ -405,6 +407,12 @@ def result_content(
         **figures,
     }
     return dict(json.loads(json.dumps(result)))
+
+
+def warning_of(result: Mapping[str, Any]) -> str:
+    """What stands before everything else that is said of an unprotected run; empty for others."""
+    exposed = f", labels {result['labels']}" if result.get("labels") else ""
+    return f"UNPROTECTED{exposed}. " if result.get("guarantee") == UNPROTECTED else ""
 
 
 def _check_converged(test: Mapping[str, float | None], *, stopped: str | None) -> None:

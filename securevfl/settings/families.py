@@ -190,12 +190,14 @@ class Family:
         algorithms: Their names.
         settings: The class of their settings.
         defaults: Common fields of a plan that they set otherwise where the user leaves them open.
+        federated: False for baselines, which send nothing.
     """
 
     name: str
     algorithms: tuple[str, ...]
     settings: type[Any] = NoSettings
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    federated: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -224,6 +226,7 @@ FAMILIES: dict[str, Family] = {
             settings=SealedSettings,
             defaults={
                 "model": "auto",
+                "epsilon": 1.0,
                 "epochs": 80,
                 "batch": FULL_BATCH,
                 "learning_rate": 3.0,
@@ -231,8 +234,8 @@ FAMILIES: dict[str, Family] = {
                 "l2": 0.0,
             },
         ),
-        Family(name="central", algorithms=("central",)),
-        Family(name="local", algorithms=("local",)),
+        Family(name="central", algorithms=("central",), federated=False),
+        Family(name="local", algorithms=("local",), federated=False),
     )
 }
 ALGORITHM_FAMILIES: dict[str, Family] = {

@@ -42,7 +42,16 @@ def probing(folder: Path, data: VerticalData, **changes: object) -> Source:
     """
     settings = {"algorithm": "afsgd", "batch": 1, "epochs": 1, "l2": 0.0, "learning_rate": 0.5}
     speeds = {"p0": 2.0, **dict.fromkeys(data.parties[2:], 1e-6)}
-    plan = Plan.from_flat({**settings, "speeds": speeds, "record_views": True, **changes})
+    plan = Plan.from_flat(
+        {
+            "algorithm": "vafl",
+            "unprotected": True,
+            **settings,
+            "speeds": speeds,
+            "record_views": True,
+            **changes,
+        }
+    )
     resolved, scaled = resolve(plan, data)
     files = RunFolder(folder)
     files.create(resolved)

@@ -21,7 +21,9 @@ from securevfl.privacy.views import View
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan.from_flat({"algorithm": "fdml", "epochs": 3, "batch": 7, "learning_rate": 0.3, **changes})
+    return Plan.from_flat(
+        {"unprotected": True, "algorithm": "fdml", "epochs": 3, "batch": 7, "learning_rate": 0.3, **changes}
+    )
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:

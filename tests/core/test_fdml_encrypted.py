@@ -39,7 +39,7 @@ both_holders = pytest.mark.parametrize(("holder", "key_holder"), HOLDERS.items()
 
 def plan(**changes: Any) -> Plan:
     given = {"epochs": 2, "batch": 8, "learning_rate": 0.2, "protocol": "bfv", **changes}
-    return Plan.from_flat({"algorithm": "fdml", **given})
+    return Plan.from_flat({"unprotected": True, "algorithm": "fdml", **given})
 
 
 def vector(run: Run) -> torch.Tensor:
