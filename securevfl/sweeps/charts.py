@@ -58,8 +58,8 @@ class SweepCharts:
         }
 
     def claimed(self) -> Chart | None:
-        """What papers would claim against what holds; None where nothing left."""
-        known = any(row["sound_epsilon"] for group in self.groups for row in group.rows)
+        """What papers would claim against what holds; None where no paper claims anything."""
+        known = any(row["claimed_epsilon"] for group in self.groups for row in group.rows)
         return claimed_against_sound(self.groups, self.styles) if known else None
 
     def scored(self) -> dict[tuple[str, str], list[Any]]:

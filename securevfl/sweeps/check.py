@@ -32,6 +32,7 @@ def impossible_points(sweep: Sweep) -> dict[str, str]:
             known[shared] = ""
             try:
                 plan = point.plan()
+                plan.check_protection()
                 resolve(plan, planned_data(plan.source, plan.seed))
             except SecureVFLError as error:
                 known[shared] = str(error)

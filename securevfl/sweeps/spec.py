@@ -4,7 +4,8 @@ A sweep file is a plan file with lists: where a field of a plan stands, a list o
 and all combinations are run. Fields at the top hold for every point; every ``[[point]]`` is a variant with
 fields and lists of its own. ``[grid]``, and ``grid = {...}`` in a variant, are places for lists alone.
 ``[audit]`` says what is measured on each run, ``[target]`` which value the time to target is about.
-Settings of a family, the simulation and the data may stand in their tables, as in a plan file, or under their own names, as on a command line.
+Settings of a family, the simulation and the data may stand in their tables, as in a plan file, or
+under their own names, as on a command line.
 """
 
 from __future__ import annotations
@@ -134,8 +135,9 @@ class Sweep:
     text: str = ""
 
 
-def read_sweep(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Sweep:
+def read_sweep(path: Path | str, *, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """Reads a sweep file; see `parse_sweep`."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -290,8 +290,8 @@ def _best_at(target: float, best: Group, alone: Group | None, groups: Sequence[G
     text = f"{start}, {most}"
     if alone is None or alone.mean is None:
         return f"{text}."
-    # Only a whole interval above the baseline counts as better.
-    if best.low is not None and best.low > alone.mean:
+    # Only an interval that lies wholly above the baseline's counts as better.
+    if best.low is not None and best.low > (alone.mean if alone.high is None else alone.high):
         return f"{text}; better than the label holder alone ({alone.mean:.3f})."
     if (best.mean or 0.0) > alone.mean and best.low is None:
         return f"{text}; above the label holder alone ({alone.mean:.3f}), on too few seeds to be sure."

@@ -236,7 +236,7 @@ def test_the_findings_are_stated(results: Results) -> None:
 @pytest.mark.parametrize(
     ("scores", "words"),
     [
-        # s = 0.01, t = 4.30265 with two degrees of freedom, half of the interval 4.30265 * 0.01 / sqrt(3) = 0.025
+        # s = 0.01, t = 4.30265 (two degrees of freedom), half 4.30265 * 0.01 / sqrt(3) = 0.025
         ((0.86, 0.87, 0.88), "auc 0.870 ± 0.025; better than the label holder alone (0.700)."),
         ((0.61, 0.81, 1.01), "auc 0.810 ± 0.497; not clearly better than the label holder alone (0.700)."),
     ],
