@@ -299,11 +299,11 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, Any]]:
+def spending(records: list[ReleaseRecord], plan: Plan) -> dict[str, dict[str, Any]]:
     """Per owner: mode, mu and epsilon towards its worst observer; infinite is None."""
     worst = {
         owner: max(observers.values(), key=lambda spend: spend.mu)
-        for owner, observers in privacy_matrix(records, delta).items()
+        for owner, observers in privacy_matrix(records, plan.accounted_delta).items()
         if observers
     }
     return {
@@ -311,7 +311,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
             "mode": spend.mode,
             "mu": _number(spend.mu),
             "epsilon": _number(spend.epsilon),
-            "delta": delta,
+            "delta": plan.delta,
             "releases": spend.releases,
             "observer": spend.observer,
         }
@@ -321,7 +321,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
     """The part of a result that later releases change: ``privacy``, and of sealed runs ``prediction``."""
-    result: dict[str, Any] = {"privacy": spending(records, plan.delta)}
+    result: dict[str, Any] = {"privacy": spending(records, plan)}
     return result | ({"prediction": predictions(records)} if plan.mode == "sealed" else {})
 
 

@@ -62,10 +62,12 @@ def test_references_name_everything() -> None:
 def test_help_names_every_choice() -> None:
     """Texts of options stand by themselves, so that `--help` need not load what they speak of."""
     from securevfl.network.authority import KEYS
-    from securevfl.protocols.alignment.protocol import NORMALISATIONS
+    from securevfl.protocols.alignment.ids import NORMALISATIONS
+    from securevfl.protocols.alignment.protocol import KINDS
 
     commands = (DOCS / "cli.md").read_text()
     assert f"How IDs are compared: {', '.join(NORMALISATIONS)}." in commands
+    assert f"How: {', '.join(KINDS)}" in re.sub(r" \([^)]*\)", "", commands)
     assert f"Its own key: {' or '.join(KEYS)}." in commands
 
 
