@@ -51,13 +51,19 @@ def evaluation_count(plan: Plan) -> int:
     return between + 1
 
 
-def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
+def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Plan, VerticalData]:
     """Checks a plan against the data and completes both.
+
+    Args:
+        plan: What the user wrote.
+        data: The data.
+        apart: Whether organisations run in processes of their own, over a network.
 
     Raises:
         PlanError: They do not fit; the message says what to change.
     """
     algorithm = find_algorithm(plan.algorithm)
+    algorithm.apart = apart
     _check_tabular(plan, data)
     _check_names(plan, data)
     if plan.protocol not in algorithm.protocols:

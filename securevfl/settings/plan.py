@@ -253,6 +253,23 @@ class Plan(_Keywords):
         flat = self.to_flat()
         return LocalSettings(**{name: flat[name] for name in LOCAL})
 
+    @property
+    def accounted_delta(self) -> float:
+        """The delta at which noise is sized and epsilon is computed, at most `delta`.
+
+        Where members may cheat, a tenth of `delta` is set aside for masks that hide statistically and for
+        proofs that err; a plan that needs more is refused.
+        """
+        return self.delta * (0.9 if getattr(self.settings, "adversary", "") == "malicious" else 1.0)
+
+    @property
+    def adversary_in_words(self) -> str:
+        """What a sealed plan takes members to be capable of; empty for other plans."""
+        return {
+            "malicious": "malicious: may do anything; rows and labels are proved, openings authenticated",
+            "semi-honest": "semi-honest: trusted to follow the protocol",
+        }.get(getattr(self.settings, "adversary", ""), "")
+
     def with_changes(self, **changes: Any) -> Plan:
         """The same plan with some fields changed.
 

@@ -93,6 +93,11 @@ class SealedGeometry:
         return 0.5 / (slope * sum(clip * clip for clip in self.clips))
 
     @property
+    def checked(self) -> bool:
+        """Whether members may do anything, so that everything is proved and authenticated."""
+        return bool(self.plan.settings.adversary == "malicious")
+
+    @property
     def batch(self) -> int:
         """Records of one iteration."""
         return min(self.plan.batch, self.data.n_train)
@@ -194,8 +199,10 @@ class SealedGeometry:
         strength = RIDGE["regression" if self.data.task == "regression" else "classes"]
         return strength * math.sqrt(each / self.plan.epochs) / self.data.n_train
 
-    def protocol(self, widths: tuple[int, ...], static: tuple[bool, ...]) -> SealedProtocol:
-        """The public configuration of the protocol."""
+    def protocol(
+        self, widths: tuple[int, ...], static: tuple[bool, ...], *, checked: bool | None = None
+    ) -> SealedProtocol:
+        """The public configuration of the protocol; checked as the plan says, unless it is told."""
         low, high = self.label_range
         return SealedProtocol(
             widths=widths,
@@ -209,6 +216,7 @@ class SealedGeometry:
             label_low=low,
             label_high=high,
             share_stds=self.share_stds,
+            checked=self.checked if checked is None else checked,
         )
 
 
