@@ -110,7 +110,7 @@ class SealedDealer:
         products = []
         for member, seed in enumerate(seeds):
             others = protocol.right(member, everything - blinds[member])
-            product = ring_product(self._mask_of(member, seed, rows, len(everything)), others)
+            product = ring_product(self._mask_of(member, seed, rows, len(blinds[0])), others)
             for other, theirs in enumerate(seeds):
                 if other != member:
                     product -= expand(theirs, f"product/{member}", product.shape)
