@@ -11,6 +11,7 @@ PARTIES = 3
 
 # In strict mode every vector that leaves counts for every record: promises of a few epsilon take much noise.
 _COMMON: dict[str, Any] = {
+    "algorithm": "vafl",
     "epochs": 2,
     "batch": 40,
     "sigma": 20.0,

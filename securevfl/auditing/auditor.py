@@ -145,7 +145,7 @@ def _no_keys(source: Source) -> Finding:
 
 def _budget(source: Source) -> ErrorBudget:
     """The error budget at the weakest promise of the run, the one that a verdict may add least to."""
-    spends = privacy_matrix(source.records, source.plan.delta)
+    spends = privacy_matrix(source.records, source.plan.accounted_delta)
     found = [s.epsilon for row in spends.values() for s in row.values() if math.isfinite(s.epsilon)]
     return ErrorBudget(delta=source.plan.delta, epsilon=max(found, default=0.0))
 
@@ -282,6 +282,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         result = source.files.read_result()
     return {
         "folder": source.files.path.name,
+        "adversary": plan.adversary_in_words,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
@@ -295,7 +296,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
         "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
-        "guarantee": result.get("guarantee", "as accounted"),
+        "guarantee": result.get("guarantee", plan.guarantee),
         "finished": bool(result),
         "views": source.observers,
         "truth": no_data or "at hand",

@@ -122,7 +122,7 @@ def simulate(folder: Path, protocol_name: str, parties: int, receiver: int, coll
 def learned(folder: Path, names: tuple[str, ...], protocol: str, collusion: int, coalition: tuple[int, ...]):
     observers = tuple(names[i] for i in coalition)
     info = Info(
-        plan=Plan(protocol=protocol, collusion=collusion),
+        plan=Plan(algorithm="vafl", protocol=protocol, collusion=collusion, unprotected=True),
         parties=names,
         label_holder="p0",
         owner=next(name for name in names if name not in observers),
@@ -201,7 +201,7 @@ def masks_seen(folder: Path, rounds: list[np.ndarray], tree: int = 2) -> str:
         writer.record(message, time=0.0, sent=False)
     writer.close()
     info = Info(
-        plan=Plan(protocol="two-tree"),
+        plan=Plan(algorithm="vafl", protocol="two-tree", unprotected=True),
         parties=("p0", "p1", "p2"),
         label_holder="p0",
         owner="p1",

@@ -32,7 +32,7 @@ PLANS: dict[str, dict[str, Any]] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("runs")
     for name, options in PLANS.items():
-        given = {"epochs": 1, "batch": 16, "embedding": 2, "parties": 3, **options}
+        given = {"algorithm": "vafl", "epochs": 1, "batch": 16, "embedding": 2, "parties": 3, **options}
         parties = given.pop("parties")
         data = VerticalData.load(DATA, parties=parties)
         if name == "sealed":
