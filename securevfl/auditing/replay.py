@@ -66,7 +66,7 @@ from securevfl.privacy.journal import (
     Journal,
     fingerprint,
 )
-from securevfl.privacy.ledger import read_homes, read_ledger
+from securevfl.privacy.ledger import read_agreement, read_homes, read_ledger
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Floats, Noise
 from securevfl.privacy.payloads import Link
@@ -161,7 +161,7 @@ def _missing(source: Source) -> str:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
     for path in sorted((files.path / "ledger").glob("*.jsonl")):
         entries = read_ledger(path)
-        trained = [e.index for e in entries if not e.is_session and e.content["kind"] != "prediction"]
+        trained = [e.index for e in entries if e.is_release and e.content["kind"] != "prediction"]
         if any(entry.is_session and 0 < entry.index < max(trained, default=0) for entry in entries):
             return "the run was interrupted and resumed; replay needs one that was not"
     return ""
@@ -290,6 +290,11 @@ class _Sent:
         return self._views[observer][waiting.popleft()]
 
 
+def _agreed(folder: Path) -> str:
+    """Digest of what was agreed on, as the ledger of a run over a network has it; empty in any other."""
+    return "" if read_homes(folder) is None else str(read_agreement(folder)["digest"])
+
+
 class _Evidence:
     """What a replay takes from the run: gates that take noisy values from journals, and messages compared.
 
@@ -315,6 +320,7 @@ class _Evidence:
             test_records=data.n_test,
             holds_labels=name == label_holder,
             folder=None,
+            agreement=_agreed(self.source.files.path),
         )
         gate.noise = Silence()
         folder = self.source.files.journal(name)
@@ -423,7 +429,7 @@ class _Alone:
 
         async def work() -> None:
             self._deliver()
-            await site.run(part)
+            await site.run(part, epoch)
 
         run_virtual(work(), explain=lambda: f"{self.name} waits for {self._link.waiting}")
 

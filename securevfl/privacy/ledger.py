@@ -36,6 +36,9 @@ GENESIS = "0" * 64
 _MOST_DIGITS = 15  # of a row index in a list
 SESSION = "session"
 """Kind of the entry with which a process announces its signing key."""
+PHASE = "phase"
+"""Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
+_NOTES = (SESSION, PHASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,11 @@ class Entry:
     def is_session(self) -> bool:
         """True for the entry that announces a new signing key."""
         return bool(self.content.get("kind") == SESSION)
+
+    @property
+    def is_release(self) -> bool:
+        """True for what accountants count: neither a signing key nor the beginning of a part."""
+        return self.content.get("kind") not in _NOTES
 
 
 def _canonical(content: Mapping[str, Any]) -> str:
@@ -113,17 +121,25 @@ class Ledger:
         owner: The party whose releases are written.
         path: The file, or None to keep the ledger in memory (for tests and throw-away runs).
         reproducible: True where noise is reproducible; the session entry then says that nothing is promised.
+        agreement: Digest of what the organisations of a run over a network agreed on and signed.
+
+    Attributes:
+        head: The newest entry.
+        released: The newest entry that messages may name: a release, or the session that comes before any.
     """
 
-    def __init__(self, owner: str, path: Path | None = None, *, reproducible: bool = False) -> None:
+    def __init__(
+        self, owner: str, path: Path | None = None, *, reproducible: bool = False, agreement: str = ""
+    ) -> None:
         self.owner = owner
+        self.agreement = agreement
         self.path = path
         self.lines: list[str] = []
         self._file: IO[str] | None = None
         index, digest = -1, GENESIS
         if path is not None:
             index, digest = self._open(path)
-        self.head = Head(owner, index, digest)
+        self.head = self.released = Head(owner, index, digest)
         self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
         try:
             self._begin_session()
@@ -134,7 +150,8 @@ class Ledger:
     def _begin_session(self) -> None:
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes_raw().hex()
-        self._write({"kind": SESSION, "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
+        content = {"kind": SESSION, "format": FORMAT, "public_key": public, "guarantee": self._guarantee}
+        self.released = self._write(content | ({"agreement": self.agreement} if self.agreement else {}))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a ledger in memory signs with a key of its own; from there on the two count apart."""
@@ -145,8 +162,9 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
         self.path = self._file = None
+        self.agreement = ""
         last = json.loads(self.lines[-1])
-        self.head = Head(self.owner, last["index"], last["hash"])
+        self.head = self.released = Head(self.owner, last["index"], last["hash"])
         self._begin_session()
 
     def _open(self, path: Path) -> tuple[int, str]:
@@ -171,8 +189,10 @@ class Ledger:
         Raises:
             LedgerError: It would pass for the entry that announces a signing key, which counts nothing.
         """
-        if record.kind == SESSION:
-            raise LedgerError(f"a release of {self.owner} cannot be of kind {SESSION!r}; name what it is for")
+        if record.kind in _NOTES:
+            raise LedgerError(
+                f"a release of {self.owner} cannot be of kind {record.kind!r}; name what it is for"
+            )
         content: dict[str, Any] = {
             "kind": record.kind,
             "observers": list(record.observers),
@@ -190,7 +210,12 @@ class Ledger:
             content["assumption"] = record.assumption
         if record.epsilon is not None:
             content["epsilon"] = record.epsilon
-        return self._write(content)
+        self.released = self._write(content)
+        return self.released
+
+    def begin(self, part: str, epoch: int, back: int | None) -> None:
+        """Notes that a part of a run begins, and whether everybody has gone back for it."""
+        self._write({"kind": PHASE, "part": part, "epoch": epoch, "back": back})
 
     def _write(self, content: Mapping[str, Any]) -> Head:
         index = self.head.position + 1
@@ -364,7 +389,7 @@ def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
 def kept_records(ledger: Ledger) -> list[ReleaseRecord]:
     """The releases in a ledger that is kept in memory."""
     contents = [json.loads(line) for line in ledger.lines]
-    return [to_record(ledger.owner, content) for content in contents if content["kind"] != SESSION]
+    return [to_record(ledger.owner, content) for content in contents if content["kind"] not in _NOTES]
 
 
 AGREEMENT_FILE = "agreement.json"
@@ -422,5 +447,5 @@ def read_records(run_folder: Path) -> list[ReleaseRecord]:
         to_record(path.stem, entry.content)
         for path in paths
         for entry in read_ledger(path, heads=heads)
-        if not entry.is_session
+        if entry.is_release
     ]

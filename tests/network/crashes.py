@@ -108,13 +108,13 @@ class Process:
         """Dies with what others have sent each other through it, from the count-th message on."""
         relaying, seen = self.node.mesh._relay, 0
 
-        def relay(peer: str, payload: bytes) -> None:
+        def relay(peer: str, *content: Any) -> None:
             nonlocal seen
             seen += 1
             if seen >= count:
                 self.crashed.set()
             else:
-                relaying(peer, payload)
+                relaying(peer, *content)
 
         self.node.mesh._relay = relay
 
@@ -167,7 +167,7 @@ def check_ledgers(federation: Federation, found: dict[str, Process], *, more: in
         folder = federation.folder / name
         read_records(folder)
         entries = read_ledger(folder / "ledger" / f"{name}.jsonl", heads=heads)
-        released = {entry.index for entry in entries if not entry.is_session}
+        released = {entry.index for entry in entries if entry.is_release}
         own = {position for owner, position in left if owner == name}
         written = {entry.index for entry in entries}  # the session's entry too: setups show it as their head
         assert own <= written, (name, own - written)
