@@ -30,7 +30,7 @@ Side = Callable[[], float]
 
 
 def carrier_for(data: VerticalData, **changes: object) -> VirtualCarrier:
-    flat = {"scaling": "none", "epochs": 4 * ROUNDS, **changes}
+    flat = {"algorithm": "vafl", "unprotected": True, "scaling": "none", "epochs": 4 * ROUNDS, **changes}
     plan, scaled = resolve(Plan.from_flat(flat), data)
     carrier = VirtualCarrier(plan, scaled)
     drive(carrier.phase("prepare", 0))

@@ -21,6 +21,7 @@ the noisy totals. Whoever sees both dealer and members sees everything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -30,6 +31,9 @@ import numpy.typing as npt
 from securevfl.errors import EncodingError, InputError, WireError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
+from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
@@ -37,6 +41,8 @@ from securevfl.protocols.wire import Value, unpack
 OPERAND_BITS = 14
 RESIDUAL_BITS = 2 * WAVE_BITS
 TOTAL_BITS = OPERAND_BITS + RESIDUAL_BITS
+RESIDUAL_ROOM = 1 << 30
+"""Checked: added to one V_j, so that no residual plus V is negative."""
 TAIL = 12
 """Room for noise in the range check, in standard deviations of each share."""
 
@@ -50,6 +56,7 @@ class Seed(Message):
     """Dealer to member, once: the seed of the mask on its static operand."""
 
     kind: ClassVar[str] = "sealed-seed"
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
 
 
@@ -58,6 +65,7 @@ class Operand(Message):
     """Member to all others: its masked left operand, (width, rows)."""
 
     kind: ClassVar[str] = "sealed-operand"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
 
 
@@ -66,6 +74,8 @@ class Deal(Message):
     """Dealer to member, every round: a seed, the correction c_m, and to member 0 the wave shares."""
 
     kind: ClassVar[str] = "sealed-deal"
+    uniform: ClassVar[tuple[str, ...]] = ("product", "waves")
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
     product: npt.NDArray[Any]
     waves: npt.NDArray[Any]
@@ -76,6 +86,7 @@ class Phase(Message):
     """Member to all others: its masked scores as phases, (rows, outputs)."""
 
     kind: ClassVar[str] = "sealed-phase"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
 
 
@@ -84,6 +95,7 @@ class Share(Message):
     """Member j to member m: the blinded residual share and m's masked, noisy product."""
 
     kind: ClassVar[str] = "sealed-share"
+    uniform: ClassVar[tuple[str, ...]] = ("blinded", "product")
     blinded: npt.NDArray[Any]
     product: npt.NDArray[Any]
 
@@ -93,6 +105,8 @@ class ScoreDeal(Message):
     """Dealer to member, for a prediction: a seed; to the label holder instead the sum of all masks."""
 
     kind: ClassVar[str] = "sealed-score-deal"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
     words: npt.NDArray[Any]
 
@@ -102,10 +116,20 @@ class MaskedScores(Message):
     """Member to label holder: masked scores to predict from."""
 
     kind: ClassVar[str] = "sealed-score"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
 
 
-MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, MaskedScores)
+MESSAGES: tuple[type[Message], ...] = (
+    Seed,
+    Operand,
+    Deal,
+    Phase,
+    Share,
+    ScoreDeal,
+    MaskedScores,
+    *CHECKED_MESSAGES,
+)
 
 
 def read(kind: str, fields: dict[str, Value]) -> Message:
@@ -133,6 +157,11 @@ class SealedProtocol:
         share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
             for none.
         entry: Bound of a single entry of an operand, where it is less than the clips: 1 for one-hot operands.
+        checked: Whether members prove their rows and labels and every opening is authenticated, so that a
+            member that cheats is caught before anything depends on it.
+        groups: Checked: sizes of each member's groups of one-hot columns, whose entries are 0 or 2^14; empty
+            where norms are proved.
+        complement: Checked: the second of two outputs is 1 less the first label.
 
     Raises:
         InputError: The parts do not fit each other.
@@ -151,6 +180,9 @@ class SealedProtocol:
     label_high: float = 1.0
     share_stds: tuple[tuple[int, ...], ...]
     entry: float = math.inf
+    checked: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
+    complement: bool = False
 
     def __post_init__(self) -> None:
         members = len(self.widths)
@@ -165,6 +197,20 @@ class SealedProtocol:
             raise InputError("clips and noise cannot be negative")
         for member in range(members):
             self._check_range(member)
+        if self.checked:
+            self._check_claims()
+
+    def _check_claims(self) -> None:
+        """What proofs cannot show is refused."""
+        if not all(self.static):
+            raise InputError("operands that change every round would need a proof every round")
+        if (self.label_low, self.label_high) != (0.0, 1.0):
+            raise InputError("only labels that are 0 or 1 can be proved")
+        if (self.groups and len(self.groups) != self.members) or (self.complement and self.outputs != 2):
+            raise InputError("groups need one entry per member, and complements two outputs")
+        if self.residual_bound * 2.0**RESIDUAL_BITS >= RESIDUAL_ROOM:
+            raise InputError("residuals are too large to be authenticated")
+        _ = self.claims
 
     def _check_range(self, member: int) -> None:
         largest = min(self.clips[member], self.entry)
@@ -176,6 +222,28 @@ class SealedProtocol:
                 f"the total of member {member} may reach {signal + noise * 2.0**-TOTAL_BITS:.3g}, but the"
                 f" ring holds {room:.3g}; use smaller batches, a smaller clip or less noise"
             )
+
+    @functools.cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """What every member proves."""
+        groups = self.groups or ((),) * self.members
+        labels = self.records * (1 if self.complement else self.outputs)
+        return tuple(
+            Claim(
+                prover=member,
+                width=self.widths[member],
+                records=self.records,
+                bound=math.floor(self.clips[member] * 2.0**OPERAND_BITS),
+                groups=groups[member] if self.widths[member] else (),
+                labels=labels if member == self.label_holder else 0,
+            )
+            for member in range(self.members)
+        )
+
+    @property
+    def blind_bits(self) -> int:
+        """v: every V_j is below 2^v, so that residuals and all V_j together stay below p."""
+        return ((FIELD.p - 2 * RESIDUAL_ROOM) // self.members).bit_length() - 1
 
     @property
     def members(self) -> int:
@@ -217,6 +285,21 @@ class SealedProtocol:
     def right(self, member: int, words: Ring) -> Ring:
         """Residual words (rows, outputs) in the layout that member's operand multiplies."""
         return words if self.static[member] else words.reshape(-1, 1)
+
+    def count(self, rows: npt.NDArray[np.int64] | None) -> int:
+        """Records of a round over these rows, all by default.
+
+        Raises:
+            InputError: They are more than a batch, or none.
+        """
+        found = self.records if rows is None else len(rows)
+        if not 0 < found <= self.batch:
+            raise InputError(f"a round over {found} records; 1 to {self.batch} are possible")
+        return found
+
+    def operand_unit(self, member: int) -> int:
+        """What an entry of a proved operand is multiplied by: one-hot columns are proved as bits."""
+        return 1 << OPERAND_BITS if self.groups and self.groups[member] else 1
 
     def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
         """(2, harmonics, rows, outputs): sines, then cosines."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,11 +21,18 @@ from securevfl.protocols.sealed.protocol import (
     expand,
     ring_product,
 )
-from securevfl.protocols.sealed.series import TABLE_BITS, sine_table
+from securevfl.protocols.sealed.series import TABLE_BITS, SineSeries, sine_table
 
 _HALF = np.uint32(1 << (31 - TABLE_BITS))
 _SHIFT = np.uint32(32 - TABLE_BITS)
-_QUARTER = np.uint16(1 << (TABLE_BITS - 2))
+QUARTER = np.uint16(1 << (TABLE_BITS - 2))
+"""From a sine to the cosine, in places of the table."""
+
+
+def phase_places(delta: Ring, series: SineSeries) -> Iterator[Ring]:
+    """Where the table has the sine of each harmonic of a public phase."""
+    for k in series.harmonics:
+        yield ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
 
 
 class SealedMachine(Machine):
@@ -151,10 +160,9 @@ class RoundMachine(SealedMachine):
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
         table = sine_table()
-        for index, k in enumerate(self._protocol.series.harmonics):
-            place = ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
+        for index, place in enumerate(phase_places(delta, self._protocol.series)):
             share += table[place] * waves[1, index]
-            share += table[place + _QUARTER] * waves[0, index]
+            share += table[place + QUARTER] * waves[0, index]
         return share
 
     def _share_for(self, member: int) -> Share:

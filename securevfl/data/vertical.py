@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from securevfl.data import sparse
 from securevfl.data.blocks import Block, Bounds, flat, shorten, width
 from securevfl.data.columns import Columns, toml_key
 from securevfl.data.labels import ClassValue, Task
@@ -116,6 +116,11 @@ class VerticalData:
     def outputs(self) -> int:
         """Number of outputs a model needs: one per class for multiclass, else 1."""
         return len(self.classes) if self.task == "multiclass" else 1
+
+    @property
+    def tabular(self) -> bool:
+        """False where rows are images or sequences."""
+        return self.image_size is None and all(block.ndim == 2 for block in self.train)
 
     def __repr__(self) -> str:
         parties = ", ".join(

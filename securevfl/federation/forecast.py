@@ -41,13 +41,13 @@ def _of_features(plan: Plan, data: VerticalData) -> float:
         return math.inf
     if plan.mode == "sealed" and plan.settings.protect == "label":
         return math.inf
-    return plan.budget_epsilon or rounded(gdp_epsilon(_planned_mu(plan, data), plan.delta))
+    return plan.budget_epsilon or rounded(gdp_epsilon(_planned_mu(plan, data), plan.accounted_delta))
 
 
 def _of_labels(plan: Plan, data: VerticalData) -> float:
     """Of the label holder, whose gradients carry no guarantee; frozen encoders get none."""
     if plan.mode == "sealed" and plan.sigma and not plan.insecure_reproducible_noise:
-        return plan.budget_epsilon or rounded(gdp_epsilon(_planned_mu(plan, data), plan.delta))
+        return plan.budget_epsilon or rounded(gdp_epsilon(_planned_mu(plan, data), plan.accounted_delta))
     return 0.0 if plan.mode == "frozen" else math.inf
 
 

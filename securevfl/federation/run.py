@@ -17,16 +17,20 @@ from torch import nn
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress, ServerRole
+from securevfl.algorithms.alone import reached_alone
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError, RunError, SecureVFLError
+from securevfl.errors import PlanError, RunError, SecureVFLError, TrainingDiverged
 from securevfl.federation.callbacks import Callback, call_each
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import load_own
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
-from securevfl.settings.plan import Plan
+from securevfl.settings.plan import UNPROTECTED, Plan
+
+WORST_R2 = -3.0
+"""Below this a regression has not learnt badly, it has diverged: errors are twice the labels' spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class Run:
         encoders: The trained encoders by party (only in the process that trained).
         head: The label holder's model (only in the process that trained).
         predictor: Applies the model to new records.
+        measure: Computes what the label holder reaches alone (only in the process that trained).
     """
 
     plan: Plan
@@ -50,6 +55,7 @@ class Run:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     head: nn.Module | None = None
     predictor: Predictor | None = field(default=None, repr=False, compare=False)
+    measure: Callable[[], dict[str, Any] | None] = field(default=lambda: None, repr=False, compare=False)
 
     def predict(
         self, blocks: Sequence[Any] | Mapping[str, Any], *, ids: Sequence[Any] | None = None
@@ -98,6 +104,17 @@ class Run:
         return dict(self.result["test"])
 
     @property
+    def alone(self) -> dict[str, Any] | None:
+        """What the label holder reaches alone: ``metric``, ``linear``, ``trees``; None without features.
+
+        A run in memory computes it when it is asked for; a run in a folder has it in its result.
+        """
+        if "alone" not in self.result:
+            self.result["alone"] = self.measure()
+        found: dict[str, Any] | None = self.result["alone"]
+        return found
+
+    @property
     def privacy(self) -> dict[str, dict[str, Any]]:
         """What each owner has spent, for its worst observer."""
         return dict(self.result["privacy"])
@@ -129,7 +146,7 @@ def train(
 
     Args:
         data: The parties' features and the labels.
-        plan: What to do; the default plan is asynchronous VAFL without noise.
+        plan: What to do; the default plan is sealed training at epsilon 1.
         out: Folder for the results, which must not exist yet. None keeps everything in memory.
         resume: Go on with the unfinished run in `out`, from its last epoch.
         encoders: Your own encoder for some or all parties.
@@ -141,12 +158,14 @@ def train(
             `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
-        PlanError: The plan does not fit itself or the data.
+        PlanError: The plan does not fit itself or the data, or is unprotected and does not say so.
         RunError: The folder exists, cannot be written, or belongs to another plan.
         BudgetExceeded: The budget does not even allow the first step. (If it ends training later, the run is
             returned with `stopped` set.)
     """
-    resolved, scaled = resolve(plan or Plan(), data)
+    plan = plan or Plan()
+    plan.check_protection()
+    resolved, scaled = resolve(plan, data)
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
@@ -162,7 +181,9 @@ def train(
         schedule, carrier = _run(make, resolved, scaled, folder, progress, callbacks, resume=resume)
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
+    measure = partial(reached_alone, data, holds_features=resolved.label_holder == "party")
     if folder is not None:
+        result["alone"] = measure()
         folder.write_result(result)
     call_each(callbacks, "on_finish", result)
     if not isinstance(carrier, VirtualCarrier):
@@ -174,6 +195,7 @@ def train(
         folder=None if folder is None else folder.path,
         encoders=carrier.encoders,
         head=carrier.head,
+        measure=measure,
         predictor=Predictor(
             plan=resolved,
             folder=folder,
@@ -276,11 +298,11 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, Any]]:
+def spending(records: list[ReleaseRecord], plan: Plan) -> dict[str, dict[str, Any]]:
     """Per owner: mode, mu and epsilon towards its worst observer; infinite is None."""
     worst = {
         owner: max(observers.values(), key=lambda spend: spend.mu)
-        for owner, observers in privacy_matrix(records, delta).items()
+        for owner, observers in privacy_matrix(records, plan.accounted_delta).items()
         if observers
     }
     return {
@@ -288,7 +310,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
             "mode": spend.mode,
             "mu": _number(spend.mu),
             "epsilon": _number(spend.epsilon),
-            "delta": delta,
+            "delta": plan.delta,
             "releases": spend.releases,
             "observer": spend.observer,
         }
@@ -298,7 +320,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
     """The part of a result that later releases change: ``privacy``, and of sealed runs ``prediction``."""
-    result: dict[str, Any] = {"privacy": spending(records, plan.delta)}
+    result: dict[str, Any] = {"privacy": spending(records, plan)}
     return result | ({"prediction": predictions(records)} if plan.mode == "sealed" else {})
 
 
@@ -365,13 +387,18 @@ def result_content(
         server: The label holder's role; None where it runs elsewhere.
         epochs: Epochs done.
         figures: Time, messages, bytes, why it stopped, and what else a runtime has to say.
+
+    Raises:
+        TrainingDiverged: The model is no model: its outputs are not finite, or far worse than a constant.
     """
+    if server is not None:
+        _check_converged(server.test, stopped=figures.get("stopped"))
     result = {
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **counted(plan, records),
-        "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
+        "guarantee": plan.guarantee,
         "labels": label_exposure(records, label_holder),
         "epochs": epochs,
         "loss": None if server is None else _number(server.loss),
@@ -379,6 +406,24 @@ def result_content(
         **figures,
     }
     return dict(json.loads(json.dumps(result)))
+
+
+def warning_of(result: Mapping[str, Any]) -> str:
+    """What stands before everything else that is said of an unprotected run; empty for others."""
+    exposed = f", labels {result['labels']}" if result.get("labels") else ""
+    return f"UNPROTECTED{exposed}. " if result.get("guarantee") == UNPROTECTED else ""
+
+
+def _check_converged(test: Mapping[str, float | None], *, stopped: str | None) -> None:
+    """A model that is none must not end on a page of success; a budget may well leave metrics unknown."""
+    r2 = test.get("r2")
+    if r2 is not None and r2 < WORST_R2:
+        raise TrainingDiverged(
+            f"training diverged: r2 is {r2:.3g}, far worse than a constant; lower the learning rate, or "
+            "raise epsilon"
+        )
+    if test and not stopped and all(value is None for value in test.values()):
+        raise TrainingDiverged("training diverged: outputs are not finite; lower the learning rate")
 
 
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:

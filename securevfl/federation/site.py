@@ -22,6 +22,8 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
+from securevfl.algorithms.baselines import TREES, pooled_trees
+from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
@@ -137,7 +139,9 @@ class Site:
         if self.folder is not None:
             self.receipts.load(self.folder.path)
             if self.plan.record_views:
-                self.view = ViewWriter(self.folder.view(self.name), self.name)
+                # Who takes part in a tree can put its words together, and attacks try that.
+                words = self.plan.record_words or self.plan.protocol in TREE_SUMS
+                self.view = ViewWriter(self.folder.view(self.name), self.name, words=words)
                 if not self.predicts:
                     self.gate.journal = Journal(self.folder.journal(self.name), self.name)
                     if self.gate.journal.new:
@@ -483,7 +487,7 @@ def checked_encoder(
             given = perturb(given, plan.hidden_noise, gate.noise)
     # Random rows: equal ones could not show that a module mixes them.
     sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
-    check_encoder(given, sample, plan.embedding)
+    check_encoder(given, sample, None if plan.model == TREES else plan.embedding)
     mixing = couples_records(given, sample)
     if mixing and plan.mode != "strict":
         raise PlanError(
@@ -495,6 +499,8 @@ def checked_encoder(
 
 def planned_head(plan: Plan, data: VerticalData) -> nn.Module:
     """The label holder's model, as the plan describes it."""
+    if plan.model == TREES:
+        return pooled_trees(data, alone=plan.algorithm == "local")
     used = len(data.parties) if plan.algorithm != "local" else 1
     fusion = Fusion(plan.fusion, (plan.embedding,) * used)
     generator = torch_generator(plan.seed, "head")
@@ -592,7 +598,7 @@ def set_budget(gate: Gate, plan: Plan, *, reserve: int = 0) -> None:
     Only mode ``strict`` shares its budget between records, so only there does the evaluation of the test part
     compete with training.
     """
-    square = gdp_mu(plan.budget_epsilon, plan.delta) ** 2
+    square = gdp_mu(plan.budget_epsilon, plan.accounted_delta) ** 2
     if gate.mode == "strict":
         square = max(0.0, square - reserve * (2 * plan.clip / plan.sigma) ** 2)
     gate.budget.budget_mu = square**0.5

@@ -241,7 +241,8 @@ class Proposal:
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
         if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
-        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
+        self.plan.check_protection()
+        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding), apart=True)
         table = Timetable.of_training(
             plan,
             parties=len(data.parties),

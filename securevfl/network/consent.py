@@ -163,7 +163,8 @@ class Acceptance(Settings):
 
 def adversary(plan: Plan) -> str:
     """The strongest adversary that a sealed plan withstands."""
-    return str(getattr(plan.settings, "adversary", ADVERSARIES[0]))
+    found = str(getattr(plan.settings, "adversary", ""))
+    return found if found in ADVERSARIES else ADVERSARIES[0]
 
 
 def _dealers(plan: Plan) -> tuple[str, ...]:
@@ -229,6 +230,8 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
     noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if plan.sigma else "no noise"
     lines.append(f"algorithm     {plan.algorithm} on {plan.protocol}{stay}; mode {plan.mode}, {noise}")
+    if words := plan.adversary_in_words:
+        lines.append(f"members are   {words}")
     lines += _prediction(agreement) if agreement.trained else _training(agreement, name)
     lines += [f"WARNING       {each}" for each in warnings(plan)]
     return [*lines, f"IDs           {agreement.ids[:32]}", f"agreement     {agreement.digest}"]
@@ -290,7 +293,7 @@ def warnings(plan: Plan) -> list[str]:
         "noise is reproducible: whoever knows the seed subtracts it, and nothing is promised": (
             plan.insecure_reproducible_noise
         ),
-        "no noise: features can be computed from what leaves": not plan.sigma and plan.mode != "sealed",
+        "UNPROTECTED, no noise: features can be computed from what leaves": not plan.sigma,
         "no budget: releases are counted but never refused": not plan.budget_epsilon,
         "labels can be read from the gradients that their holder sends": (
             plan.mode in ("strict", "dp-encoder") and plan.defence != "noise" and not plan.label_epsilon

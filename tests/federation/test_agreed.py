@@ -156,7 +156,7 @@ def test_a_prediction_is_once() -> None:
         {"algorithm": "vafl-sync", "sigma": 4.0, "encoder_training": "none"},
         {"algorithm": "vafl-sync", "sigma": 4.0, "encoder_training": "dp", "gradient_sigma": 4.0},
         {"algorithm": "sealed", "model": "linear", "epsilon": 2.0, "scaling": "none", "epochs": 3},
-        {"algorithm": "vafl-sync", "sigma": 0.0},
+        {"algorithm": "vafl-sync", "unprotected": True},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from securevfl.cli import app
 from securevfl.data.share import Outline
-from securevfl.errors import InputError
+from securevfl.errors import InputError, PlanError
 from securevfl.federation.agreed import Timetable
 from securevfl.network.agreement import Agreement, Invitation, Proposal
 from securevfl.network.authority import create_authority, issue
@@ -35,6 +35,7 @@ file = "bank.csv"
 label_column = "y"
 [plan]
 algorithm = "vafl"
+unprotected = true
 epochs = 3
 """
 PARTY = """
@@ -212,7 +213,7 @@ def proposal(plan: Plan) -> Proposal:
     ],
 )
 def test_nothing_local_is_taken_from_a_proposal(name, table, value):
-    content = json.loads(proposal(Plan()).to_json())
+    content = json.loads(proposal(Plan(algorithm="vafl", unprotected=True)).to_json())
     line = f"{name} = {json.dumps(value)}\n"
     if table:
         content["plan"] = content["plan"].split("[simulation]")[0] + f"[{table}]\n{line}"
@@ -434,3 +435,13 @@ def test_organisations_train_on_their_descriptions(folder):
     assert result["test"]["auc"] is not None
     outline = json.loads((folder / "bank-run" / "outline.json").read_text())
     assert (outline["n_train"], outline["n_test"], outline["widths"]) == (30, 10, [6, 2 + 65])
+
+
+def test_a_plan_without_protection_needs_the_word(folder):
+    bare = SERVER.replace("unprotected = true\n", "")
+    with pytest.raises(PlanError, match="unprotected=True, --unprotected"):
+        read_server_config(written(folder, bare))
+    default = read_server_config(written(folder, bare.replace('algorithm = "vafl"\nepochs = 3\n', ""))).plan
+    assert (default.algorithm, default.model, default.epsilon) == ("sealed", "auto", 1.0)
+    with pytest.raises(PlanError, match="--unprotected"):  # every organisation asks for itself
+        proposal(Plan(algorithm="vafl")).for_training("clinic", None, [])
