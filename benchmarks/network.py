@@ -33,7 +33,7 @@ from securevfl.data.share import OwnTable, split_rows
 from securevfl.federation.run import train
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import DataConfig, PartyConfig, ServerConfig
-from securevfl.network.consent import Acceptance, AlignmentRules
+from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity import Identity, load_identity, server_name
 from securevfl.network.member import Member
@@ -267,7 +267,7 @@ ACCEPT = Acceptance(
     protocols=("plain",),
     test_fraction=0.2,
     evaluations=1,
-    alignment=AlignmentRules(kinds=("none",), ids=1_000_000, times=1),
+    alignment=AlignmentLimits(kinds=("none",), ids=1_000_000, times=1),
 )
 
 

@@ -575,7 +575,7 @@ class _Books:
         for entry in self.entries:
             content = entry.content
             if not entry.is_release:
-                if entry.is_session or content["back"] is not None:
+                if entry.is_session or content.get("back") is not None:
                     self._report(unused, broken=True)
                     unused = []
             elif content["mechanism"] in HIDDEN or not content["observers"]:

@@ -68,7 +68,7 @@ from securevfl.privacy.journal import (
     Journal,
     fingerprint,
 )
-from securevfl.privacy.ledger import read_agreement, read_homes, read_ledger
+from securevfl.privacy.ledger import read_homes, read_ledger
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Floats, Noise
 from securevfl.privacy.payloads import Link
@@ -168,7 +168,8 @@ def _missing(source: Source) -> str:
     for path in sorted((files.path / "ledger").glob("*.jsonl")):
         entries = read_ledger(path)
         trained = [e.index for e in entries if e.is_release and e.content["kind"] != "prediction"]
-        if any(entry.is_session and 0 < entry.index < max(trained, default=0) for entry in entries):
+        first, last = min(trained, default=0), max(trained, default=0)
+        if any(entry.is_session and first < entry.index < last for entry in entries):
             return "the run was interrupted and resumed; replay needs one that was not"
     return ""
 
@@ -296,11 +297,6 @@ class _Sent:
         return self._views[observer][waiting.popleft()]
 
 
-def _agreed(folder: Path) -> str:
-    """Digest of what was agreed on, as the ledger of a run over a network has it; empty in any other."""
-    return "" if read_homes(folder) is None else str(read_agreement(folder)["digest"])
-
-
 class _Evidence:
     """What a replay takes from the run: gates that take noisy values from journals, and messages compared.
 
@@ -329,7 +325,6 @@ class _Evidence:
             test_records=data.n_test,
             holds_labels=name == label_holder,
             folder=None,
-            agreement=_agreed(self.source.files.path),
         )
         gate.noise = Silence()
         folder = self.source.files.journal(name)

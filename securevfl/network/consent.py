@@ -16,6 +16,8 @@ from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import readable
 from securevfl.federation.forecast import worst_case
+from securevfl.protocols.alignment.ids import MAX_IDS
+from securevfl.protocols.alignment.protocol import HELPED, KINDS, PRIVATE, SAME
 from securevfl.settings.codec import choice, within
 from securevfl.settings.families import ALGORITHM_FAMILIES, Settings
 from securevfl.settings.plan import PROTOCOLS, Plan
@@ -23,24 +25,23 @@ from securevfl.settings.plan import PROTOCOLS, Plan
 if TYPE_CHECKING:
     from securevfl.network.agreement import Agreement, Invitation
 
-ALIGNMENTS = ("psi", "none")
 ADVERSARIES = ("semi-honest", "malicious")
 """From the weaker to the stronger adversary that sealed training withstands."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignmentRules(Settings):
-    """Which alignments an organisation agrees to, ``[accept.alignment]``.
+class AlignmentLimits(Settings):
+    """What an organisation lets happen to its records before there is an agreement.
 
     Attributes:
-        kinds: Ways to find the common records, of `ALIGNMENTS`.
-        ids: Most IDs that any other organisation may bring: each of them is a question whether it is here.
-        times: How often the records of this folder may be aligned, over all processes.
+        kinds: Kinds of alignment that it takes part in.
+        ids: Most IDs that any other may bring: each of them asks whether it is here.
+        times: How often its records may be aligned, over all processes.
     """
 
-    kinds: tuple[str, ...] = choice((), ALIGNMENTS, "alignment")
-    ids: int = within(0)
-    times: int = within(1)
+    kinds: tuple[str, ...] = choice(KINDS, KINDS, "alignment")
+    ids: int = within(MAX_IDS, high=MAX_IDS)
+    times: int = within(10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Acceptance(Settings):
         protocols: Their names.
         test_fraction: Largest share of the records that may test the model.
         evaluations: How often the test part may be evaluated.
-        alignment: See `AlignmentRules`.
+        alignment: See `AlignmentLimits`.
         delta: The largest delta for that epsilon; to be stated for sealed training.
         dealer: Sealed training: who may deal; empty for nobody.
         adversary: Sealed training: what it must withstand at least, of `ADVERSARIES`.
@@ -70,7 +71,7 @@ class Acceptance(Settings):
     protocols: tuple[str, ...] | None = choice(None, PROTOCOLS, "protocol")
     test_fraction: float | None = within(None, high=1.0)
     evaluations: int | None = within(None)
-    alignment: AlignmentRules | None = None
+    alignment: AlignmentLimits | None = None
     delta: float | None = within(None, high=1.0)
     dealer: str | None = None
     adversary: str | None = choice(None, ADVERSARIES)
@@ -207,8 +208,9 @@ def invitation_lines(invitation: Invitation, name: str) -> list[str]:
     """What a person reads before records are compared with others'."""
     sizes = ", ".join(f"{each} {count:,}" for each, count in invitation.sizes.items())
     words = {
-        "psi": "the common IDs become known to all; an ID that only one has stays with it",
-        "none": "all must have the same IDs; whoever can guess the whole list can confirm it",
+        PRIVATE: "each learns which of its own records all have, and how many others bring",
+        HELPED: "the same, by keyed hashes that somebody without data compares",
+        SAME: "all must have the same IDs, and learn whether they do",
     }
     return [
         f"invitation    {invitation.purpose} in run {readable(invitation.run, 80)}",

@@ -21,8 +21,6 @@ from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.protocols.wire import pack_strings
 
 ALIGNMENT_FILE = "alignment.json"
-ATTEMPTS_FILE = "alignments.jsonl"
-"""One line for each time that the records here were compared with others'."""
 EVIDENCE_FILE = "evidence.jsonl"
 """One line for each time that somebody asked for what was not agreed on."""
 

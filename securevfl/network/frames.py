@@ -203,8 +203,8 @@ ROUND_BYTES = 8
 SALT_BYTES = 32
 MAX_CONTROL = 1 << 20
 MAX_LARGE = 64 << 20
-LARGE = frozenset({"alignment", "propose", "join", "records"})
-"""Kinds that carry sets of IDs or record numbers, plans or bounds, and may have `MAX_LARGE` bytes."""
+LARGE = frozenset({"propose", "join", "records"})
+"""Kinds that carry record numbers, plans or bounds, and may have `MAX_LARGE` bytes."""
 
 _INTRODUCTION: dict[str, Any] = {
     "name": str,
@@ -219,9 +219,7 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "introduction": _INTRODUCTION,
     "meet": {"round": bytes, "away": str},
     "invite": {"round": bytes, "invitation": str},
-    "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
-    "alignment": {"round": bytes, "content": bytes},
-    "compare": {"round": bytes, "normalise": str},
+    "align": {"phase": bytes, "way": str, "normalise": str, "members": str, "helper": str},
     "records": {"numbers": list, "salt": bytes},
     "propose": {"proposal": str, "digest": str, "signature": str},
     "agreed": {"digest": str, "signatures": str},
@@ -236,9 +234,7 @@ OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "join": {**_INTRODUCTION, "facts": str, "aligned": str, "checkpoints": list, "finished": bool},
     "met": {"round": bytes},
     "invited": {"round": bytes},
-    "alignment": {"round": bytes, "content": bytes},
-    "aligned": {"round": bytes},
-    "compared": {"round": bytes, "ids": str},
+    "aligned": {"phase": bytes},
     "confirmed": {"digest": str, "signature": str},
     "done": {"phase": bytes},
     "refused": {"phase": bytes},

@@ -12,7 +12,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 
 from securevfl.algorithms.prediction import KIND
-from securevfl.data.share import OwnTable, own_ids
+from securevfl.data.share import OwnTable
 from securevfl.errors import (
     AgreementError,
     BudgetExceeded,
@@ -26,11 +26,11 @@ from securevfl.errors import (
 from securevfl.federation.site import PARTS, complete_checkpoints
 from securevfl.files import append_line
 from securevfl.network.agreement import Agreement, Facts, Invitation
+from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import PartyConfig
 from securevfl.network.consent import agreement_lines, invitation_lines
-from securevfl.network.folders import ATTEMPTS_FILE, EVIDENCE_FILE, commitment
+from securevfl.network.folders import EVIDENCE_FILE, commitment
 from securevfl.network.frames import in_words
-from securevfl.network.joining import Aligning
 from securevfl.network.participant import (
     STAY,
     NotAccepted,
@@ -47,8 +47,6 @@ from securevfl.privacy.ledger import read_ledger
 
 log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
-ATTEMPTS = 3
-"""How often a person at a terminal lets the same folder's records be aligned; rules have their own limit."""
 LAST_CALL = 10.0
 """Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
 
@@ -87,9 +85,7 @@ class Member(Participant):
         self.confirm, self.say = confirm, say
         self.mesh.on_restart = self._restart
         self.mesh.on_trouble = self._trouble
-        self._aligning: Aligning | None = None
         self._introductions: list[Introduction] = []
-        self._round = b""
         self._invitation: Invitation | None = None
         self._heard: tuple[str, dict[str, Any]] = ("", {})
         self._result: dict[str, Any] | None = None
@@ -179,11 +175,7 @@ class Member(Participant):
             case "invite":
                 await self._consider_invitation(fields)
             case "align":
-                self._begin_alignment(fields)
-            case "alignment":
-                self._go_on_aligning(fields)
-            case "compare":
-                self._compare(fields)
+                await self._begin_alignment(fields)
             case "records":
                 self.purpose.take_numbers(self, fields["numbers"], fields["salt"])
             case "propose":
@@ -262,7 +254,7 @@ class Member(Participant):
                 self.say(line)
             objection = "" if accept is None else accept.objection_to_invitation(invitation, self.name)
             await self._decide("the invitation", objection, f"Join {invitation.run!r} with these?")
-        self._invitation = invitation
+        self._invitation, self.mesh.agreement = invitation, ""
         self._tell("invited", round=fields["round"])
 
     def _check_invitation(self, invitation: Invitation) -> None:
@@ -279,47 +271,23 @@ class Member(Participant):
         if invitation.sizes.get(self.name) != own:
             raise AgreementError(f"an invitation that says {self.name} brings other records")
 
-    def _attempt(self, kind: str, way: str) -> None:
-        """Writes down that records are compared, before they are; there is a limit over all processes."""
-        invitation = self._invitation
-        if invitation is None or (kind, way) != (invitation.kind, invitation.normalise):
-            raise AgreementError(f"alignment by {kind} and {way}, to which {self.name} was not invited")
-        path = self.folder.path / ATTEMPTS_FILE
-        tried = len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
-        rules = None if self.config.accept is None else self.config.accept.alignment
-        most = ATTEMPTS if rules is None else rules.times
-        if tried >= most:
-            raise AgreementError(f"records were aligned {tried} times; {most} times are accepted")
-        append_line(path, json.dumps({"kind": kind, "with": invitation.sizes, "keys": invitation.members}))
+    async def _begin_alignment(self, fields: dict[str, Any]) -> None:
+        """A newer alignment, for one who has restarted, replaces this one."""
+        arranged, invited = Arrangement.read(fields, self.config.coordinator), self._invitation
+        if invited is None or (arranged.kind, arranged.normalise) != (invited.kind, invited.normalise):
+            raise AgreementError(f"an alignment {arranged.kind!r}, to which {self.name} was not invited")
+        if set(arranged.members) != set(invited.sizes) or not set(arranged.everybody) <= set(invited.members):
+            raise AgreementError("an alignment of others than were invited")
+        await self.stop_task(self._task)
+        self._task = asyncio.create_task(self._reporting(self._align(fields["phase"], arranged)))
 
-    def _begin_alignment(self, fields: dict[str, Any]) -> None:
-        self._attempt("psi", fields["normalise"])
-        ids = own_ids(self.comparable(fields["normalise"]))
-        self._round, about = fields["round"], {key: fields[key] for key in ("index", "parties", "normalise")}
-        self._aligning = Aligning(ids, **about)
-        self._aligning.start()
-
-    def _go_on_aligning(self, fields: dict[str, Any]) -> None:
-        if fields["round"] != self._round:
-            return
-        if self._aligning is None:
-            raise ProtocolError("an alignment goes on that has not begun")
-        for _, content in self._aligning.receive(0, fields["content"]):
-            self._tell("alignment", round=self._round, content=content)
-        if self._aligning.done:
-            self._take_ids(self._aligning.common())
-            self._aligning = None
-            self._tell("aligned", round=self._round)
-
-    def _compare(self, fields: dict[str, Any]) -> None:
-        self._attempt("none", fields["normalise"])
-        ids = sorted(own_ids(self.comparable(fields["normalise"])))
-        self._take_ids(ids)
-        self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
-
-    def _take_ids(self, ids: list[str]) -> None:
-        self.purpose.take_ids(self, ids, leads=False)
-        self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
+    async def _align(self, phase: bytes, arranged: Arrangement) -> None:
+        self.part = "aligning"
+        ids = await align(self, phase, arranged)
+        if ids is not None:
+            self.purpose.take_ids(self, ids, leads=False)
+            self.say(f"{len(ids)} of {len(self.own.ids) if self.own else 0} records are common to all")
+        self._tell("aligned", phase=phase)
 
     async def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is proposed with what is known here; asks for confirmation if none was given."""

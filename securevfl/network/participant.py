@@ -32,11 +32,12 @@ from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.site import PARTS, Site, hosts_of
+from securevfl.federation.threads import fitting_threads
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import Agreement, Facts
 from securevfl.network.config import ParticipantConfig, build_own, load_builder
-from securevfl.network.folders import ALIGNMENT_FILE, ATTEMPTS_FILE, EVIDENCE_FILE
+from securevfl.network.folders import ALIGNMENT_FILE, EVIDENCE_FILE
 from securevfl.network.frames import in_words
 from securevfl.network.identity import fingerprint, parse_certificate
 from securevfl.network.mesh import Control, Mesh
@@ -269,7 +270,7 @@ class Participant(ABC):
         path = self.folder.path
         file = path / AGREEMENT_FILE
         if not file.exists():
-            own = {ALIGNMENT_FILE, AGREEMENT_FILE, ATTEMPTS_FILE, EVIDENCE_FILE}
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE, EVIDENCE_FILE, "ledger"}
             if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
@@ -402,7 +403,8 @@ class Participant(ABC):
             self.tell_absent(peer)
         try:
             async with asyncio.timeout(self.config.network.phase_timeout or None):
-                await site.run(part, epoch)
+                with fitting_threads(site.plan, site.data):
+                    await site.run(part, epoch)
         except TimeoutError as error:
             raise NetworkError(
                 f"{part} of epoch {epoch} took more than {self.config.network.phase_timeout:g} s; "

@@ -334,7 +334,7 @@ class Gate:
         """
         if self.journal is None:
             return values
-        return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.head.position))
+        return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.releases))
 
     def noisy_counts(
         self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
@@ -357,7 +357,7 @@ class Gate:
             self.open_totals(
                 None, rows=rows, sensitivity=sensitivity, sigma=sigma, kind="bins", observers=observers
             )
-        secret, place, calls = all(sigmas), self.ledger.head.position, itertools.count()
+        secret, place, calls = all(sigmas), self.ledger.releases, itertools.count()
 
         def noisy(counts: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
             if not secret:

@@ -38,7 +38,9 @@ SESSION = "session"
 """Kind of the entry with which a process announces its signing key."""
 PHASE = "phase"
 """Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
-_NOTES = (SESSION, PHASE)
+ALIGNMENT = "alignment"
+"""Kind of the entry that stands for an alignment which begins; accountants do not count it."""
+_NOTES = (SESSION, PHASE, ALIGNMENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Entry:
 
     @property
     def is_release(self) -> bool:
-        """True for what accountants count: neither a signing key nor the beginning of a part."""
+        """True for what accountants count: no signing key, no alignment, no beginning of a part."""
         return self.content.get("kind") not in _NOTES
 
 
@@ -126,6 +128,7 @@ class Ledger:
     Attributes:
         head: The newest entry.
         released: The newest entry that messages may name: a release, or the session that comes before any.
+        releases: How many releases it holds.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Ledger:
         self.agreement = agreement
         self.path = path
         self.lines: list[str] = []
+        self.releases = 0
         self._file: IO[str] | None = None
         index, digest = -1, GENESIS
         if path is not None:
@@ -162,7 +166,7 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
         self.path = self._file = None
-        self.agreement = ""
+        self.agreement, self.releases = "", len(kept_records(self))
         last = json.loads(self.lines[-1])
         self.head = self.released = Head(self.owner, last["index"], last["hash"])
         self._begin_session()
@@ -178,6 +182,7 @@ class Ledger:
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
             entries = _verify_file(self.owner, path, whole)
+            self.releases = sum(entry.is_release for entry in entries)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
         self._file = appending(path)
@@ -211,11 +216,25 @@ class Ledger:
         if record.epsilon is not None:
             content["epsilon"] = record.epsilon
         self.released = self._write(content)
+        self.releases += 1
         return self.released
 
     def begin(self, part: str, epoch: int, back: int | None) -> None:
         """Notes that a part of a run begins, and whether everybody has gone back for it."""
         self._write({"kind": PHASE, "part": part, "epoch": epoch, "back": back})
+
+    def note_alignment(self, *, way: str, observers: Iterable[str], ids: int, most: int) -> Head:
+        """Notes that an alignment begins, and syncs it to disk; only then may anything of it leave.
+
+        Args:
+            way: Which kind of alignment.
+            observers: Who takes part.
+            ids: How many IDs the owner brings.
+            most: How many it lets any other bring.
+        """
+        return self._write(
+            {"kind": ALIGNMENT, "way": way, "observers": list(observers), "ids": ids, "most": most}
+        )
 
     def _write(self, content: Mapping[str, Any]) -> Head:
         index = self.head.position + 1

@@ -19,7 +19,7 @@ from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import DataConfig, NetworkConfig, PartyConfig, ServerConfig
-from securevfl.network.consent import Acceptance, AlignmentRules
+from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity import Identity, load_identity
 from securevfl.network.member import Member
@@ -36,7 +36,7 @@ EVERYTHING = Acceptance(
     protocols=PROTOCOLS,
     test_fraction=1.0,
     evaluations=1000,
-    alignment=AlignmentRules(kinds=("psi", "none"), ids=1_000_000, times=100),
+    alignment=AlignmentLimits(kinds=("private", "helper", "none"), ids=1_000_000, times=100),
     delta=1.0,
     dealer="dealer",
     adversary="semi-honest",

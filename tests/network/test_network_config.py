@@ -20,7 +20,7 @@ from securevfl.federation.agreed import Timetable
 from securevfl.network.agreement import Agreement, Invitation, Proposal
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import read_party_config, read_server_config
-from securevfl.network.consent import AlignmentRules
+from securevfl.network.consent import AlignmentLimits
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
@@ -200,7 +200,7 @@ def test_local_settings_are_each_organisations_own(folder):
 
 def proposal(plan: Plan) -> Proposal:
     members = dict.fromkeys(("bank", "clinic"), "0" * 64)
-    return Proposal(run="credit", plan=plan, outline=OUTLINE, members=members, alignment="psi", ids="")
+    return Proposal(run="credit", plan=plan, outline=OUTLINE, members=members, alignment="private", ids="")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ alignment = { kinds = ["none"], ids = 40, times = 1 }
 
 
 def agreed(plan: Plan, **changes: Any) -> Agreement:
-    asked = Proposal(run="credit", plan=plan, outline=OUTLINE, members=MEMBERS, alignment="psi", ids="")
+    asked = Proposal(run="credit", plan=plan, outline=OUTLINE, members=MEMBERS, alignment="private", ids="")
     if changes.get("trained"):
         return replace(asked, plan=None, outline=None, **changes).for_prediction(plan, OUTLINE)
     table = Timetable.of_training(plan, parties=2, n_train=3, n_test=1, restarts=3)
@@ -299,7 +299,7 @@ def test_an_invitation_needs_rules_of_its_own():
         run="credit",
         purpose="training",
         members=MEMBERS,
-        kind="psi",
+        kind="private",
         normalise="exact",
         sizes={"bank": 60, "clinic": 7},
     )
@@ -307,9 +307,9 @@ def test_an_invitation_needs_rules_of_its_own():
     for rules, says in (
         ({"members": None}, 'add: members = ["bank", "clinic", "dealer"]'),
         ({"members": ("bank", "clinic")}, "dealer would take part"),
-        ({"alignment": None}, 'add: alignment = { kinds = ["psi"], ids = 60, times = 1 }'),
-        ({"alignment": AlignmentRules(kinds=("none",), ids=60)}, "'psi' is not among none"),
-        ({"alignment": AlignmentRules(kinds=("psi",), ids=59)}, "brings 60 IDs; at most 59"),
+        ({"alignment": None}, 'add: alignment = { kinds = ["private"], ids = 60, times = 1 }'),
+        ({"alignment": AlignmentLimits(kinds=("none",), ids=60)}, "'private' is not among none"),
+        ({"alignment": AlignmentLimits(kinds=("private",), ids=59)}, "brings 60 IDs; at most 59"),
     ):
         assert says in replace(CAREFUL, **rules).objection_to_invitation(invited, "clinic")
     helper = replace(CAREFUL, alignment=None)
