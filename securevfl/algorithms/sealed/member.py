@@ -259,6 +259,9 @@ class SealedMember:
         )
         return None
 
+    def conclude(self) -> None:
+        """Leaves what was learnt in the modules, where nothing is evaluated."""
+
     def _test_scores(self) -> npt.NDArray[np.float64]:
         model = self.ready_model
         with self._averaged_weights(model):

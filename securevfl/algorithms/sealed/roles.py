@@ -60,6 +60,9 @@ class PartyRole(Role):
                 await self.member.link.send(SERVER, SealedOpened(count=count))
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            self.member.conclude()
+            return
         await self.member.begin()
         outputs = await self.member.predict()
         if outputs is not None:
@@ -110,6 +113,8 @@ class SealedServer(ServerRole):
         return message
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            return
         if self.member is not None:
             await self.member.begin()
             outputs = await self.member.predict()
@@ -222,6 +227,8 @@ class DealerRole(Role):
         self._done += 1
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            return
         await self._begin()
         number = await self._next_round()
         await self.exchange.deal(self.dealer.deal_scores(round=number, count=self.test_records))
