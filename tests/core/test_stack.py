@@ -1,4 +1,4 @@
-"""The stack: decided on records that neither training used, by the label holder alone, never under epsilon."""
+"""The stack: decided on records that no training used, by the label holder alone, never under epsilon."""
 
 from __future__ import annotations
 
