@@ -3,13 +3,14 @@
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.series import SineSeries, identity_series, logistic_series
+from securevfl.protocols.sealed.series import SineSeries, Waves, identity_series, logistic_series
 
 __all__ = [
     "SealedDealer",
     "SealedParty",
     "SealedProtocol",
     "SineSeries",
+    "Waves",
     "identity_series",
     "logistic_series",
 ]

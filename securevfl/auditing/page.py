@@ -24,6 +24,7 @@ CANARIES = {
     "party": "Whole sealed runs, simulated: a record of a party without labels",
     "label-holder": "Whole sealed runs, simulated: a record of the label holder",
     "statistics": "Noisy statistics that centre and scale a party's columns",
+    "evaluation totals": "Noisy totals over the test part, which metrics are made of",
 }
 # Accountings that count less than a record spreads to, and why they fail; shown beside the promise.
 TOO_LITTLE = {

@@ -699,7 +699,8 @@ class _Judge:
     def _rounding(self, kind: str, std: float) -> float:
         """The error of an exact replay: masks make sealed totals round differently each time."""
         sealed = kind == TOTAL and self.source.plan.mode == "sealed"
-        return _RING_ERROR * float(self.source.known.n_train**0.5) / std if sealed else 0.0
+        records = max(self.source.known.n_train, self.source.known.n_test)
+        return _RING_ERROR * float(records**0.5) / std if sealed else 0.0
 
     def _error(self, first: Seen, exact: Floats, std: float, second: Seen | None) -> float:
         """How far two replays are apart at one value, with a margin, in standard deviations of its noise."""

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
+from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress, ServerRole
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
@@ -303,22 +303,12 @@ def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
 
 
 def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
-    """Per owner: scores of single records that were opened beside sealed training, and to whom.
-
-    ``scores`` is how many in all; ``evaluation`` and ``prediction`` say what for.
-    """
+    """Per owner: how many scores of single records were opened beside sealed training, and to whom."""
     counted: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.is_prediction:
-            nothing: dict[str, Any] = {
-                "scores": 0,
-                **dict.fromkeys(PREDICTIONS, 0),
-                "observers": [],
-                "epsilon": None,
-            }
-            mine = counted.setdefault(record.owner, nothing)
+            mine = counted.setdefault(record.owner, {"scores": 0, "observers": [], "epsilon": None})
             mine["scores"] += record.vectors
-            mine[record.kind] += record.vectors
             mine["observers"] = sorted({*mine["observers"], *record.observers})
     return counted
 
@@ -370,6 +360,7 @@ def result_content(
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
+        **evaluated(server),
         **counted(plan, records),
         "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
         "labels": label_exposure(records, label_holder),
@@ -379,6 +370,13 @@ def result_content(
         **figures,
     }
     return dict(json.loads(json.dumps(result)))
+
+
+def evaluated(server: ServerRole | None) -> dict[str, Any]:
+    """Of sealed models: where the test figures come from, and what the federation itself has opened."""
+    if server is None or not server.test_is:
+        return {}
+    return {"test_is": server.test_is, "evaluation": {n: _number(v) for n, v in server.opened.items()}}
 
 
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:

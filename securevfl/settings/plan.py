@@ -199,6 +199,12 @@ class Plan(_Keywords):
         return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
 
     @property
+    def evaluations(self) -> int:
+        """How often the test part is evaluated."""
+        between = (self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
+        return between + 1
+
+    @property
     def local(self) -> LocalSettings:
         """What of the plan concerns one machine alone."""
         flat = self.to_flat()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
 from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
@@ -63,6 +64,8 @@ class SealedMember:
         self.steps = 0
         self.sums: list[Tensor] = []
         self.averaged = 0
+        self.evaluator = Evaluator(setup, settings, self.exchange, self.gate, self.observers)
+        self.tested: npt.NDArray[np.float64] | None = None
         self._party: SealedParty | None = None
         self._cost = settings.cost(self.index)
 
@@ -219,26 +222,25 @@ class SealedMember:
         for mine, parameter in zip(self.sums, model.parameters, strict=True):
             mine += parameter
 
-    # -- prediction -----------------------------------------------------------------------------------------
+    # -- evaluation -----------------------------------------------------------------------------------------
 
-    async def predict(self) -> npt.NDArray[np.float64] | None:
-        """Opens the summed scores of the test part to the label holder, who gets them returned."""
-        data, holder = self.setup.data, self.index == self.settings.label_holder
-        machine = self._session.score(self._test_scores(), round=self.exchange.next_round())
-        if holder:  # it only receives
-            await self.exchange.follow(machine)
-            return machine.result()
-        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
-        to = (self.setup.label_holder,)
-        await self.exchange.follow(
-            self.gate.open_scores(machine, rows=rows, vectors=len(rows), kind="evaluation", observers=to)
-        )
-        return None
+    async def evaluate(self) -> npt.NDArray[np.float64] | None:
+        """Opens noisy totals over the test part; the label holder gets figures, where the task has any."""
+        self.tested, constant = self._test_scores()
+        if not self.evaluator.evaluation.offered:
+            return None
+        shift = constant if self.index == self.settings.label_holder else 0.0
+        return await self.evaluator.open(self.tested, spread=self._spread(), shift=shift)
 
-    def _test_scores(self) -> npt.NDArray[np.float64]:
+    def _test_scores(self) -> tuple[npt.NDArray[np.float64], float]:
+        """Scores of the test part by the model as it is now, and the constant in them."""
         model = self.ready_model
         with self._averaged_weights(model):
-            return model.test_scores()
+            return model.test_scores(), model.constant
+
+    def _spread(self) -> float:
+        """How far scores spread, by noisy totals alone."""
+        return UNKNOWN
 
     def _averaged_weights(self, model: SealedModel) -> _Averaged:
         finished = self.steps >= self.setup.plan.epochs * self.settings.iterations
@@ -260,6 +262,7 @@ class SealedMember:
             "steps": self.steps,
             "sums": {str(i): each for i, each in enumerate(self.sums)},
             "averaged": self.averaged,
+            "evaluations": self.evaluator.done,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -281,6 +284,7 @@ class SealedMember:
         if self.delay is not None:
             self.delay.load(state["delay"])
         self.steps, self.averaged = int(state["steps"]), int(state["averaged"])
+        self.evaluator.done = int(state["evaluations"])
         self.sums = [state["sums"][str(i)] for i in range(len(state["sums"]))]
 
 

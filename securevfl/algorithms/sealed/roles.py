@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember
+from securevfl.algorithms.sealed.evaluation import FEDERATED, FIGURES, SIMULATED, UNOPENED, Evaluation
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
-from securevfl.models import metrics
+from securevfl.models import metric_names, metrics
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
 from securevfl.protocols.contract import SETUP_ROUND
@@ -58,10 +60,12 @@ class PartyRole(Role):
                 await self.member.link.send(SERVER, SealedOpened(count=count))
 
     async def evaluate(self) -> None:
-        await self.member.begin()
-        outputs = await self.member.predict()
-        if outputs is not None:
-            await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=outputs)))
+        figures = await self.member.evaluate()
+        if figures is not None:
+            await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=figures[None])))
+
+    def test_scores(self) -> np.ndarray[Any, Any] | None:
+        return self.member.tested
 
     def state(self) -> dict[str, Any]:
         return self.member.state()
@@ -108,14 +112,25 @@ class SealedServer(ServerRole):
         return message
 
     async def evaluate(self) -> None:
-        if self.member is not None:
-            await self.member.begin()
-            outputs = await self.member.predict()
-        else:
-            outputs = np.array((await self._from_home(SealedOutputs.kind))["values"])
-        data = self.setup.data
+        figures = None if self.member is None else await self.member.evaluate()
+        if self.member is None and Evaluation(settings=self.settings).offered:
+            figures = np.array((await self._from_home(SealedOutputs.kind))["values"])[0]
+        self.test = dict.fromkeys(metric_names(self.setup.data.task))
+        if figures is not None:
+            self.test |= {
+                name: float(value) if math.isfinite(value) else None
+                for name, value in zip(FIGURES, figures, strict=True)
+            }
+        self.opened, self.test_is = dict(self.test), UNOPENED if figures is None else FEDERATED
+
+    def test_scores(self) -> np.ndarray[Any, Any] | None:
+        return None if self.member is None else self.member.tested
+
+    def measure(self, outputs: np.ndarray[Any, Any]) -> None:
+        """Takes the exact figures of a simulation, which no organisation of the federation knows."""
+        labels = torch.from_numpy(np.array(self.setup.data.y_test))
         self.predictions = in_label_units(self.setup, outputs)
-        self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
+        self.test, self.test_is = metrics(self.setup.data.task, self.predictions, labels), SIMULATED
 
     def state(self) -> dict[str, Any]:
         return {
@@ -123,13 +138,15 @@ class SealedServer(ServerRole):
             "processed": self.processed,
             "epochs_done": self.epochs_done,
             "test": self.test,
+            "opened": dict(self.opened),
+            "test_is": self.test_is,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         if self.member is not None:
             self.member.load(state["member"])
         self.processed, self.epochs_done = int(state["processed"]), int(state["epochs_done"])
-        self.test = state["test"]
+        self.test, self.opened, self.test_is = state["test"], state["opened"], state["test_is"]
 
 
 class DealerRole(Role):
@@ -141,7 +158,6 @@ class DealerRole(Role):
         self.setup, self.settings = setup, settings
         self.link = setup.links[DEALER]
         self.exchange = SealedExchange(self.link, settings)
-        self.test_records = setup.data.n_test
         self.batches = shared_schedule(settings)
         self.dealer = SealedDealer(self._protocol(0))
         self._session = False
@@ -171,17 +187,22 @@ class DealerRole(Role):
                 raise ProtocolError(f"{message.sender} is in round {message['round']}, not in {round}")
 
     async def _begin(self) -> None:
-        """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
+        """Starts a phase, or a new session if one has lost its."""
         hellos = await self._hear(SealedHello.kind)
         fresh = not (self._session and all(hello["session"] for hello in hellos))
+        if fresh:
+            self.dealer = SealedDealer(self._protocol(self._done))
+        await self._lead(hellos, self.dealer, fresh=fresh)
+        self._session = True
+
+    async def _lead(self, hellos: list[Packet], dealer: SealedDealer, *, fresh: bool) -> None:
+        """All go on above every round that anybody has used; where masks are new, they are dealt."""
         self._round = max(self._round, *(int(hello["round"]) for hello in hellos))
         for member in self.settings.members:
             await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
-            self.dealer = SealedDealer(self._protocol(self._done))
             await self._all_ready(SETUP_ROUND)
-            await self.exchange.deal(self.dealer.setup())
-            self._session = True
+            await self.exchange.deal(dealer.setup())
 
     async def _next_round(self) -> int:
         await self._all_ready(self._round)
@@ -197,9 +218,13 @@ class DealerRole(Role):
         self._done += 1
 
     async def evaluate(self) -> None:
-        await self._begin()
-        number = await self._next_round()
-        await self.exchange.deal(self.dealer.deal_scores(round=number, count=self.test_records))
+        """Deals for one evaluation, whose masks are its own: those of training stay."""
+        evaluation = Evaluation(settings=self.settings)
+        if not evaluation.offered:
+            return
+        dealer = SealedDealer(evaluation.protocol)
+        await self._lead(await self._hear(SealedHello.kind), dealer, fresh=True)
+        await self.exchange.deal(dealer.deal(round=await self._next_round()))
 
     def state(self) -> dict[str, Any]:
         return {"batches": None if self.batches is None else self.batches.state(), "done": self._done}
