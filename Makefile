@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CONSTRAINTS ?= constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-all check bench clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -19,7 +20,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test-all]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test-all]'
 	$(BIN)/python -m pytest -n 2 -m ""
 
 check: $(STAMP)

@@ -193,6 +193,8 @@ class PRVAccountant(Accountant):
         if not reason:
             try:
                 return self._library(workload, delta), f"within {self._error:g} of the truth", self.name
+            except ModuleNotFoundError:
+                reason = "prv-accountant is not installed"
             except (ArithmeticError, AssertionError, RuntimeError, ValueError) as problem:
                 reason = f"prv-accountant failed ({problem})"
         fallback = PLDAccountant()

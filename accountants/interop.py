@@ -19,7 +19,7 @@ from securevfl.accountants.events import (
     GaussianRelease,
     RandomisedResponse,
 )
-from securevfl.errors import AccountingError
+from securevfl.errors import AccountingError, needed
 
 
 def to_dp_event(events: Event | Iterable[Event]) -> Any:
@@ -28,7 +28,7 @@ def to_dp_event(events: Event | Iterable[Event]) -> Any:
     Use it with the neighbouring relation that matches the events' adjacency: ADD_OR_REMOVE_ONE,
     REPLACE_ONE or REPLACE_SPECIAL (replace-by-null). Hidden values become `NoOpDpEvent`.
     """
-    from dp_accounting import dp_event
+    dp_event = needed("dp_accounting.dp_event")
 
     items = [events] if not isinstance(events, Iterable) else list(events)
     reduce_events(items)  # refuses mixed adjacencies
@@ -50,7 +50,7 @@ def from_dp_event(
         AmplificationRefused: The event is sampled although the IDs are visible.
         AccountingError: The event is of a kind that has no counterpart here.
     """
-    from dp_accounting import dp_event
+    dp_event = needed("dp_accounting.dp_event")
 
     checks.choice("adjacency", adjacency, ADJACENCIES)
     return _from_dp_event(dp_event, event, 1, adjacency, checks.positive("clip", clip), ids_visible)
@@ -89,7 +89,7 @@ def from_opacus_history(
 
 
 def _to_dp_event(item: Event) -> Any:
-    from dp_accounting import dp_event
+    dp_event = needed("dp_accounting.dp_event")
 
     single: Any
     if isinstance(item, GaussianRelease | DPUpdate):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from securevfl.errors import missing
+
 if TYPE_CHECKING:
     from securevfl.auditing import Report, audit
     from securevfl.data import VerticalData
@@ -34,7 +36,10 @@ __all__ = ["Plan", "Recorder", "Report", "Run", "VerticalData", "__version__", "
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'securevfl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
 
 
 def __dir__() -> list[str]:

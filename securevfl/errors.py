@@ -6,8 +6,17 @@ that the command line returns for it. Errors about the caller's input are `Value
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 _SHOWN = 60
+# Packages that are imported under another name than they are installed by.
+_PACKAGES = {
+    "dp_accounting": "dp-accounting",
+    "grpc": "grpcio",
+    "prv_accountant": "prv-accountant",
+    "sklearn": "scikit-learn",
+}
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -47,6 +56,28 @@ class MissingExtra(SecureVFLError, ImportError):
     exit_code = 2
 
 
+def missing(error: ModuleNotFoundError) -> MissingExtra:
+    """One line that names the package to install, for a module that is not there."""
+    module = str(error.name).partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    return MissingExtra(
+        f"this needs {package}, which is not installed: pip install {package}, or all that securevfl uses "
+        "with pip install securevfl"
+    )
+
+
+def needed(module: str) -> Any:
+    """A module that only a part of securevfl needs.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+
+
 class CertificateError(InputError):
     """A key, certificate or request cannot be used: malformed, expired, misnamed or foreign."""
 
@@ -71,6 +102,20 @@ class WireError(ProtocolError):
 
 class EgressError(ProtocolError):
     """Something was about to leave that no gate has let out to the receiver. Nothing was sent."""
+
+
+class Deviation(ProtocolError):
+    """A member did not follow the protocol, and a check has seen it; the session is burnt.
+
+    Args:
+        how: How it was seen.
+        member: Who it was, as far as that is certain: an index, or a name; None where nobody can be named.
+    """
+
+    def __init__(self, how: str, member: int | str | None = None) -> None:
+        self.how, self.member = how, member
+        who = "somebody" if member is None else f"member {member}" if isinstance(member, int) else member
+        super().__init__(f"{who} does not follow the protocol: {how}; nothing of this iteration was kept")
 
 
 class DropoutError(ProtocolError):

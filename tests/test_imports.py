@@ -21,7 +21,7 @@ LAYERS = (
     ("errors",),
     ("files",),
     ("protocols", "accountants"),
-    ("privacy", "data", "models"),
+    ("privacy", "data", "models", "theory"),
     ("settings",),
     ("algorithms",),
     ("federation",),

@@ -23,8 +23,8 @@ from benchmarks.faults import books, messages, noise, sealed, sums, training  # 
 from benchmarks.faults.cases import plan_of
 from benchmarks.faults.contract import FAULTS
 from securevfl import audit, train
-from securevfl.algorithms.resolve import load_planned
 from securevfl.errors import SecureVFLError
+from securevfl.settings.source import load_planned
 
 CANARIES = 200
 """Few: the canaries of a gate have tests of their own, here the run is looked at."""

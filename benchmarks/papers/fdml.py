@@ -21,6 +21,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 COMMON: dict[str, Any] = {"batch": 100, "scaling": "none", "l2": 1e-5, "decay": "sqrt"}
 POOLED: dict[str, Any] = {"fusion": "sum", "head": "sum", "embedding": 1}
+# Summed linear maps under a rectifier are one network over all features.
+WHOLE: dict[str, Any] = {"model": "linear", "fusion": "sum", "head": "relu", "embedding": 64}
 # Train loss, test loss and test AUC of the paper's Table 2.
 PAPER = {
     ("LR", "local"): (0.3625, 0.3509, 0.8850),
@@ -38,12 +40,16 @@ CLIP = 5.0
 def run(data: VerticalData, model: str, algorithm: str, epochs: int, **changes: Any) -> Run:
     """One training run of the table."""
     own = POOLED if algorithm in ("central", "local") else {"staleness": STALENESS, "speeds": {"p1": 1.2}}
-    return train(
-        data,
-        Plan.from_flat(
-            {"algorithm": algorithm, "epochs": epochs, **COMMON, **MODELS[model], **own, **changes}
-        ),
-    )
+    if (model, algorithm) == ("NN", "central"):
+        own = WHOLE
+    chosen = {"algorithm": algorithm, "epochs": epochs, **COMMON, **MODELS[model], **own, **changes}
+    return train(data, Plan.from_flat(chosen))
+
+
+def summed_in_one_place(data: VerticalData, epochs: int) -> float:
+    """Test AUC of FDML's own model, a sum of two networks, trained in one place."""
+    done = run(data, "NN", "central", epochs, **{**MODELS["NN"], **POOLED})
+    return float(done.test["auc"] or 0)
 
 
 def table_two(data: VerticalData, epochs: int) -> tuple[str, dict[tuple[str, str], float]]:
@@ -99,6 +105,7 @@ def main() -> None:
     if chosen.quick:
         data = sample(data, 4000, 2000)
     second, found = table_two(data, epochs)
+    summed = summed_in_one_place(data, epochs)
     fourth, curves = figure_four(data, noisy_epochs)
     plot(
         chosen.out / "fdml.png", {"FDML, Fig. 4 (a9a)": curves}, x="noise (standard deviation)", y="test AUC"
@@ -118,7 +125,12 @@ def main() -> None:
             ),
             "## Table 2",
             second,
-            f"FDML minus centralised, AUC: {gaps}.",
+            (
+                f"FDML minus centralised, AUC: {gaps}. The network's share of that is the price of a model "
+                "without interactions between the parties' features: a sum of two networks, as FDML trains "
+                f"it, has {summed:.4f} when it is trained in one place, one network over all features "
+                f"{found['NN', 'central']:.4f}. The paper loses 0.0007."
+            ),
             "## Figure 4",
             fourth,
             "![AUC against noise](fdml.png)",
@@ -133,8 +145,7 @@ NOTES = """## Differences
   little: the other settings reached 0.9017 (LR) and 0.9025 to 0.9034 (NN). One seed; differences of
   0.0005 mean nothing.
 - The paper's train loss is its objective with the regulariser; ours is the plain log loss.
-- Our centralised network is the same sum of two local networks, trained in one place, so that the
-  comparison shows what federation costs; the paper's is one larger network over all features.
+- The centralised network is one network with 64 hidden units over all features, as in the paper.
 - The paper adds noise to predictions without bounding them, which promises nothing. Here predictions are
   clipped to 5 before the noise, and the last column says what that is worth when every release counts
   (mode `strict`): at noise 3, where the paper still sees a gain over local training, nothing.

@@ -56,9 +56,7 @@ class SealedDealer:
             ProtocolError: The masks were not dealt yet, or the round number is not above the last one's.
         """
         self._claim(round)
-        count = self.protocol.records if rows is None else len(rows)
-        if not 0 < count <= self.protocol.batch:
-            raise InputError(f"a round over {count} records; 1 to {self.protocol.batch} are possible")
+        count = self.protocol.count(rows)
         seeds = [os.urandom(KEY_BYTES) for _ in range(self.protocol.members)]
         waves = self._waves(seeds, count)
         products = self._products(seeds, rows, count)
@@ -74,6 +72,10 @@ class SealedDealer:
             )
             for member, seed in enumerate(seeds)
         ]
+
+    def _blind(self, member: int, seed: bytes, shape: tuple[int, ...]) -> Ring:
+        """V_j of a member."""
+        return expand(seed, "blind", shape)
 
     def _claim(self, round: int) -> None:  # noqa: A002
         if self._operands is None:
@@ -91,7 +93,7 @@ class SealedDealer:
         mask = np.zeros(shape, np.uint32)
         for seed in seeds:
             mask += expand(seed, "phase", shape, np.uint32)
-        waves = _waves_of(mask, protocol.series)
+        waves = waves_of(mask, protocol.series)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         for seed in seeds[1:]:
             waves -= expand(seed, "waves", waves.shape)
@@ -100,7 +102,7 @@ class SealedDealer:
     def _products(self, seeds: list[bytes], rows: Rows | None, count: int) -> list[Ring]:
         """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every member m."""
         protocol = self.protocol
-        blinds = [expand(seed, "blind", (count, protocol.outputs)) for seed in seeds]
+        blinds = [self._blind(member, seed, (count, protocol.outputs)) for member, seed in enumerate(seeds)]
         everything = np.sum(blinds, axis=0, dtype=np.uint64)
         products = []
         for member, seed in enumerate(seeds):
@@ -142,7 +144,7 @@ class SealedDealer:
         ]
 
 
-def _waves_of(mask: Ring, series: SineSeries | Waves) -> Ring:
+def waves_of(mask: Ring, series: SineSeries | Waves) -> Ring:
     """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
     angle = mask * (2 * np.pi / 2.0**32)
     power = np.cos(angle) + 1j * np.sin(angle)

@@ -117,9 +117,7 @@ class SealedParty:
         """
         self._check_round(round)
         protocol = self.protocol
-        count = protocol.records if rows is None else len(rows)
-        if not 0 < count <= protocol.batch:
-            raise InputError(f"a round over {count} records; 1 to {protocol.batch} are possible")
+        count = protocol.count(rows)
         phase = self._phase(scores, protocol.phase_shape(count))
         machine = RoundMachine(
             self.index,

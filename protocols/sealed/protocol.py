@@ -21,6 +21,7 @@ the noisy totals. Whoever sees both dealer and members sees everything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -30,6 +31,9 @@ import numpy.typing as npt
 from securevfl.errors import EncodingError, InputError, WireError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
+from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
+from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
@@ -37,6 +41,8 @@ from securevfl.protocols.wire import Value, unpack
 OPERAND_BITS = 14
 RESIDUAL_BITS = 2 * WAVE_BITS
 TOTAL_BITS = OPERAND_BITS + RESIDUAL_BITS
+RESIDUAL_ROOM = 1 << 30
+"""Checked: added to one V_j, so that no residual plus V is negative."""
 TAIL = 12
 """Room for noise in the range check, in standard deviations of each share."""
 
@@ -105,7 +111,16 @@ class MaskedScores(Message):
     words: npt.NDArray[Any]
 
 
-MESSAGES: tuple[type[Message], ...] = (Seed, Operand, Deal, Phase, Share, ScoreDeal, MaskedScores)
+MESSAGES: tuple[type[Message], ...] = (
+    Seed,
+    Operand,
+    Deal,
+    Phase,
+    Share,
+    ScoreDeal,
+    MaskedScores,
+    *CHECKED_MESSAGES,
+)
 
 
 def read(kind: str, fields: dict[str, Value]) -> Message:
@@ -134,6 +149,11 @@ class SealedProtocol:
         share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
             for none.
         entry: Bound of a single entry of an operand, where it is less than the clips: 1 for one-hot operands.
+        checked: Whether members prove their rows and labels and every opening is authenticated, so that a
+            member that cheats is caught before anything depends on it.
+        groups: Checked: sizes of each member's groups of one-hot columns, whose entries are 0 or 2^14; empty
+            where norms are proved.
+        complement: Checked: the second of two outputs is 1 less the first label.
 
     Raises:
         InputError: The parts do not fit each other.
@@ -152,6 +172,9 @@ class SealedProtocol:
     label_high: float = 1.0
     share_stds: tuple[tuple[int, ...], ...]
     entry: float = math.inf
+    checked: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
+    complement: bool = False
 
     def __post_init__(self) -> None:
         members = len(self.widths)
@@ -168,6 +191,22 @@ class SealedProtocol:
             raise InputError("clips and noise cannot be negative")
         for member in range(members):
             self._check_range(member)
+        if self.checked:
+            self._check_claims()
+
+    def _check_claims(self) -> None:
+        """What proofs cannot show is refused."""
+        if not all(self.static):
+            raise InputError("operands that change every round would need a proof every round")
+        if isinstance(self.series, Waves):
+            raise InputError("waves of scores that are totalled as they are cannot be authenticated")
+        if (self.label_low, self.label_high) != (0.0, 1.0):
+            raise InputError("only labels that are 0 or 1 can be proved")
+        if (self.groups and len(self.groups) != self.members) or (self.complement and self.outputs != 2):
+            raise InputError("groups need one entry per member, and complements two outputs")
+        if self.residual_bound * 2.0**RESIDUAL_BITS >= RESIDUAL_ROOM:
+            raise InputError("residuals are too large to be authenticated")
+        _ = self.claims
 
     def _check_range(self, member: int) -> None:
         largest = min(self.clips[member], self.entry)
@@ -181,6 +220,28 @@ class SealedProtocol:
                 f"the total of member {member} may reach {signal + noise * 2.0**-TOTAL_BITS:.3g}, but the"
                 f" ring holds {room:.3g}; use smaller batches, a smaller clip or less noise"
             )
+
+    @functools.cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """What every member proves."""
+        groups = self.groups or ((),) * self.members
+        labels = self.records * (1 if self.complement else self.outputs)
+        return tuple(
+            Claim(
+                prover=member,
+                width=self.widths[member],
+                records=self.records,
+                bound=math.floor(self.clips[member] * 2.0**OPERAND_BITS),
+                groups=groups[member] if self.widths[member] else (),
+                labels=labels if member == self.label_holder else 0,
+            )
+            for member in range(self.members)
+        )
+
+    @property
+    def blind_bits(self) -> int:
+        """v: every V_j is below 2^v, so that residuals and all V_j together stay below p."""
+        return ((FIELD.p - 2 * RESIDUAL_ROOM) // self.members).bit_length() - 1
 
     @property
     def members(self) -> int:
@@ -234,6 +295,21 @@ class SealedProtocol:
     def blinded_shape(self, member: int, rows: int) -> tuple[int, int]:
         """(rows, outputs) of the blinded shares that a member gets; it needs none to total nothing."""
         return rows if self.widths[member] else 0, self.outputs
+
+    def count(self, rows: npt.NDArray[np.int64] | None) -> int:
+        """Records of a round over these rows, all by default.
+
+        Raises:
+            InputError: They are more than a batch, or none.
+        """
+        found = self.records if rows is None else len(rows)
+        if not 0 < found <= self.batch:
+            raise InputError(f"a round over {found} records; 1 to {self.batch} are possible")
+        return found
+
+    def operand_unit(self, member: int) -> int:
+        """What an entry of a proved operand is multiplied by: one-hot columns are proved as bits."""
+        return 1 << OPERAND_BITS if self.groups and self.groups[member] else 1
 
     def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
         """(2, harmonics, rows, scores): sines, then cosines."""

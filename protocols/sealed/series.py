@@ -33,7 +33,8 @@ OVERSHOOT = 0.05
 _GRID = 1 << 14  # points of the range check per half period
 _HALF = np.uint32(1 << (31 - TABLE_BITS))
 _SHIFT = np.uint32(32 - TABLE_BITS)
-_QUARTER = np.uint16(1 << (TABLE_BITS - 2))
+QUARTER = np.uint16(1 << (TABLE_BITS - 2))
+"""From a sine to the cosine, in places of the table."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -177,9 +178,14 @@ def odd_numbers(count: int) -> tuple[int, ...]:
 def turned(delta: Ring, harmonics: tuple[int, ...], waves: Ring) -> Iterator[tuple[Ring, Ring, Ring, Ring]]:
     """Per harmonic: sine and cosine of the public phase by the table, shares of the mask's sines, cosines."""
     table = sine_table()
-    for index, k in enumerate(harmonics):
-        place = ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
-        yield table[place], table[place + _QUARTER], waves[0, index], waves[1, index]
+    for index, place in enumerate(phase_places(delta, harmonics)):
+        yield table[place], table[place + QUARTER], waves[0, index], waves[1, index]
+
+
+def phase_places(delta: Ring, harmonics: tuple[int, ...]) -> Iterator[Ring]:
+    """Where the table has the sine of each harmonic of a public phase."""
+    for k in harmonics:
+        yield ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
 
 
 @functools.cache

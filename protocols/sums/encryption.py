@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import ProtocolError
+from securevfl.errors import ProtocolError, needed
 
 _BYTES_1, _BYTES_2 = b"\x0a", b"\x12"  # tags of the length-delimited fields 1 and 2
 
@@ -188,7 +188,7 @@ class Encryption:
         Raises:
             ProtocolError: The bytes are no public key of these parameters.
         """
-        import tenseal
+        tenseal = needed("tenseal")
 
         if not 0 < len(key) <= parameters.max_key_bytes:
             raise ProtocolError(
@@ -225,7 +225,7 @@ class Encryption:
         Raises:
             ProtocolError: It is not.
         """
-        import tenseal
+        tenseal = needed("tenseal")
 
         limit = self.parameters.max_ciphertext_bytes
         if not 0 < len(data) <= limit:
@@ -257,7 +257,7 @@ class Encryption:
         return np.array(vector.decrypt(), dtype=self.parameters.dtype)
 
     def _vector(self, numbers: list[Any]) -> Any:
-        import tenseal
+        tenseal = needed("tenseal")
 
         # The classes below tenseal's Python wrappers: those copy the list once more and cost a quarter.
         native = tenseal._ts_cpp
@@ -295,7 +295,7 @@ def check_public(context: Any) -> None:
 
 
 def _new_context(parameters: Parameters) -> Any:
-    import tenseal
+    tenseal = needed("tenseal")
 
     scheme = tenseal.SCHEME_TYPE.BFV if parameters.exact else tenseal.SCHEME_TYPE.CKKS
     context = tenseal.context(

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.channels import SUMS, check_holder_sum
-from securevfl.algorithms.local import Trained, build_local_model, trainable
+from securevfl.algorithms.local import Trained, build_local_model
 from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
-from securevfl.algorithms.steps import MOMENTUM, fastest_step, known_steps, speed_of
+from securevfl.algorithms.steps import MOMENTUM, Groups, fastest_step, known_steps, regularised, speed_of
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import Fusion, task_loss
@@ -91,9 +91,9 @@ class LocalSGD(torch.optim.SGD):
     Call `begin` at the start of a round.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], *, kind: str, proximal: float, l2: float) -> None:
+    def __init__(self, groups: Groups, *, kind: str, proximal: float) -> None:
         momentum = MOMENTUM if kind == "momentum" else 0.0
-        super().__init__(list(parameters), lr=0.0, weight_decay=l2, momentum=momentum)
+        super().__init__(groups, lr=0.0, momentum=momentum)
         self.kind = kind
         self.proximal = proximal
         self.rate = 0.0
@@ -127,10 +127,11 @@ class LocalSGD(torch.optim.SGD):
         return float(gradient_weights(self.kind, steps, rate=self.rate, proximal=self.proximal).max())
 
 
-def build_local_optimiser(parameters: Iterable[Tensor], plan: Plan, name: str) -> LocalSGD:
-    """The optimiser that the plan gives to a party or to the server."""
+def build_local_optimiser(module: nn.Module, plan: Plan, name: str) -> LocalSGD | None:
+    """The optimiser that the plan gives to a party or to the server; None where there is nothing to learn."""
+    groups = regularised(module.named_parameters(), plan, name)
     kind = plan.optimisers.get(name, plan.optimiser)
-    return LocalSGD(parameters, kind=kind, proximal=plan.settings.proximal, l2=plan.l2)
+    return LocalSGD(groups, kind=kind, proximal=plan.settings.proximal) if groups else None
 
 
 # -- roles --------------------------------------------------------------------------------------------------
@@ -159,8 +160,7 @@ class FlexServer(SharingServer):
         super().__init__(setup, share_labels=not setup.plan.settings.private_labels)
         self.choose_steps, self.adaptive, self.waits_for_timeout = steps, adaptive, waits_for_timeout
         self.answers = GradientAnswers(setup)
-        parameters = trainable(setup.head)
-        self.optimiser = build_local_optimiser(parameters, setup.plan, SERVER) if parameters else None
+        self.optimiser = build_local_optimiser(setup.head, setup.plan, SERVER)
         self.top = Trained(SERVER, setup.head, self.optimiser)
         self.pace = 1.0 / speed_of(setup.plan, SERVER)
         self.round = 0
@@ -290,9 +290,7 @@ class FlexParty(SharingParty):
         model = build_local_model(setup, party, observers=observers)
         self.optimiser: LocalSGD | None = None
         if model.trains:
-            model.optimiser = self.optimiser = build_local_optimiser(
-                trainable(setup.encoders[party]), plan, party
-            )
+            model.optimiser = self.optimiser = build_local_optimiser(setup.encoders[party], plan, party)
         super().__init__(setup, party, model=model, observers=observers, share_labels=not private)
         self.waits_for_timeout = waits_for_timeout
         self.head = copy.deepcopy(setup.head)

@@ -136,8 +136,11 @@ class LinearBlock:
 
     @_quietly
     def step(self, direction: Floats, rate: float, l2: float) -> None:
-        """One gradient step on the loss and on l2/2 * ||weights||^2."""
-        self.weights -= rate * (direction + l2 * self.weights)
+        """One gradient step on the loss and on l2/2 * ||weights||^2, the bias left out."""
+        pull = l2 * self.weights
+        if self.bias:
+            pull[-1] = 0.0
+        self.weights -= rate * (direction + pull)
 
     @_quietly
     def check_finite(self, name: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.sealed.encoder import ScorecardEncoder
-from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError, ProtocolError, TrainingDiverged
@@ -55,6 +55,12 @@ class Records:
     def sparse(self) -> bool:
         """True where the rows are kept sparse."""
         return self._sparse is not None
+
+    def first(self, count: int) -> Any:
+        """The first rows as they are kept, flat."""
+        if self._sparse is not None:
+            return self._sparse[:count]
+        return self._dense[:count].flatten(1).numpy(force=True)
 
     def __getitem__(self, rows: Rows) -> Tensor:
         if self._sparse is not None:
@@ -248,7 +254,9 @@ class StackedModels:
         self.stack = StackedEncoders([model.encoder for model in models])
         everything = np.arange(models[0].records.count)
         self.inputs = self.stack.join([model.records[everything] for model in models])
-        self.optimiser = build_optimiser(self.stack.parameters(), plan, plan.learning_rate)
+        # One optimiser serves all parties, whichever is named.
+        groups = regularised(self.stack.named(), plan, models[0].name)
+        self.optimiser = build_optimiser(groups, plan, plan.learning_rate)
         self._rows: Rows | None = None
         self._outputs: Tensor | None = None
         self._leaves: tuple[Tensor, ...] = ()
@@ -302,6 +310,8 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         PlanError: The plan's model does not fit the party's columns.
     """
     index = data.parties.index(party)
+    if plan.model == "trees":
+        return nn.Identity()  # trees take the columns as they are
     if plan.model == "scorecard":
         return ScorecardEncoder(card_columns(data)[index])
     return build_encoder(
@@ -340,13 +350,13 @@ def build_local_model(
     index = data.parties.index(party)
     encoder = setup.encoders[party] if encoder is None else encoder
     leaves = bool(setup.observers(SERVER, party) if observers is None else observers)
-    parameters = trainable(encoder)
-    frozen = (leaves and plan.encoder_training == "none") or not parameters
+    groups = regularised(encoder.named_parameters(), plan, party)
+    frozen = (leaves and plan.encoder_training == "none") or not groups
     return LocalModel(
         name=party,
         records=Records(data.train[index], data.test[index], setup.device),
         encoder=encoder,
-        optimiser=None if frozen else build_optimiser(parameters, plan, setup.rate(party), party),
+        optimiser=None if frozen else build_optimiser(groups, plan, setup.rate(party), party),
         gate=setup.gates[setup.hosts[party]],
         private=leaves and plan.encoder_training == "dp",
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import SERVER, Algorithm, find_algorithm
 from securevfl.data import VerticalData
-from securevfl.data.description import is_description
-from securevfl.errors import DataError, PlanError
+from securevfl.errors import PlanError
 from securevfl.privacy.defences import DEFENCES
-from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 
@@ -60,6 +57,11 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
         raise PlanError(
             f"algorithm {plan.algorithm!r} cannot run on protocol {plan.protocol!r}; "
             f"it runs on {', '.join(algorithm.protocols)}"
+        )
+    if plan.model == "trees" and algorithm.federated:
+        raise PlanError(
+            f"model 'trees' grows on rows in one place, which {plan.algorithm!r} has not; it belongs to the "
+            "baselines 'central' and 'local'"
         )
     _check_optimisers(plan, algorithm)
     _check_threshold(plan, algorithm)
@@ -158,7 +160,7 @@ def with_label_bounds(plan: Plan, bounds: tuple[float, float] | None) -> Plan:
 def _check_bounds(plan: Plan, data: VerticalData) -> None:
     """Says what to add to a description whose columns cannot be scaled; models that bin columns need none."""
     scales = plan.scaling == "public" or (plan.scaling == "auto" and plan.mode != "strict")
-    bins = plan.model in ("auto", "scorecard")
+    bins = plan.model in ("auto", "scorecard", "trees")
     hint = data.bounds_to_add() if scales and not bins and data.scaling == "none" else ""
     if hint:
         raise PlanError(
@@ -218,50 +220,3 @@ def _with_noise(plan: Plan, data: VerticalData) -> Plan:
         epsilon=0.0,
         budget_epsilon=budget,
     )
-
-
-def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
-    """Loads the data that a plan names: a known set, a description, or one CSV file per party.
-
-    Args:
-        plan: The plan.
-        folder: Look for the files here instead of where the plan says; or another description (`.toml`).
-
-    Raises:
-        DataError: Nothing is named, or it cannot be read.
-    """
-    if folder is not None and is_description(folder):
-        return VerticalData.from_description(folder, seed=plan.seed)
-    if not plan.source.data:
-        raise DataError("name the data: --data breast-cancer, --data data.toml, or --data a.csv --data b.csv")
-    names = plan.source.data.split(",")
-    if any(is_description(name) for name in names):
-        return _load_described(plan, folder)
-    if not all(_looks_like_file(name) for name in names):
-        where = folder or plan.source.data_folder or None
-        return VerticalData.load(
-            plan.source.data, parties=plan.source.parties or None, folder=where, seed=plan.seed
-        )
-    if plan.source.parties not in (0, len(names)):
-        raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.source.parties}")
-    files = [Path(folder) / Path(name).name if folder else Path(name) for name in names]
-    return VerticalData.from_csv(
-        files, id_column=plan.source.id_column, label_column=plan.source.label_column, seed=plan.seed
-    )
-
-
-def _load_described(plan: Plan, folder: str | None) -> VerticalData:
-    source = plan.source
-    if not is_description(source.data):
-        raise DataError(f"a description names all files itself; give it alone, not {source.data}")
-    if source.parties:
-        raise DataError(f"--parties is for named data sets; {source.data} says who the parties are")
-    for name in ("id_column", "label_column"):
-        if getattr(source, name) != getattr(DataSource(), name):
-            raise DataError(f"{name} is for CSV files; {source.data} says it itself")
-    path = Path(folder) / Path(source.data).name if folder else Path(source.data)
-    return VerticalData.from_description(path, seed=plan.seed)
-
-
-def _looks_like_file(name: str) -> bool:
-    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.errors import PlanError
@@ -253,20 +253,36 @@ class PlainSGD(torch.optim.SGD):
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps steps that do not say this
 
 
-def build_optimiser(
-    parameters: Iterable[Tensor], plan: Plan, rate: float, name: str = SERVER
-) -> torch.optim.Optimizer:
-    """The optimiser that the plan gives to `name`; weight decay is the gradient of l2/2 * ||theta||^2."""
-    chosen = list(parameters)
+Groups = list[dict[str, Any]]
+
+
+def regularised(named: Iterable[tuple[str, nn.Parameter]], plan: Plan, owner: str) -> Groups:
+    """Those parameters that can learn, with the decay of each: the gradient of l2/2 * ||weights||^2.
+
+    VAFL and FDML regularise the parties' models; biases and the server's model are left alone.
+    """
+    weights: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in named:
+        if parameter.requires_grad:
+            # LSTMs call theirs bias_ih_l0 and bias_hh_l0.
+            free = owner == SERVER or name.rpartition(".")[2].startswith("bias")
+            (others if free else weights).append(parameter)
+    groups: Groups = [{"params": weights, "weight_decay": plan.l2}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimiser(groups: Groups, plan: Plan, rate: float, name: str = SERVER) -> torch.optim.Optimizer:
+    """The optimiser that the plan gives to `name`, for parameters as `regularised` groups them."""
     kind = plan.optimisers.get(name, plan.optimiser)
     if kind == "sgd" and plan.decay == "none":
-        return PlainSGD(chosen, lr=rate, weight_decay=plan.l2)
+        return PlainSGD(groups, lr=rate)
     optimiser: torch.optim.Optimizer
     if kind == "adam":
-        optimiser = torch.optim.Adam(chosen, lr=rate, weight_decay=plan.l2)
+        optimiser = torch.optim.Adam(groups, lr=rate)
     else:
         momentum = MOMENTUM if kind == "momentum" else 0.0
-        optimiser = torch.optim.SGD(chosen, lr=rate, weight_decay=plan.l2, momentum=momentum)
+        optimiser = torch.optim.SGD(groups, lr=rate, momentum=momentum)
     if kind == "malicious":
         optimiser.register_step_pre_hook(enlarge_gradients)
     if plan.decay == "sqrt":

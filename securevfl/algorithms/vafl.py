@@ -36,10 +36,10 @@ from torch import Tensor
 
 from securevfl.algorithms.base import ABSENT, ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.channels import SUMS, build_channel, check_holder_sum
-from securevfl.algorithms.local import StackedModels, Trained, build_local_model, trainable
+from securevfl.algorithms.local import StackedModels, Trained, build_local_model
 from securevfl.algorithms.messages import Embed, Embedding, End, Ended, Gradient, Late, Received
 from securevfl.algorithms.roles import GradientAnswers, LabelHolder, Party, pieces
-from securevfl.algorithms.steps import build_batches, build_delay, build_optimiser, step_shares
+from securevfl.algorithms.steps import build_batches, build_delay, build_optimiser, regularised, step_shares
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
@@ -203,8 +203,8 @@ class TopModelServer(LabelHolder):
         self.wait_for, self.shared_schedule = wait_for, shared_schedule
         self.answers = GradientAnswers(setup)
         self.observers = {party: setup.observers(party, setup.label_holder) for party in self.parties}
-        parameters = trainable(setup.head)
-        optimiser = build_optimiser(parameters, setup.plan, setup.server_rate) if parameters else None
+        groups = regularised(setup.head.named_parameters(), setup.plan, SERVER)
+        optimiser = build_optimiser(groups, setup.plan, setup.server_rate) if groups else None
         self.top = Trained(SERVER, setup.head, optimiser)
         self.n_train = setup.data.n_train
         self.iteration = 0

@@ -13,7 +13,6 @@ from typing import Any
 from securevfl import __version__
 from securevfl.accountants import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms.resolve import load_planned
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.canary.audit import CanaryResult, canary_audits
 from securevfl.attacks.contract import Attack
@@ -31,6 +30,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError
 from securevfl.federation.run import Run, predictions
 from securevfl.settings.plan import Plan
+from securevfl.settings.source import load_planned
 
 Step = Callable[[str, float], None]
 

@@ -27,7 +27,7 @@ from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
 from securevfl.cli.train import train
 from securevfl.cli.trees import trees
-from securevfl.errors import SecureVFLError
+from securevfl.errors import MissingExtra, SecureVFLError, missing
 
 # A name of two words is a command within a group.
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -54,7 +54,6 @@ GROUPS = {"certificates": "A small certificate authority for organisations that 
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Secure vertical federated learning: train, account for what leaves each party, attack the result.",
@@ -87,9 +86,13 @@ def _root(
 def main() -> None:
     """Runs the command line; every expected failure is one line on standard error and its own exit code."""
     try:
-        app()
+        app(prog_name="securevfl")
     except SecureVFLError as error:
         _fail(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("securevfl"):
+            raise
+        _fail(str(missing(error)), MissingExtra.exit_code)
     except OSError as error:
         _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
 

@@ -146,8 +146,8 @@ def _data(run: Path, text: str | None) -> VerticalData | None:
     """The data that is named on the command line, in the form that the run had it."""
     if text is None:
         return None
-    from securevfl.algorithms.resolve import load_planned
     from securevfl.federation.folder import RunFolder
+    from securevfl.settings.source import load_planned
 
     plan = RunFolder(run).read_plan()
     if Path(text).is_dir() or Path(text).suffix == ".toml":

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json
-from securevfl.cli.train import privacy_table, show_absences
+from securevfl.cli.train import privacy_table, show_absences, show_alone, show_below
 from securevfl.errors import InputError
 
 if TYPE_CHECKING:
@@ -190,9 +190,11 @@ def _show(node: Participant, result: dict[str, Any]) -> None:
         _show_prediction(console, node, result)
         return
     measured = _measured(result["test"])
+    show_below(console, result)
     console.print(f"{result['algorithm']} on {result['protocol']}: {result['epochs']} epochs", markup=False)
     if measured:
         console.print(f"test {measured}")
+    show_alone(console, result)
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], node.site.plan.delta if node.site else 0.0))
     show_absences(console, result)

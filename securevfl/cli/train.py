@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, progress_bar, table
 from securevfl.errors import PlanError, RunError
 from securevfl.settings.codec import parse_assignment
@@ -24,22 +25,35 @@ if TYPE_CHECKING:
 def train(
     data: Annotated[
         list[str] | None,
-        typer.Option(help="A data set by name, a data.toml, or one CSV file per party (repeat)."),
+        typer.Option(
+            help="A data set by name, a data.toml, or one CSV file per party (repeat).",
+            autocompletion=completion.data_sets,
+        ),
     ] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str | None, typer.Option(help="ID column of CSV files.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Algorithm; securevfl data lists them.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="Algorithm; securevfl data lists them.", autocompletion=completion.algorithms),
+    ] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="plain, plain-tree, two-tree, pairwise, ckks or bfv.")
+        str | None,
+        typer.Option(
+            help="plain, plain-tree, two-tree, pairwise, ckks or bfv.", autocompletion=completion.protocols
+        ),
     ] = None,
     threshold: Annotated[
         int | None,
         typer.Option(help="Protocol pairwise: how many parties must stay in a sum; 0 waits for everybody."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="linear, mlp, cnn, lstm; sealed: scorecard, auto.")
+        str | None,
+        typer.Option(
+            help="linear, mlp, cnn, lstm; sealed: scorecard, auto; central, local: trees.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     encoder_training: Annotated[
         str | None, typer.Option(help="raw (mode strict), dp (mode dp-encoder) or none (mode frozen).")
@@ -70,7 +84,9 @@ def train(
     set_field: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Any other setting of plan, algorithm or simulation, as name=value (repeat)."
+            "--set",
+            help="Any other setting of plan, algorithm or simulation, as name=value (repeat).",
+            autocompletion=completion.settings,
         ),
     ] = None,
     record_views: Annotated[
@@ -114,15 +130,17 @@ def train(
     }
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
-    from securevfl.algorithms import find_algorithm
-    from securevfl.algorithms.resolve import load_planned
-    from securevfl.trackers import build_tracker
-
     chosen = _plan(plan, options, set_field or [], resume)
-    loaded = load_planned(chosen)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
     where = resume or out
+    from securevfl.settings.source import load_planned
+
+    loaded = load_planned(chosen)
+    from securevfl.algorithms import find_algorithm  # torch: only when everything has its right name
+    from securevfl.algorithms.constants import theory_notes
+    from securevfl.trackers import build_tracker
+
     callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
     run = run_with_progress(
         loaded, chosen, where, quiet=json, resume=resume is not None, callbacks=callbacks, ray=ray
@@ -130,7 +148,8 @@ def train(
     if json:
         print_json(run.result)
     else:
-        show_run(run, (*loaded.notes, *find_algorithm(chosen.algorithm).notes(chosen, loaded)))
+        own = find_algorithm(chosen.algorithm).notes(chosen, loaded)
+        show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
 
 
 def _named(data: list[str]) -> str:
@@ -192,9 +211,11 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
+    show_below(console, result)
     console.print(
         f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
     )
+    show_alone(console, result)
     for note in notes:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:
@@ -218,6 +239,24 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     )
     if run.folder is not None:
         console.print(f"files in {run.folder}", markup=False, soft_wrap=True)
+
+
+def show_below(console: Console, result: dict[str, Any]) -> None:
+    """Begins with the bad news, where a federated run is worse than its label holder alone."""
+    from securevfl.algorithms import find_algorithm
+    from securevfl.algorithms.alone import below_alone
+
+    words = below_alone(result) if find_algorithm(result["algorithm"]).federated else ""
+    if words:
+        console.print(words, markup=False, soft_wrap=True)
+
+
+def show_alone(console: Console, result: dict[str, Any]) -> None:
+    """What the label holder reaches alone."""
+    if alone := result.get("alone"):
+        kinds = {"linear": "linear", "trees": "boosted trees"}
+        known = [f"{number(alone[kind])} {word}" for kind, word in kinds.items() if alone[kind] is not None]
+        console.print(f"the label holder alone: {alone['metric']} {', '.join(known) or 'unknown'}")
 
 
 def show_absences(console: Console, result: dict[str, Any]) -> None:

@@ -426,6 +426,12 @@ def raw_values(column: Column, features: Floats) -> Floats:
     return np.where(gaps, np.nan, values)
 
 
+def raw_columns(columns: Sequence[Column], rows: Floats) -> list[Floats]:
+    """Raw values of every column from rows of features."""
+    ends = np.cumsum([0, *(len(column.features) for column in columns)])
+    return [raw_values(column, rows[:, ends[i] : ends[i + 1]]) for i, column in enumerate(columns)]
+
+
 def bin_column(
     column: Column, values: Floats, noise: Noise, *, stds: Sequence[float], list_std: float
 ) -> NumberBins | CodeBins:

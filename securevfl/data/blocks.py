@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from securevfl.data import sparse
 from securevfl.errors import DataError, nearest
 
 # One party's features: float32, rows first; dense with two or more dimensions, or a scipy CSR array.

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from securevfl.data import sparse
 from securevfl.data.blocks import shorten
 from securevfl.data.labels import raw_labels
 from securevfl.errors import DataError, nearest

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from securevfl.data import sparse
 from securevfl.data.blocks import Block, flat
 
 Scaling: TypeAlias = Literal["none", "standard", "public"]

@@ -14,7 +14,7 @@ from securevfl.data.build import Rows, Settings, build
 from securevfl.data.readers import numbers, one_hot, read_bytes, read_table, read_text
 from securevfl.data.schemas import ADULT, MFEAT_VIEWS, UCI_CREDIT_BOUNDS, UCI_CREDIT_CODES, parkinson_view
 from securevfl.data.vertical import VerticalData, pixel_names
-from securevfl.errors import DataError
+from securevfl.errors import DataError, needed
 
 
 def a9a(files: list[Path], seed: int, test_fraction: float) -> VerticalData:
@@ -229,7 +229,7 @@ def from_sklearn(
     seed: int, test_fraction: float, *, name: str, bounds: Any, task: str, image_size: Any = None
 ) -> VerticalData:
     """A set that comes with scikit-learn, coded as there (breast cancer: 0 is malignant, 1 benign)."""
-    from sklearn import datasets
+    datasets = needed("sklearn.datasets")
 
     bunch = getattr(datasets, f"load_{name}")()
     block = np.array(bunch.data, dtype=np.float32)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from securevfl.data import sparse
 from securevfl.data.blocks import Block, party_names
 from securevfl.data.build import Rows, Settings, build
 from securevfl.data.labels import parse_labels

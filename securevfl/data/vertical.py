@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from securevfl.data import sparse
 from securevfl.data.blocks import Block, Bounds, flat, shorten, width
 from securevfl.data.columns import Columns, toml_key
 from securevfl.data.labels import ClassValue, Task

@@ -17,9 +17,10 @@ from torch import nn
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress, ServerRole
+from securevfl.algorithms.alone import reached_alone
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError, RunError, SecureVFLError
+from securevfl.errors import PlanError, RunError, SecureVFLError, TrainingDiverged
 from securevfl.federation.callbacks import Callback, call_each
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
@@ -27,6 +28,9 @@ from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import load_own
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
 from securevfl.settings.plan import Plan
+
+WORST_R2 = -3.0
+"""Below this a regression has not learnt badly, it has diverged: errors are twice the labels' spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class Run:
         encoders: The trained encoders by party (only in the process that trained).
         head: The label holder's model (only in the process that trained).
         predictor: Applies the model to new records.
+        measure: Computes what the label holder reaches alone (only in the process that trained).
     """
 
     plan: Plan
@@ -50,6 +55,7 @@ class Run:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     head: nn.Module | None = None
     predictor: Predictor | None = field(default=None, repr=False, compare=False)
+    measure: Callable[[], dict[str, Any] | None] = field(default=lambda: None, repr=False, compare=False)
 
     def predict(
         self, blocks: Sequence[Any] | Mapping[str, Any], *, ids: Sequence[Any] | None = None
@@ -96,6 +102,17 @@ class Run:
     def test(self) -> dict[str, float | None]:
         """Metrics on the test part."""
         return dict(self.result["test"])
+
+    @property
+    def alone(self) -> dict[str, Any] | None:
+        """What the label holder reaches alone: ``metric``, ``linear``, ``trees``; None without features.
+
+        A run in memory computes it when it is asked for; a run in a folder has it in its result.
+        """
+        if "alone" not in self.result:
+            self.result["alone"] = self.measure()
+        found: dict[str, Any] | None = self.result["alone"]
+        return found
 
     @property
     def privacy(self) -> dict[str, dict[str, Any]]:
@@ -162,7 +179,9 @@ def train(
         schedule, carrier = _run(make, resolved, scaled, folder, progress, callbacks, resume=resume)
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
+    measure = partial(reached_alone, data, holds_features=resolved.label_holder == "party")
     if folder is not None:
+        result["alone"] = measure()
         folder.write_result(result)
     call_each(callbacks, "on_finish", result)
     if not isinstance(carrier, VirtualCarrier):
@@ -174,6 +193,7 @@ def train(
         folder=None if folder is None else folder.path,
         encoders=carrier.encoders,
         head=carrier.head,
+        measure=measure,
         predictor=Predictor(
             plan=resolved,
             folder=folder,
@@ -355,7 +375,12 @@ def result_content(
         server: The label holder's role; None where it runs elsewhere.
         epochs: Epochs done.
         figures: Time, messages, bytes, why it stopped, and what else a runtime has to say.
+
+    Raises:
+        TrainingDiverged: The model is no model: its outputs are not finite, or far worse than a constant.
     """
+    if server is not None:
+        _check_converged(server, stopped=figures.get("stopped"))
     result = {
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
@@ -377,6 +402,23 @@ def evaluated(server: ServerRole | None) -> dict[str, Any]:
     if server is None or not server.test_is:
         return {}
     return {"test_is": server.test_is, "evaluation": {n: _number(v) for n, v in server.opened.items()}}
+
+
+def _check_converged(server: ServerRole, *, stopped: str | None) -> None:
+    """A model that is none must not end on a page of success; a budget may well leave metrics unknown.
+
+    What the federation opens of a sealed model may be unknown as well: noise can hide a small class.
+    """
+    test = server.test
+    r2 = test.get("r2")
+    if r2 is not None and r2 < WORST_R2:
+        raise TrainingDiverged(
+            f"training diverged: r2 is {r2:.3g}, far worse than a constant; lower the learning rate, or "
+            "raise epsilon"
+        )
+    unknown = all(value is None for value in test.values())
+    if test and not stopped and unknown and test != server.opened:
+        raise TrainingDiverged("training diverged: outputs are not finite; lower the learning rate")
 
 
 def label_exposure(records: list[ReleaseRecord], label_holder: str) -> str:

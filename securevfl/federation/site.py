@@ -22,6 +22,7 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
+from securevfl.algorithms.baselines import TREES, pooled_trees
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
@@ -449,7 +450,7 @@ def checked_encoder(
             given = perturb(given, plan.hidden_noise, gate.noise)
     # Random rows: equal ones could not show that a module mixes them.
     sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
-    check_encoder(given, sample, plan.embedding)
+    check_encoder(given, sample, None if plan.model == TREES else plan.embedding)
     mixing = couples_records(given, sample)
     if mixing and plan.mode != "strict":
         raise PlanError(
@@ -461,6 +462,8 @@ def checked_encoder(
 
 def planned_head(plan: Plan, data: VerticalData) -> nn.Module:
     """The label holder's model, as the plan describes it."""
+    if plan.model == TREES:
+        return pooled_trees(data, alone=plan.algorithm == "local")
     used = len(data.parties) if plan.algorithm != "local" else 1
     fusion = Fusion(plan.fusion, (plan.embedding,) * used)
     generator = torch_generator(plan.seed, "head")

@@ -36,16 +36,6 @@ from securevfl.models.losses import (
 )
 from securevfl.models.per_record import clipped_gradient_sum
 from securevfl.models.perturbed import HiddenNoise, NoiseSource, Perturbed, drawn_noise, perturb, replaying
-from securevfl.models.smoothness import (
-    LayerBound,
-    Smoothness,
-    activation_rms,
-    layer_bounds,
-    objective_gap,
-    objective_gap_as_printed,
-    smoothness,
-    smoothness_as_printed,
-)
 from securevfl.models.stacked import StackedEncoders, why_not_stackable
 
 __all__ = [
@@ -62,16 +52,13 @@ __all__ = [
     "HiddenNoise",
     "LSTMEncoder",
     "LSTMLayer",
-    "LayerBound",
     "LinearEncoder",
     "MLPEncoder",
     "NoiseSource",
     "Perturbed",
     "PreparedLinear",
-    "Smoothness",
     "StackedEncoders",
     "SumHead",
-    "activation_rms",
     "area_under_curve",
     "build_encoder",
     "build_head",
@@ -82,12 +69,9 @@ __all__ = [
     "drawn_noise",
     "evaluate",
     "initialise",
-    "layer_bounds",
     "load_module",
     "metric_names",
     "metrics",
-    "objective_gap",
-    "objective_gap_as_printed",
     "output_width",
     "perturb",
     "pick_device",
@@ -95,8 +79,6 @@ __all__ = [
     "replaying",
     "save_module",
     "seeded",
-    "smoothness",
-    "smoothness_as_printed",
     "task_loss",
     "why_not_stackable",
 ]

@@ -10,7 +10,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -112,6 +112,10 @@ class StackedEncoders(nn.Module):
         self._leaves = tuple(self.stacked)  # iterating over a ParameterList costs as much as a small product
         self._chain = _chain(encoders) if self._plain else []
         self.training = encoders[0].training
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The stacked parameters with the names that they have in one encoder."""
+        return zip(self._names, self.stacked, strict=True)
 
     def train(self, mode: bool = True) -> StackedEncoders:
         """Sets the mode of the stack and of every encoder in it."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from securevfl.algorithms.alone import reached_alone
 from securevfl.data.share import OUTLINE_FILE, Outline, OwnTable, coding_of, rows_of, split_rows
 from securevfl.errors import DataError, ProtocolError, RunError
 from securevfl.federation.clock import RealClock
@@ -179,5 +180,8 @@ class Training(Purpose):
             bytes=who.mesh.bytes,
             stopped=who.reason,
         )
+        if site.server is not None:
+            holds = site.plan.label_holder == "party"
+            result["alone"] = reached_alone(site.data, holds_features=holds)  # it stays here
         who.folder.write_result(result)
         return result

@@ -29,10 +29,12 @@ from securevfl.settings.families import (
 )
 
 DEFAULT_ALGORITHM = "vafl"
+MODELS = ("auto", "linear", "scorecard", "mlp", "cnn", "lstm", "trees")
+HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
-OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious")
+OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious", "exact")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
 MOST = 1e30
@@ -71,12 +73,13 @@ class Plan(_Keywords):
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``; of sealed training also
-            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone.
+            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone; of the
+            baselines ``central`` and ``local`` also ``trees``, scikit-learn's HistGradientBoosting.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
         hidden_noise: Levels c_l of uniform noise in hidden layers (smoothing, never counted as privacy).
         fusion: ``concat`` or ``sum``; ``auto`` is concat for the plain protocol and sum for secure sums.
-        head: The server's model on top: ``linear``, ``mlp`` or ``sum``; ``auto`` fits fusion and model.
+        head: The server's model on top: ``linear``, ``mlp``, ``relu``, ``sum``; ``auto`` fits the others.
         label_holder: ``party`` (the party with the label is the server) or ``server`` (one without features).
         encoder_training: ``raw`` (as in the papers), ``dp`` (clipped and noised per record), ``none``.
         clip: L2 bound C of each released vector.
@@ -99,11 +102,15 @@ class Plan(_Keywords):
         server_learning_rate: Rate of the server's model; 0 takes `learning_rate`.
         learning_rates: Rates of single parties, by name.
         optimiser: ``sgd``, ``momentum`` (0.9) or ``adam``, for parties and server; the Flex family resets
-            momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``.
+            momentum every round and also knows ``proximal`` and ``decaying``, but not ``adam``. The baselines
+            know ``exact``, which solves linear models and grows trees as a whole; where a plan says nothing
+            about steps it is theirs, and networks stop by records that are held out.
         optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
-        l2: Coefficient of the regulariser l2/2 * ||theta||^2.
+        l2: Coefficient of the regulariser l2/2 * ||weights||^2 of the parties' models. Biases and the
+            server's model are not regularised. AFSGD-VP's ridge loss is the squared error; here it is half
+            of that, so the paper's lambda is an l2 of half its size.
         patience: Stop when the training loss has not improved for so many epochs; 0 never stops early.
         evaluate_every: Evaluate on the test part after so many epochs; 0 only at the end.
         scaling: ``standard`` (fitted on private rows, strict mode only), ``public``, ``none``, ``auto``.
@@ -120,12 +127,12 @@ class Plan(_Keywords):
     protocol: str = choice("plain", PROTOCOLS)
     collusion: int = whole(1, low=1)
     threshold: int = whole(0)
-    model: str = "linear"
+    model: str = choice("linear", MODELS)
     embedding: int = whole(0)
     hidden: tuple[int, ...] = (32,)
     hidden_noise: tuple[float, ...] = ()
     fusion: str = choice("auto", ("auto", "concat", "sum"))
-    head: str = "auto"
+    head: str = choice("auto", HEADS)
     label_holder: str = choice("party", ("party", "server"))
     encoder_training: str = choice("raw", ENCODER_TRAINING)
     clip: float = number(1.0, above=0, most=MOST)

@@ -22,13 +22,13 @@ canaries = 1000
 [[point]]
 label = "label holder alone"
 algorithm = "local"
-epochs = 20
+optimiser = "exact"
 grid = { data = ["synthetic:rows=3000,features=24,seed=0", "digits"] }
 
 [[point]]
 label = "all features in one place"
 algorithm = "central"
-epochs = 20
+optimiser = "exact"
 grid = { data = ["synthetic:rows=3000,features=24,seed=0", "digits"] }
 
 [[point]]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.algorithms.resolve import load_planned, planned_releases
+from securevfl.algorithms.resolve import planned_releases
 from securevfl.data import VerticalData, make_synthetic
 from securevfl.data.description import is_description
 from securevfl.data.registry import find_info
@@ -25,6 +25,7 @@ from securevfl.errors import DataError, PlanError, SecureVFLError
 from securevfl.federation.run import Run, train
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
+from securevfl.settings.source import load_planned
 from securevfl.sweeps.summary import MAIN_METRICS
 
 MOST_ROWS = 12_000  # of the stand-in; more rows make no mode worse that is proposed here

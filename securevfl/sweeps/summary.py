@@ -167,8 +167,9 @@ def kept(groups: Sequence[Group]) -> tuple[list[float], dict[str, dict[float, Gr
 
 
 def reference(groups: Sequence[Group], algorithm: str) -> Group | None:
-    """The baseline of that name, if the sweep has it."""
-    return next((g for g in groups if g.first["algorithm"] == algorithm and g.mean is not None), None)
+    """The best baseline of that name, of whatever model, if the sweep has one."""
+    found = [g for g in groups if g.first["algorithm"] == algorithm and g.mean is not None]
+    return max(found, key=lambda group: group.mean or 0.0, default=None)
 
 
 def attack_names(results: Results) -> list[str]:

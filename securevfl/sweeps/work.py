@@ -15,13 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from securevfl.algorithms.resolve import load_planned
 from securevfl.data import VerticalData
 from securevfl.errors import RunError, SecureVFLError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.run import Run, load_run, train
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
+from securevfl.settings.source import load_planned
 from securevfl.sweeps.records import MARKER, failed_record, finished_record
 
 

@@ -43,7 +43,7 @@ def weights_of(run) -> np.ndarray:
 def objective(data: VerticalData, weights: np.ndarray, l2: float) -> float:
     features = np.hstack([np.asarray(block, np.float64) for block in data.train])
     scores = features @ weights[:-1] + weights[-1]
-    return mean_loss(data.task, scores, data.y_train) + l2 / 2 * float((weights**2).sum())
+    return mean_loss(data.task, scores, data.y_train) + l2 / 2 * float((weights[:-1] ** 2).sum())
 
 
 def optimum(data: VerticalData, l2: float) -> tuple[np.ndarray, float]:
@@ -54,7 +54,8 @@ def optimum(data: VerticalData, l2: float) -> tuple[np.ndarray, float]:
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weights = flat.reshape(features.shape[1], data.outputs)
         gradient = features.T @ loss_derivative(data.task, features @ weights, data.y_train) / data.n_train
-        return objective(data, weights, l2), (gradient + l2 * weights).ravel()
+        pull = np.vstack([l2 * weights[:-1], np.zeros_like(weights[-1:])])  # the bias is free
+        return objective(data, weights, l2), (gradient + pull).ravel()
 
     start = np.zeros(features.shape[1] * data.outputs)
     found = optimize.minimize(value, start, jac=True, method="BFGS", options={"gtol": 1e-10, "maxiter": 5000})

@@ -652,7 +652,7 @@ def test_commands_take_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sweep_finds_the_description_beside_its_file(tmp_path: Path) -> None:
-    from securevfl.algorithms.resolve import load_planned
+    from securevfl.settings.source import load_planned
     from securevfl.sweeps import read_sweep
 
     path = described(tmp_path)

@@ -70,7 +70,8 @@ def test_one_worker_against_a_loop_written_out(decay: str) -> None:
     with torch.no_grad():
         module.weight.copy_(weights(again)["p0.output.weight"])
         module.bias.zero_()
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.3, weight_decay=0.01)
+    groups = [{"params": [module.weight], "weight_decay": 0.01}, {"params": [module.bias]}]  # a free bias
+    optimiser = torch.optim.SGD(groups, lr=0.3)
     from securevfl.models.seeds import numpy_generator
 
     order = numpy_generator(0, "batches", 0)
@@ -80,7 +81,8 @@ def test_one_worker_against_a_loop_written_out(decay: str) -> None:
         for rows in np.split(order.permutation(40), range(7, 40, 7)):
             step += 1
             if decay == "sqrt":  # Proposition 1: eta / sqrt(t)
-                optimiser.param_groups[0]["lr"] = 0.3 / np.sqrt(step)
+                for group in optimiser.param_groups:
+                    group["lr"] = 0.3 / np.sqrt(step)
             optimiser.zero_grad()
             nn.functional.binary_cross_entropy_with_logits(
                 module(inputs[rows])[:, 0], labels[rows]

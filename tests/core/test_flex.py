@@ -41,7 +41,7 @@ def test_a_round_is_the_weighted_sum_of_its_gradients(kind: str, steps: int) -> 
     """Eq. (8), with gradients that depend on nothing; the second round must not remember the first."""
     generator = torch.Generator().manual_seed(steps)
     parameter = nn.Parameter(torch.randn(5, generator=generator, dtype=torch.float64))
-    optimiser = LocalSGD([parameter], kind=kind, proximal=0.4, l2=0.0)
+    optimiser = LocalSGD([{"params": [parameter]}], kind=kind, proximal=0.4)
     for rate in (0.3, 0.05):
         start = parameter.detach().clone()
         optimiser.begin(rate)
@@ -171,7 +171,9 @@ def one_round(start: Run, data: VerticalData, chosen: Plan) -> torch.Tensor:
     for k, module in enumerate([*start.encoders.values(), start.head]):
         own = copy.deepcopy(module)
         momentum = 0.9 if chosen.optimiser == "momentum" else 0.0
-        optimiser = torch.optim.SGD(own.parameters(), lr=0.2, weight_decay=chosen.l2, momentum=momentum)
+        decay = [0.0 if k == 3 or "bias" in name else chosen.l2 for name, _ in own.named_parameters()]
+        groups = [{"params": [p], "weight_decay": d} for p, d in zip(own.parameters(), decay, strict=True)]
+        optimiser = torch.optim.SGD(groups, lr=0.2, momentum=momentum)
         for _ in range(round(chosen.settings.timeout * SPEEDS[names[k]])):
             each = [own(x) if i == k else snapshot[i] for i, x in enumerate(inputs)]
             fused = sum(each[1:], each[0]) if chosen.fusion == "sum" else torch.cat(each, dim=1)

@@ -20,10 +20,17 @@ from securevfl.models import (
     initialise,
     pick_device,
 )
+from securevfl.settings.plan import MODELS
 
 
 def test_every_kind_is_tried_here():
     assert KINDS.keys() == ENCODERS.keys()
+    assert set(MODELS) == {
+        "auto",
+        "scorecard",
+        "trees",
+        *ENCODERS,
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

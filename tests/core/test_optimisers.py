@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from securevfl import Plan
-from securevfl.algorithms.steps import PlainSGD, build_optimiser, load_optimiser_state, optimiser_state
+from securevfl.algorithms.steps import (
+    PlainSGD,
+    build_optimiser,
+    load_optimiser_state,
+    optimiser_state,
+    regularised,
+)
 
 
 def parameters() -> list[torch.Tensor]:
@@ -26,7 +32,7 @@ def walk(optimiser: torch.optim.Optimizer, values: list[torch.Tensor], steps: in
 @pytest.mark.parametrize("l2", [0.0, 0.1])
 def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float) -> None:
     ours, theirs = parameters(), parameters()
-    built = build_optimiser(ours, Plan(l2=l2, optimiser="sgd"), 0.05)
+    built = build_optimiser([{"params": ours, "weight_decay": l2}], Plan(l2=l2, optimiser="sgd"), 0.05)
     assert isinstance(built, PlainSGD)
     walk(built, ours, 20)
     walk(torch.optim.SGD(theirs, lr=0.05, weight_decay=l2), theirs, 20)
@@ -41,12 +47,29 @@ def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float) -> None:
 def test_optimisers_with_memory_or_hooks_keep_them(changes: dict[str, str]) -> None:
     plan = Plan.from_flat(changes)  # type: ignore[arg-type]
     whole, halves = parameters(), parameters()
-    built = build_optimiser(whole, plan, 0.05)
+    built = build_optimiser([{"params": whole}], plan, 0.05)
     assert not isinstance(built, PlainSGD)
     walk(built, whole, 8)
-    first = build_optimiser(halves, plan, 0.05)
+    first = build_optimiser([{"params": halves}], plan, 0.05)
     walk(first, halves, 4)
-    second = build_optimiser(halves, plan, 0.05)
+    second = build_optimiser([{"params": halves}], plan, 0.05)
     load_optimiser_state(second, optimiser_state(first))
     walk(second, halves, 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))
+
+
+def test_the_regulariser_is_about_the_parties_weights_alone() -> None:
+    """As in the papers: neither biases nor the server's model decay, in whatever module they are."""
+    plan = Plan(algorithm="vafl", l2=0.5, sigma=1.0)
+    module = torch.nn.ModuleDict({"lstm": torch.nn.LSTM(3, 2), "out": torch.nn.Linear(2, 1)})
+    decays = {
+        id(p): g["weight_decay"]
+        for g in regularised(module.named_parameters(), plan, "p1")
+        for p in g["params"]
+    }
+    for name, parameter in module.named_parameters():
+        assert decays[id(parameter)] == (0.0 if "bias" in name else 0.5)
+    assert [g["weight_decay"] for g in regularised(module.named_parameters(), plan, "server")] == [0.0]
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    assert regularised(module.named_parameters(), plan, "p1") == []

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securevfl.data.binning import BINS, CodeBins, NumberBins, most_bins, raw_values
+from securevfl.data.binning import BINS, CodeBins, NumberBins, most_bins, raw_columns
 from securevfl.data.columns import Column
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,6 @@ class ScorecardEncoder(nn.Module):
         super().__init__()
         self.columns = tuple(columns)
         count, exact = len(self.columns), torch.float64
-        self.widths = [len(column.features) for column in self.columns]
         self._most = max(most_bins(column) for column in self.columns)
         codes = max(column.codes or 2 for column in self.columns) + 1
         self.register_buffer("edges", torch.full((count, BINS), torch.inf, dtype=exact))
@@ -89,8 +88,7 @@ class ScorecardEncoder(nn.Module):
 
     def split(self, rows: Floats) -> list[Floats]:
         """Raw values of every column from rows of features."""
-        ends = np.cumsum([0, *self.widths])
-        return [raw_values(column, rows[:, ends[i] : ends[i + 1]]) for i, column in enumerate(self.columns)]
+        return raw_columns(self.columns, rows)
 
     def score(self, rows: Floats) -> Floats:
         """Scores of rows of features, one column."""

@@ -93,7 +93,9 @@ class SealedMember:
                 torch.nn.init.zeros_(parameter)
         rate = self.setup.server_rate if party is None else self.setup.rate(self.address)
         rate *= self.settings.unit_rate
-        self.optimiser = build_optimiser(self.model.parameters, self.setup.plan, rate, self.address)
+        plan = self.setup.plan
+        groups = [{"params": self.model.parameters, "weight_decay": plan.l2}]
+        self.optimiser = build_optimiser(groups, plan, rate, self.address)
 
     def _labels(self) -> npt.NDArray[np.float64]:
         """(records, outputs), as the protocol wants them."""

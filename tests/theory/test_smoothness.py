@@ -18,12 +18,12 @@ from model_fixtures import generator
 from torch import nn
 from torch.func import functional_call, grad
 
+from securevfl.algorithms.constants import layer_bounds
 from securevfl.errors import InputError, PlanError
-from securevfl.models import (
+from securevfl.models import build_encoder
+from securevfl.theory.smoothness import (
     LayerBound,
     activation_rms,
-    build_encoder,
-    layer_bounds,
     objective_gap,
     objective_gap_as_printed,
     smoothness,

@@ -1,0 +1,206 @@
+"""What of the four papers is here: every algorithm, theorem, table and figure, and what became of it.
+
+python -m benchmarks.papers.coverage writes docs/results/papers.md
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.papers.common import table, write
+
+CODE, REPRODUCED, STAND_IN = "code", "reproduced", "stand-in data"
+REFUTED, IMPOSSIBLE, MISSING = "refuted", "impossible here", "not made"
+STATES = {
+    CODE: "runs as the paper says, or is computed, and is tested",
+    REPRODUCED: "measured on the paper's own data",
+    STAND_IN: "measured on other data of the same kind",
+    REFUTED: "shown to be wrong by a test; what holds instead stands in the right column",
+    IMPOSSIBLE: "its data cannot be had here",
+    MISSING: "could be made here and has not been",
+}
+
+
+class Row(NamedTuple):
+    """One numbered thing of a paper."""
+
+    item: str
+    what: str
+    state: str
+    where: str
+
+
+ROWS: dict[str, tuple[Row, ...]] = {
+    "VAFL": (
+        Row("Algorithm 1", "asynchronous training", CODE, "`vafl`"),
+        Row("Algorithm 2", "t-synchronous training", CODE, "`vafl-tsync`, t is `wait_for`"),
+        Row("Figure 1", "diagram of the system", CODE, "the picture in docs/architecture.md"),
+        Row("Theorem 1", "bounded delay, nonconvex", CODE, "`theory.vafl.bounded_delay`"),
+        Row(
+            "Theorem 2",
+            "bounded delay, strongly convex",
+            CODE,
+            "`theory.vafl.bounded_delay_convex`; repaired",
+        ),
+        Row("Theorem 3", "random delay, nonconvex", CODE, "`theory.vafl.stochastic_delay`; repaired"),
+        Row(
+            "Theorem 4",
+            "random delay, strongly convex",
+            CODE,
+            "`theory.vafl.stochastic_delay_convex`; repaired",
+        ),
+        Row("Theorem 5", "hidden noise makes the loss smooth", CODE, "`theory.smoothness`; repaired"),
+        Row(
+            "Theorem 6",
+            "the noise's privacy",
+            REFUTED,
+            "docs/accounting.md; counted by mode `strict` instead",
+        ),
+        Row("Theorem 7", "t-synchronous, bounded delay, nonconvex", CODE, "`bounded_delay`, `together` = t"),
+        Row(
+            "Theorem 8",
+            "t-synchronous, bounded delay, convex",
+            CODE,
+            "`bounded_delay_convex`, `together` = t",
+        ),
+        Row(
+            "Theorem 9", "t-synchronous, random delay, nonconvex", CODE, "`stochastic_delay`, `together` = t"
+        ),
+        Row(
+            "Theorem 10",
+            "t-synchronous, random delay, convex",
+            CODE,
+            "`stochastic_delay_convex`, `together` = t",
+        ),
+        Row(
+            "Figure 2",
+            "accuracy against time, linear models",
+            STAND_IN,
+            "vafl.md; its CIFAR-10 part cannot be had",
+        ),
+        Row("Figure 3", "accuracy against time, CNN", STAND_IN, "vafl.md; trained too briefly to rank"),
+        Row("Figure 4", "AUC against time, LSTM", STAND_IN, "vafl.md; trained too briefly to rank"),
+        Row(
+            "Figure 5",
+            "training loss, CNN (ModelNet40)",
+            IMPOSSIBLE,
+            "ModelNet40; the stand-in shows Figure 3",
+        ),
+        Row(
+            "Figure 6", "accuracy, CNN, other settings", IMPOSSIBLE, "ModelNet40; the stand-in shows Figure 3"
+        ),
+        Row(
+            "Figure 7",
+            "training loss, LSTM (MIMIC-III)",
+            IMPOSSIBLE,
+            "MIMIC-III; the stand-in shows Figure 4",
+        ),
+        Row("Figure 8", "AUC, LSTM, other settings", IMPOSSIBLE, "MIMIC-III; the stand-in shows Figure 4"),
+    ),
+    "FDML": (
+        Row("Algorithm 1", "asynchronous training, bounded staleness", CODE, "`fdml`, tau is `staleness`"),
+        Row("Proposition 1", "regret", CODE, "`theory.fdml.regret`; repaired"),
+        Row("Figure 1", "diagram of the model", CODE, "sum fusion with head `sum`"),
+        Row("Table 1", "Tencent MyApp", IMPOSSIBLE, "the data is a company's own"),
+        Row("Table 2", "a9a: local, centralised, FDML", REPRODUCED, "fdml.md"),
+        Row("Figure 2", "curves of LR over 40 passes (MyApp)", IMPOSSIBLE, "the data is a company's own"),
+        Row("Figure 3", "curves of NN over 40 passes (MyApp)", IMPOSSIBLE, "the data is a company's own"),
+        Row("Figure 4", "AUC against noise, a9a", REPRODUCED, "fdml.md"),
+    ),
+    "AFSGD-VP": (
+        Row("Algorithm 1", "sums along a tree", CODE, "protocol `plain-tree`"),
+        Row("Algorithm 2", "masked sums along two trees", CODE, "protocol `two-tree`; Lemma 12 below"),
+        Row(
+            "Algorithm 3",
+            "AFSGD-VP",
+            CODE,
+            "`afsgd`; batches go through the records in passes, not at random",
+        ),
+        Row("Algorithm 4", "AFSVRG-VP", CODE, "`afsvrg`"),
+        Row("Algorithm 5", "AFSAGA-VP", CODE, "`afsaga`"),
+        Row(
+            "Definition 1",
+            "significantly different trees",
+            REFUTED,
+            "not enough; connectivity, docs/protocols.md",
+        ),
+        Row("Theorem 4", "accuracy of AFSGD-VP", CODE, "`theory.afsgd.sgd`"),
+        Row("Theorem 6", "accuracy of AFSVRG-VP", CODE, "`theory.afsgd.svrg`; repaired"),
+        Row("Theorem 8", "accuracy of AFSAGA-VP", CODE, "`theory.afsgd.saga`; repaired"),
+        Row(
+            "Definition 10", "exact inference", CODE, "attack on recorded totals; it succeeds on Algorithm 2"
+        ),
+        Row("Definition 11", "approximate inference", CODE, "attack on recorded products"),
+        Row(
+            "Lemma 12",
+            "two trees prevent exact inference",
+            REFUTED,
+            "docs/protocols.md, docs/threat-model.md",
+        ),
+        Row("Figure 1", "asynchronous against synchronous time", CODE, "the virtual clock shows it"),
+        Row("Figure 2", "system", CODE, "the picture in docs/architecture.md"),
+        Row("Figure 3", "two trees", CODE, "`securevfl trees Q`"),
+        Row(
+            "Table 1", "data sets", STAND_IN, "two of eight are here; a synthetic set has the width of news20"
+        ),
+        Row("Table 2", "speed-up with a straggler", REPRODUCED, "afsgd.md; two sets, stand-ins for others"),
+        Row("Figure 4", "convergence, classification and regression", STAND_IN, "afsgd.md; no regression"),
+        Row("Figure 5", "convergence on rcv1, url, webspam", IMPOSSIBLE, "the sets are not at hand"),
+        Row("Figure 6", "speed-up against workers", STAND_IN, "afsgd.md"),
+        Row("Figure 7", "efficiency with 8 workers on url", IMPOSSIBLE, "the set is not at hand"),
+    ),
+    "Flex-VFL": (
+        Row("Algorithm 1", "Flex-VFL", CODE, "`flex`"),
+        Row("Algorithm 2", "Adaptive Flex-VFL", CODE, "`flex-adaptive`"),
+        Row("Lemma 1", "drift within a round", CODE, "part of `theory.flex.bound`"),
+        Row("Theorem 1", "gradient norms", CODE, "`theory.flex.rate_limit`, `theory.flex.bound`"),
+        Row("Corollary 1", "equal parties", CODE, "`theory.flex.uniform_bound`; the printed one is refuted"),
+        Row("Corollary 2", "decaying rates", CODE, "`theory.flex.vanishes`"),
+        Row(
+            "Equation 20",
+            "rates of the adaptive algorithm",
+            CODE,
+            "`theory.flex.adaptive_limit`; (18) repaired",
+        ),
+        Row("Figure 1", "diagram of the model", CODE, "the picture in docs/architecture.md"),
+        Row("Table I", "notation", CODE, "docstrings name the symbols"),
+        Row(
+            "Table II", "combinations of optimisers (MOSEI)", MISSING, "mfeat could stand in, as in Table III"
+        ),
+        Row("Table III", "time to target against communication", STAND_IN, "flex.md"),
+        Row("Table IV", "timeouts", STAND_IN, "flex.md"),
+        Row("Figure 2", "distributions of speed", MISSING, "Fashion-MNIST could stand in, as in Table III"),
+        Row(
+            "Figure 3",
+            "Google cluster traces",
+            IMPOSSIBLE,
+            "the traces are not at hand; synthetic ones serve",
+        ),
+        Row("Figure 4", "adaptive against static rates", STAND_IN, "flex.md"),
+    ),
+}
+
+
+def page() -> list[str]:
+    """The parts of the page."""
+    parts = [
+        "# The four papers, item by item",
+        "Made with `python -m benchmarks.papers.coverage`.",
+        "What the words mean: " + "; ".join(f"*{state}*: {words}" for state, words in STATES.items()) + ".",
+    ]
+    for paper, rows in ROWS.items():
+        parts += [
+            f"## {paper}",
+            table(("item", "what", "state", "where, or why not"), [list(row) for row in rows]),
+        ]
+    return parts
+
+
+def main() -> None:
+    """Writes the page."""
+    write(Path(__file__).resolve().parents[2] / "docs" / "results" / "papers.md", page())
+
+
+if __name__ == "__main__":
+    main()

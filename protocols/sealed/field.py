@@ -1,0 +1,235 @@
+"""Arithmetic modulo a Mersenne prime, exact and vectorised: what authenticates sealed training.
+
+Elements are uint64 in [0, p). Products of vectors and matrices go through float64 in limbs of 16 bits, where
+every partial sum is an integer below 2^53; all else is shifts and adds, because 2^bits = 1 modulo p.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import InputError, ProtocolError
+from securevfl.protocols.stream import KeyStream
+
+Elements = npt.NDArray[np.uint64]
+_LIMB = 16
+_LIMBS = 4
+_PIECE = 1 << 15
+"""Terms of an inner product at a time: limbs stay in the cache, and 2^15 * 2^32 * 4 is below 2^53."""
+MERSENNE = (2, 3, 5, 7, 13, 17, 19, 31, 61)
+
+
+@dataclass(frozen=True)
+class Field:
+    """The integers modulo 2^bits - 1.
+
+    Args:
+        bits: 61 everywhere but in tests, which search small fields to the end.
+    """
+
+    bits: int = 61
+
+    def __post_init__(self) -> None:
+        if self.bits not in MERSENNE:
+            raise InputError(f"2^{self.bits} - 1 is no prime this field is made for; use one of {MERSENNE}")
+
+    @property
+    def p(self) -> int:
+        """The modulus."""
+        return (1 << self.bits) - 1
+
+    @property
+    def _modulus(self) -> np.uint64:
+        return np.uint64(self.p)
+
+    # -- elements -------------------------------------------------------------------------------------------
+
+    def reduce(self, words: npt.NDArray[Any]) -> Elements:
+        """Any uint64 words modulo p, or signed integers of a smaller magnitude than p."""
+        if words.dtype.kind == "i":
+            signed = words.astype(np.int64)
+            return self.reduce(np.where(signed < 0, signed + self.p, signed).view(np.uint64))
+        found = words
+        for _ in range(-(-64 // self.bits)):
+            found = (found & self._modulus) + (found >> np.uint64(self.bits))
+        return np.asarray(np.where(found >= self._modulus, found - self._modulus, found))
+
+    def centred(self, elements: Elements) -> npt.NDArray[np.int64]:
+        """The integers of least magnitude that elements stand for."""
+        signed = elements.view(np.int64)
+        return np.asarray(np.where(signed > self.p // 2, signed - self.p, signed))
+
+    def check(self, words: object, shape: tuple[int, ...]) -> Elements:
+        """Returns `words` if they are elements of that shape.
+
+        Raises:
+            ProtocolError: They are not.
+        """
+        if not isinstance(words, np.ndarray) or words.dtype != np.uint64 or words.shape != shape:
+            found = (
+                f"{words.dtype}{list(words.shape)}" if isinstance(words, np.ndarray) else type(words).__name__
+            )
+            raise ProtocolError(
+                f"message carries {found}; field elements of shape {list(shape)} are expected"
+            )
+        if words.size and int(words.max()) >= self.p:
+            raise ProtocolError(
+                f"message carries a word that is no element of the field of 2^{self.bits} - 1"
+            )
+        return words
+
+    def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> Elements:
+        """Uniform elements from a stream; the word that equals p is drawn again."""
+        words = stream.words(shape)
+        words >>= np.uint64(64 - self.bits)
+        flat = words.reshape(-1)
+        while (again := np.flatnonzero(flat == self._modulus)).size:
+            flat[again] = stream.words(again.size) >> np.uint64(64 - self.bits)
+        return words
+
+    # -- entry by entry -------------------------------------------------------------------------------------
+
+    def add(self, one: Elements, two: Elements | int) -> Elements:
+        """The sum."""
+        found = one + (np.uint64(two % self.p) if isinstance(two, int) else two)
+        return np.asarray(np.where(found >= self._modulus, found - self._modulus, found))
+
+    def negative(self, elements: Elements) -> Elements:
+        """The negative."""
+        return np.asarray(np.where(elements == 0, elements, self._modulus - elements))
+
+    def sub(self, one: Elements, two: Elements) -> Elements:
+        """The difference."""
+        return np.asarray(np.where(one < two, one + self._modulus, one) - two)
+
+    def shift(self, elements: Elements, places: int) -> Elements:
+        """Times a power of two: the bits turn round."""
+        places %= self.bits
+        if not places:
+            return elements.copy()
+        return ((elements << np.uint64(places)) & self._modulus) | (elements >> np.uint64(self.bits - places))
+
+    def mul(self, one: Elements, two: Elements | int) -> Elements:
+        """The product."""
+        other: Any = np.uint64(two % self.p) if isinstance(two, int) else two
+        if self.bits <= 31:
+            return np.asarray((one * other) % self._modulus)
+        half, rest = np.uint64(31), np.uint64((1 << 31) - 1)
+        a, b, c, d = one >> half, one & rest, other >> half, other & rest
+        middle = a * d + b * c  # below 2^62; its upper 32 bits wrap onto the lowest
+        low = (middle & np.uint64((1 << 30) - 1)) << half
+        # a c 2^62 = 2 a c; the four terms stay below 2^61 + 2^32 + 2^61 + 2^62.
+        return self.reduce(np.uint64(2) * (a * c) + (middle >> np.uint64(30)) + low + b * d)
+
+    # -- sums of products -----------------------------------------------------------------------------------
+
+    def matmul(self, left: Elements, right: Elements) -> Elements:
+        """The matrix product of (m, n) and (n, k)."""
+        if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
+            raise InputError(f"a product of shapes {left.shape} and {right.shape} does not exist")
+        total = np.zeros((left.shape[0], right.shape[1]), np.uint64)
+        for start in range(0, left.shape[1], _PIECE):
+            one = _limbs(left[:, start : start + _PIECE])
+            two = _limbs(right[start : start + _PIECE].T)
+            for places in range(2 * _LIMBS - 1):
+                pairs = [(a, places - a) for a in range(_LIMBS) if 0 <= places - a < _LIMBS]
+                part = sum(one[a] @ two[b].T for a, b in pairs)
+                total = self.add(
+                    total, self.shift(self.reduce(np.asarray(part).astype(np.uint64)), _LIMB * places)
+                )
+        return total
+
+    def combine(self, factors: list[int], rows: Elements) -> Elements:
+        """sum_l factors[l] rows[l] for rows (l, n): few factors, many columns."""
+        flat = rows.reshape(len(rows), -1)
+        spread = np.zeros((2 * _LIMBS - 1, _LIMBS, len(rows)))
+        for place, factor in enumerate(factors):
+            for a in range(_LIMBS):
+                limb = (factor % self.p >> _LIMB * a) & ((1 << _LIMB) - 1)
+                for b in range(_LIMBS):
+                    spread[a + b, b, place] = limb
+        out = np.empty(flat.shape[1], np.uint64)
+        for start in range(0, flat.shape[1], _PIECE):
+            limbs = _limbs(flat[:, start : start + _PIECE]).reshape(_LIMBS * len(rows), -1)
+            sums = (spread.reshape(2 * _LIMBS - 1, -1) @ limbs).astype(np.uint64)
+            found = self.reduce(sums[0])
+            for places in range(1, 2 * _LIMBS - 1):
+                found = self.add(found, self.shift(self.reduce(sums[places]), _LIMB * places))
+            out[start : start + _PIECE] = found
+        return out.reshape(rows.shape[1:])
+
+    def dot(self, one: Elements, two: Elements) -> int:
+        """The inner product of all entries."""
+        return int(self.matmul(one.reshape(1, -1), two.reshape(-1, 1))[0, 0])
+
+    def total(self, elements: Elements) -> int:
+        """The sum of all entries."""
+        low = int((elements & np.uint64((1 << 32) - 1)).sum(dtype=np.uint64))
+        return (low + (int((elements >> np.uint64(32)).sum(dtype=np.uint64)) << 32)) % self.p
+
+    def by_small(self, factors: npt.NDArray[np.int64], elements: Elements) -> Elements:
+        """sum_k factors[k] elements[k] over the first axis, for integers of magnitude below 2^20.
+
+        Limbs of 31 bits times 20 bits leave room for 2^12 terms in a signed word.
+        """
+        if len(factors) > 1 << 12:
+            raise InputError(f"{len(factors)} terms; at most 4096 fit a word")
+        half = np.uint64(31)
+        low = (elements & np.uint64((1 << 31) - 1)).view(np.int64)
+        high = (elements >> half).view(np.int64)
+        lower = np.einsum("k...,k...->...", factors, low) % self.p
+        upper = np.einsum("k...,k...->...", factors, high) % self.p
+        return self.add(lower.view(np.uint64), self.shift(upper.view(np.uint64), 31))
+
+    def weighted_sums(self, weights: Elements, integers: npt.NDArray[np.int64], bound: int) -> list[int]:
+        """sum_i weights[i] integers[l, i] for every l, of integers of magnitude at most `bound`."""
+        return [row[0] for row in self._weighted(weights, integers, np.ones((1, len(weights))), bound)]
+
+    def weighted_gram(
+        self, weights: Elements, integers: npt.NDArray[np.int64], bound: int
+    ) -> list[list[int]]:
+        """sum_i weights[i] integers[l, i] integers[k, i] for all pairs."""
+        return self._weighted(weights, integers, integers, bound * bound)
+
+    def _weighted(
+        self, weights: Elements, one: npt.NDArray[Any], two: npt.NDArray[Any], bound: int
+    ) -> list[list[int]]:
+        """Sums of weight times products of at most `bound`, in pieces whose float64 sums are exact."""
+        size = min(_PIECE, 1 << (52 - _LIMB - max(0, bound - 1).bit_length()))
+        total = np.zeros((_LIMBS, len(one), len(two)), object)
+        for start in range(0, len(weights), _PIECE):
+            piece = slice(start, start + _PIECE)
+            left, right = _cut(one[:, piece], size), _cut(two[:, piece], size)
+            for limb, factors in enumerate(_limbs(weights[None, piece])):
+                sums = (left * _cut(factors, size)) @ right.swapaxes(1, 2)  # (pieces, l, k)
+                total[limb] += sums.astype(np.int64).sum(0)
+        found = sum(total[limb] * (1 << (_LIMB * limb)) for limb in range(_LIMBS)) % self.p
+        return [[int(value) for value in row] for row in found]
+
+    def inverse(self, value: int) -> int:
+        """1 / value."""
+        if operator.index(value) % self.p == 0:
+            raise InputError("0 has no inverse")
+        return pow(value, -1, self.p)
+
+
+def _limbs(rows: Elements) -> npt.NDArray[np.float64]:
+    """(limbs, m, n): 16 bits each, lowest first."""
+    words = np.ascontiguousarray(rows, "<u8").view("<u2").reshape(*rows.shape, _LIMBS)
+    return np.ascontiguousarray(np.moveaxis(words, -1, 0), np.float64)
+
+
+def _cut(rows: npt.NDArray[Any], size: int) -> npt.NDArray[np.float64]:
+    """(pieces, m, size), filled up with zeros."""
+    count = -(-rows.shape[1] // size)
+    out = np.zeros((len(rows), count * size))
+    out[:, : rows.shape[1]] = rows
+    return np.ascontiguousarray(out.reshape(len(rows), count, size).swapaxes(0, 1))
+
+
+FIELD = Field()

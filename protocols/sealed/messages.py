@@ -1,0 +1,127 @@
+"""What is said besides, where members may cheat: proofs, tagged shares, coins, commitments, openings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+
+from securevfl.protocols.contract import Message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ProofSeed(Message):
+    """Dealer to member, once a session: its seeds, and what a seed cannot hold of the label mask's shares."""
+
+    kind: ClassVar[str] = "sealed-proof-seed"
+    session: bytes
+    seed: bytes
+    pairs: bytes
+    share: npt.NDArray[Any]
+    tags: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ProofKeys(Message):
+    """Dealer to verifier, once a session and prover: a secret point, and the masks' polynomials there."""
+
+    kind: ClassVar[str] = "sealed-proof-keys"
+    prover: int
+    point: npt.NDArray[Any]
+    operand: npt.NDArray[Any]
+    bits: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+    masks: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CheckedOperand(Message):
+    """Member to all others: masked rows and labels, and the key of its signatures in this session."""
+
+    kind: ClassVar[str] = "sealed-checked-operand"
+    words: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+    key: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Ready(Message):
+    """Member to dealer: everything before a coin is in. It travels as a public fact."""
+
+    kind: ClassVar[str] = "sealed-stage"
+    stage: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Coin(Message):
+    """Dealer to all, once everybody is ready: what is checked; with the proof's second coin, corrections."""
+
+    kind: ClassVar[str] = "sealed-coin"
+    stage: int
+    coin: bytes
+    corrections: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Bits(Message):
+    """Prover to all others: masked bits of the projections, and a digest of all members' keys."""
+
+    kind: ClassVar[str] = "sealed-bits"
+    words: npt.NDArray[Any]
+    keys: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Proof(Message):
+    """Prover to one verifier: values of the masked polynomials."""
+
+    kind: ClassVar[str] = "sealed-proof"
+    words: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CheckedDeal(Message):
+    """Dealer to member, every round: a seed, c_m; to one member wave shares, to another their tags."""
+
+    kind: ClassVar[str] = "sealed-checked-deal"
+    seed: bytes
+    product: npt.NDArray[Any]
+    waves: npt.NDArray[Any]
+    tags: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CheckedShare(Message):
+    """Member j to member m: the blinded residual share, signed with j's phase, and m's masked product."""
+
+    kind: ClassVar[str] = "sealed-checked-share"
+    blinded: npt.NDArray[Any]
+    product: npt.NDArray[Any]
+    signature: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Commitment(Message):
+    """Member to all others, once the coin is known: a digest of what it will open, and what it has seen.
+
+    `seen` holds for each sender the digest and signature of what arrived; nothing with two members.
+    """
+
+    kind: ClassVar[str] = "sealed-commitment"
+    digest: bytes
+    seen: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Opening(Message):
+    """Member to all others, once all commitments are in: its share of the check, which must add up to 0."""
+
+    kind: ClassVar[str] = "sealed-opening"
+    nonce: bytes
+    word: npt.NDArray[Any]
+
+
+DEALT: tuple[type[Message], ...] = (ProofSeed, ProofKeys, Coin, CheckedDeal)
+BETWEEN: tuple[type[Message], ...] = (CheckedOperand, Bits, Proof, CheckedShare, Commitment, Opening)
+CHECKED_MESSAGES: tuple[type[Message], ...] = (*DEALT, *BETWEEN, Ready)

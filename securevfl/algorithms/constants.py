@@ -1,0 +1,185 @@
+"""Constants of the papers' theorems, estimated from a plan and its data, and what the theorems say of a plan.
+
+Whoever calls this looks at everybody's rows: it belongs to simulations and benchmarks, never to an
+organisation of a networked run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from securevfl.algorithms.flex import capacity, gradient_weights
+from securevfl.algorithms.resolve import resolve
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError
+from securevfl.models.encoders import HiddenLayer, LinearEncoder, MLPEncoder
+from securevfl.settings.plan import Plan
+from securevfl.theory import flex, vafl
+from securevfl.theory.smoothness import LayerBound
+
+CURVATURE = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}
+"""Largest second derivative of a task's loss in its outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature:
+    """Smoothness of the loss of every record in the weights, for a sum of linear models.
+
+    Attributes:
+        whole: L.
+        blocks: L_m of every party: how fast its own gradient changes with all weights.
+    """
+
+    whole: float
+    blocks: dict[str, float]
+
+
+def curvature(plan: Plan, data: VerticalData) -> Curvature:
+    """L and L_m from the rows: the loss is smooth in x.w + b with constant c, so L = c max_i (|x_i|^2 + M).
+
+    Args:
+        plan: A completed plan.
+        data: Scaled as the plan says.
+
+    Raises:
+        PlanError: The model is not a sum of linear models; then no global constant exists without bounds on
+            the weights.
+    """
+    if not _is_linear(plan):
+        raise PlanError(
+            f"constants are known for sums of linear models (model linear, fusion sum, head sum), not for "
+            f"{plan.model}, {plan.fusion}, {plan.head}"
+        )
+    squares = [np.square(_dense(block)).sum(axis=1) + 1.0 for block in data.train]
+    whole = np.sum(squares, axis=0)
+    factor = CURVATURE[data.task]
+    return Curvature(
+        whole=float(factor * whole.max() + plan.l2),
+        blocks={
+            party: float(factor * np.sqrt(own * whole).max() + plan.l2)
+            for party, own in zip(data.parties, squares, strict=True)
+        },
+    )
+
+
+def _dense(block: object) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    found = block.toarray() if hasattr(block, "toarray") else block
+    return np.asarray(found, dtype=np.float64)
+
+
+def theory_notes(plan: Plan, data: VerticalData) -> tuple[str, ...]:
+    """Where a plan leaves the conditions of its paper's theorem, one line each.
+
+    A plan may well train better outside them: theorems are about the worst case. Nothing is said of models
+    without known constants.
+    """
+    rule = _RULES.get(plan.family.name)
+    if rule is None:
+        return ()
+    plan, scaled = resolve(plan, data)
+    return tuple(rule(plan, curvature(plan, scaled))) if _is_linear(plan) else ()
+
+
+def _is_linear(plan: Plan) -> bool:
+    return (plan.model, plan.fusion, plan.head) == ("linear", "sum", "sum")
+
+
+def _vafl_notes(plan: Plan, found: Curvature) -> list[str]:
+    delay = plan.settings.delay_bound
+    if plan.algorithm != "vafl-sync" and not delay:
+        return ["VAFL's Theorem 1 needs a bound of the delay: set delay_bound"]
+    together = 1 if plan.algorithm == "vafl" else max(plan.settings.wait_for, 2)
+    few = vafl.Constants(smoothness=found.whole, shares=(1.0,), variances=(0.0,), gap=0.0)
+    limit = vafl.bounded_delay(few, delay=delay, iterations=1).limit / together
+    theorem = "Theorem 1" if together == 1 else "Theorem 7"
+    return _above(plan, limit, f"VAFL's {theorem} (L = {found.whole:.3g}, D = {delay})")
+
+
+def _fdml_notes(plan: Plan, found: Curvature) -> list[str]:
+    return (
+        [] if plan.decay == "sqrt" else ["FDML's Proposition 1 needs rates eta / sqrt(t): set decay = 'sqrt'"]
+    )
+
+
+def _afsgd_notes(plan: Plan, found: Curvature) -> list[str]:
+    return [] if plan.l2 > 0 else ["AFSGD-VP's theorems need strong convexity: set l2 above 0"]
+
+
+def _flex_notes(plan: Plan, found: Curvature) -> list[str]:
+    notes = []
+    for party, block in found.blocks.items():
+        rate = plan.learning_rates.get(party, plan.learning_rate)
+        steps = capacity(plan.settings.timeout, 1 / plan.simulation.speeds.get(party, 1.0))
+        kind = plan.optimisers.get(party, plan.optimiser)
+        weights = gradient_weights(kind, steps, rate=rate, proximal=plan.settings.proximal)
+        limit = flex.rate_limit(smoothness=found.whole, block_smoothness=block, weights=weights.tolist())
+        if rate > limit:
+            notes.append(
+                f"rate {rate:g} of {party} is above {limit:.3g}, the most that Flex-VFL's Theorem 1 admits "
+                f"({steps} local steps, L = {found.whole:.3g})"
+            )
+    return notes
+
+
+def _above(plan: Plan, limit: float, theorem: str) -> list[str]:
+    rate = max([plan.learning_rate, *plan.learning_rates.values()])
+    return [f"rate {rate:g} is above {limit:.3g}, the most that {theorem} admits"] if rate > limit else []
+
+
+_RULES = {"vafl": _vafl_notes, "fdml": _fdml_notes, "afsgd": _afsgd_notes, "flex": _flex_notes}
+
+# Lipschitz constant and |sigma(0)| of one unit.
+_UNITS: dict[type[nn.Module], tuple[float, float]] = {
+    nn.ReLU: (1.0, 0.0),
+    nn.Tanh: (1.0, 0.0),
+    nn.Identity: (1.0, 0.0),
+    nn.Sigmoid: (0.25, 0.5),
+}
+
+
+def layer_bounds(encoder: nn.Module, levels: Sequence[float], release_std: float) -> list[LayerBound]:
+    """The layers of a linear or MLP encoder **at its present weights**; after a step they must be read again.
+
+    Args:
+        encoder: A `LinearEncoder` or `MLPEncoder`.
+        levels: c_l of every hidden layer.
+        release_std: Standard deviation of the gate's Gaussian noise.
+
+    Raises:
+        PlanError: Another kind of encoder, another number of hidden layers, or a layer whose weights are all
+            zero.
+    """
+    if not isinstance(encoder, LinearEncoder | MLPEncoder):
+        raise PlanError(
+            f"layer bounds are known for linear and MLP encoders, not for {type(encoder).__name__}"
+        )
+    layers = [cast(HiddenLayer, layer) for layer in encoder.hidden]
+    if len(levels) != len(layers):
+        raise PlanError(f"{len(levels)} noise levels for {len(layers)} hidden layers; give one for each")
+    found = [
+        _bound(cast(nn.Linear, layer.affine), _UNITS[type(layer.activation)], level)
+        for layer, level in zip(layers, levels, strict=True)
+    ]
+    return [*found, _bound(encoder.output, (1.0, 0.0), release_std)]
+
+
+def _bound(affine: nn.Linear, unit: tuple[float, float], level: float) -> LayerBound:
+    norm = float(torch.linalg.matrix_norm(affine.weight.detach().double(), 2))
+    bias = cast(Tensor | None, affine.bias)
+    if norm == 0:
+        raise PlanError("a layer's weights are all zero; bounds need a positive norm")
+    return LayerBound(
+        width=affine.out_features,
+        weight_norm=norm,
+        level=level,
+        lipschitz=unit[0],
+        bias_norm=0.0 if bias is None else float(bias.detach().double().norm()),
+        offset=unit[1] * math.sqrt(affine.out_features),
+    )

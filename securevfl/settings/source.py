@@ -1,0 +1,58 @@
+"""Finds the data that a plan names. Loads no torch, so that a wrong name is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from securevfl.data import VerticalData
+from securevfl.data.description import is_description
+from securevfl.errors import DataError
+from securevfl.settings.families import DataSource
+from securevfl.settings.plan import Plan
+
+
+def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
+    """Loads the data that a plan names: a known set, a description, or one CSV file per party.
+
+    Args:
+        plan: The plan.
+        folder: Look for the files here instead of where the plan says; or another description (`.toml`).
+
+    Raises:
+        DataError: Nothing is named, or it cannot be read.
+    """
+    if folder is not None and is_description(folder):
+        return VerticalData.from_description(folder, seed=plan.seed)
+    if not plan.source.data:
+        raise DataError("name the data: --data breast-cancer, --data data.toml, or --data a.csv --data b.csv")
+    names = plan.source.data.split(",")
+    if any(is_description(name) for name in names):
+        return _load_described(plan, folder)
+    if not all(_looks_like_file(name) for name in names):
+        where = folder or plan.source.data_folder or None
+        return VerticalData.load(
+            plan.source.data, parties=plan.source.parties or None, folder=where, seed=plan.seed
+        )
+    if plan.source.parties not in (0, len(names)):
+        raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.source.parties}")
+    files = [Path(folder) / Path(name).name if folder else Path(name) for name in names]
+    return VerticalData.from_csv(
+        files, id_column=plan.source.id_column, label_column=plan.source.label_column, seed=plan.seed
+    )
+
+
+def _load_described(plan: Plan, folder: str | None) -> VerticalData:
+    source = plan.source
+    if not is_description(source.data):
+        raise DataError(f"a description names all files itself; give it alone, not {source.data}")
+    if source.parties:
+        raise DataError(f"--parties is for named data sets; {source.data} says who the parties are")
+    for name in ("id_column", "label_column"):
+        if getattr(source, name) != getattr(DataSource(), name):
+            raise DataError(f"{name} is for CSV files; {source.data} says it itself")
+    path = Path(folder) / Path(source.data).name if folder else Path(source.data)
+    return VerticalData.from_description(path, seed=plan.seed)
+
+
+def _looks_like_file(name: str) -> bool:
+    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name

@@ -1,0 +1,121 @@
+"""The first second: help, typing errors and the Tab key are answered before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from securevfl.cli import main
+from securevfl.settings.families import ALGORITHM_FAMILIES
+
+HEAVY = ("torch", "scipy", "sklearn", "networkx", "matplotlib", "cryptography", "grpc")
+MANY = (  # every line in one process: what none of them loads, no single one does
+    "import sys, json\nfrom securevfl.cli import main\ncodes = []\n"
+    "for line in json.loads(sys.argv[1]):\n"
+    "    sys.argv = ['securevfl', *line.split()]\n"
+    "    try: main()\n"
+    "    except SystemExit as stop: codes.append(stop.code)\n"
+    f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
+)
+TYPOS = {
+    "train --nosuch 1": "--nosuch",
+    "train --data credit --out r --set epoch=1": "did you mean 'epochs'",
+    "train --data credit --out r --set epochs=many": "epochs",
+    "train --data credits --out r": "did you mean 'credit'",
+    "train --data credit --algorithm valf --out r": "did you mean 'vafl'",
+    "train --data credit --protocol two-tre --out r": "did you mean 'two-tree'",
+    "train --data credit --model lineal --out r": "did you mean 'linear'",
+    "train --data credit --algorithm vafl --set head=lineal --out r": "did you mean 'linear'",
+    "train --data nosuch.csv --out r": "nosuch.csv",
+    "train --data nosuch.toml --out r": "nosuch.toml",
+    "train --data credit": "--out",
+}
+
+
+def run_lines(lines: list[str]) -> tuple[list[int], list[str], list[str]]:
+    """Exit codes, the heavy modules that were loaded, the lines on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", MANY, json.dumps(lines)], capture_output=True, text=True, check=True
+    )
+    codes, heavy = json.loads(done.stdout.splitlines()[-1])
+    return codes, heavy, done.stderr.splitlines()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    lines = ["--help", "train --help", "data --help", "serve --help", "audit --help"]
+    assert run_lines(lines) == ([0] * len(lines), [], [])
+
+
+def test_a_typing_error_in_train_is_told_before_anything_heavy_is_loaded() -> None:
+    codes, heavy, told = run_lines(list(TYPOS))
+    assert (codes, heavy) == ([2] * len(TYPOS), [])
+    errors = [line for line in told if line.startswith(("securevfl:", "Error:"))]
+    assert len(errors) == len(TYPOS)
+    for hint, line in zip(TYPOS.values(), errors, strict=True):
+        assert hint in line
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("securevfl swe", "sweep"),
+        ("securevfl certificates ini", "init"),
+        ("securevfl train --alg", "--algorithm"),
+        ("securevfl train --algorithm vafl-t", "vafl-tsync"),
+        ("securevfl train --protocol two", "two-tree"),
+        ("securevfl train --model score", "scorecard"),
+        ("securevfl train --set staleness", "staleness="),
+        ("securevfl train --data breast", "breast-cancer"),
+        ("securevfl train --data min", "mine.toml"),
+    ],
+)
+def test_completion(
+    shell: str,
+    line: str,
+    offered: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What the Tab key offers at the end of a line, asked for as the shell's own script does."""
+    (tmp_path / "mine.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["securevfl"])
+    for name, value in {
+        "_SECUREVFL_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main()
+    assert offered in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_its_script(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["securevfl"])
+    monkeypatch.setenv("_SECUREVFL_COMPLETE", f"source_{shell}")
+    with pytest.raises(SystemExit):
+        main()
+    assert f"complete_{shell}" in capfd.readouterr().out
+
+
+def test_bash_completes_for_real(tmp_path: Path) -> None:
+    """The script that bash is given, sourced in bash, fills bash's own array of answers."""
+    script = (
+        f'PATH={Path(sys.executable).parent}:$PATH; eval "$(_SECUREVFL_COMPLETE=source_bash securevfl)"\n'
+        "COMP_WORDS=(securevfl train --algorithm flex); COMP_CWORD=3; _securevfl_completion securevfl\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert sorted(done.stdout.split()) == sorted(n for n in ALGORITHM_FAMILIES if n.startswith("flex"))
