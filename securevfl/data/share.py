@@ -43,6 +43,7 @@ class OwnTable:
         bounds: Public (low, high) per column, NaN where unknown; None without any.
         positive: Binary: the label that counts as 1; None takes the last in sorted order.
         described: Its columns, where a description says how they are coded; empty otherwise.
+        raw: Their values as they were read; only beside `described`.
     """
 
     ids: NDArray[Any]
@@ -52,6 +53,7 @@ class OwnTable:
     bounds: NDArray[np.float64] | None = None
     positive: ClassValue | None = None
     described: tuple[Column, ...] = ()
+    raw: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         where, column = not_finite(self.block)
@@ -164,6 +166,7 @@ class OwnTable:
             bounds=None if limits is None or np.isnan(limits).all() else limits,
             positive=None if source.labels is None else positive_label(described, source.labels),
             described=source.columns,
+            raw=source.raw,
         )
 
     @classmethod
@@ -379,12 +382,12 @@ def share(
         else:
             blocks.append((absent_block(len(kept), width), absent_block(len(apart), width)))
             columns.append(tuple(f"{party}.{i}" for i in range(width)))
-    described = list(outline.columns())
-    if own is not None and own.described:
-        place = outline.parties.index(name)
+    described = [Columns.without_values(columns) for columns in outline.columns()]
+    if own is not None and own.raw is not None and own.described:
+        place, raw = outline.parties.index(name), own.raw[picked]
         if not described or outline.described[place] != [column.facts for column in own.described]:
             raise DataError(f"the columns that {name} describes are not those of the outline")
-        described[place] = own.described
+        described[place] = Columns(source="", columns=own.described, train=raw[kept], test=raw[apart])
     labels = _labels(outline, own, picked, coding)
     ids = np.arange(outline.records) if own is None else own.ids[picked]
     return VerticalData(
@@ -403,7 +406,7 @@ def share(
         name=outline.name,
         absent=tuple(party for party in outline.parties if party != name or own is None),
         labels_absent=coding is None,
-        described=tuple(Columns.without_values(columns) for columns in described),
+        described=tuple(described),
     )
 
 
