@@ -129,7 +129,7 @@ def shadow_model(info: Info) -> JointModel:
     )
     for encoder in model.encoders:
         if isinstance(encoder, PreparedLinear):  # what a party made of its rows is not public; the clip is
-            encoder.prepare(centre=encoder.centre, scale=1.0, clip=info.plan.clip)
+            encoder.prepare(centre=encoder.centre, scale=torch.ones_like(encoder.scale), clip=info.plan.clip)
     return model
 
 

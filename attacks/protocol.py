@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 from scipy import stats
 
+from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Score, Truth, score_count
-from securevfl.attacks.reading import TREES, sum_of, tree_sums
+from securevfl.attacks.reading import sum_of, tree_sums
 from securevfl.errors import ProtocolError
 from securevfl.privacy.views import Seen, View
 from securevfl.protocols.stream import KeyStream
@@ -169,6 +170,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sealed-operand": ("words",),
     "sealed-phase": ("words",),
     "sealed-share": ("blinded", "product"),
+    "sealed-checked-share": ("product",),
     "sealed-score": ("words",),
 }
 """Messages that carry masked words, and their fields."""
@@ -198,6 +200,8 @@ class MaskStatistics(Attack):
             return f"protocol {info.plan.protocol} uses no masks"
         if not any(info.received.get(kind) for kind in KINDS):
             return f"{info.observer} received no masked value from {info.owner}"
+        if info.plan.protocol not in TREE_SUMS and not info.plan.record_words:
+            return "views keep digests of masked words; train with --set record_words=true"
         return ""
 
     def run(self, evidence: Evidence) -> Guess:
@@ -307,7 +311,7 @@ class TreeLeak(Attack):
 
     def why_not(self, info: Info) -> str:
         """Only where trees carry the sums, and where the total itself does not give the owner away."""
-        if info.plan.protocol not in TREES:
+        if info.plan.protocol not in TREE_SUMS:
             return f"protocol {info.plan.protocol} uses no trees"
         if not info.seen.get("tree.subtotal"):
             return f"{info.observer} saw no tree message"

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.algorithms.channels import build_sum
+from securevfl.algorithms.channels import TREE_SUMS, build_sum
 from securevfl.attacks.contract import Evidence, Info
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED, Seen, View
 from securevfl.protocols.contract import COORDINATOR, Address, SecureSum
 from securevfl.protocols.sums.tree_sums import TreeSum
+from securevfl.settings.plan import Plan
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -174,7 +175,6 @@ def embeddings_of(view: View, owner: str, parties: tuple[str, ...], observer: st
     ]
 
 
-TREES = ("plain-tree", "two-tree")
 HANDED_ON = ("sum", "snapshot")
 """Messages with the sum over all parties for the records of a batch; a snapshot, if embeddings are summed."""
 Ring = NDArray[np.uint64]
@@ -199,7 +199,7 @@ def moments(evidence: Evidence) -> list[Moment]:
     """Every sum that the observers' views hold, in order of time within each kind."""
     info = evidence.info
     found = [moment for observer, view in evidence.views.items() for moment in _told(view, observer, info)]
-    if info.plan.protocol in TREES:
+    if info.plan.protocol in TREE_SUMS:
         return found + tree_sums(evidence)
     return found
 
@@ -251,11 +251,13 @@ def _requests(view: View) -> dict[tuple[str, int], Rows]:
 
 def sum_of(info: Info, channel: str) -> SecureSum:
     """The public configuration of the sum on a channel."""
-    host = info.hosts[channel]
-    receiver = info.parties.index(host) if host in info.parties else None
-    return build_sum(
-        info.plan.protocol, workers=len(info.parties), receiver=receiver, collusion=info.plan.collusion
-    )
+    return sum_at(info.plan, info.parties, info.hosts[channel])
+
+
+def sum_at(plan: Plan, parties: Sequence[str], host: str) -> SecureSum:
+    """The public configuration of the sum whose totals an organisation obtains."""
+    receiver = parties.index(host) if host in parties else None
+    return build_sum(plan.protocol, workers=len(parties), receiver=receiver, collusion=plan.collusion)
 
 
 class TreeRound(NamedTuple):

@@ -27,7 +27,12 @@ GOAL_MASKS, GOAL_BYTES = 3.0, 16
 def seconds(data: VerticalData, protocol: str) -> float:
     """Processor time of a whole run of ten epochs, ledgers in memory."""
     plan = Plan(
-        algorithm="afsgd", protocol=protocol, epochs=EPOCHS, batch=data.n_train // 100, scaling="none"
+        algorithm="afsgd",
+        protocol=protocol,
+        epochs=EPOCHS,
+        batch=data.n_train // 100,
+        scaling="none",
+        unprotected=True,
     )
     carrier = VirtualCarrier(*resolve(plan, data))
     begun = time.process_time()
@@ -46,7 +51,12 @@ def masks(data: VerticalData) -> None:
 def peak_bytes(data: VerticalData, algorithm: str) -> int:
     """Peak of what a run allocates, its data aside; ledgers go to disk."""
     plan = Plan(
-        algorithm=algorithm, protocol="plain-tree", epochs=1, batch=data.n_train // 20, scaling="none"
+        algorithm=algorithm,
+        protocol="plain-tree",
+        epochs=1,
+        batch=data.n_train // 20,
+        scaling="none",
+        unprotected=True,
     )
     resolved, scaled = resolve(plan, data)
     with tempfile.TemporaryDirectory() as place:

@@ -18,7 +18,7 @@ GOAL_SECONDS = 10.0
 
 
 def _million(width: int) -> CanaryResult:
-    plan = Plan(encoder_training="none", sigma=2.0)
+    plan = Plan(algorithm="vafl", encoder_training="none", sigma=2.0)
     return gate_canaries(release_door(gate_of(plan)(ROWS * MILLION)), trials=MILLION, width=width)
 
 
@@ -35,9 +35,9 @@ def main() -> None:
     seconds = _timed("frozen, 1,000,000 canaries of width 1", lambda: [_million(1)])
     _timed("frozen, 1,000,000 canaries of width 8", lambda: [_million(8)])
     plans = {
-        "frozen": Plan(encoder_training="none", sigma=2.0),
-        "strict": Plan(sigma=2.0),
-        "dp-encoder": Plan(encoder_training="dp", sigma=2.0, gradient_sigma=2.0),
+        "frozen": Plan(algorithm="vafl", encoder_training="none", sigma=2.0),
+        "strict": Plan(algorithm="vafl", sigma=2.0),
+        "dp-encoder": Plan(algorithm="vafl", encoder_training="dp", sigma=2.0, gradient_sigma=2.0),
         "sealed": Plan(algorithm="sealed", sigma=15.0, epochs=80, embedding=1),
     }
     for mode, plan in plans.items():

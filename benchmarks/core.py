@@ -30,7 +30,9 @@ Side = Callable[[], float]
 
 
 def carrier_for(data: VerticalData, **changes: object) -> VirtualCarrier:
-    plan, scaled = resolve(Plan.from_flat({"scaling": "none", **changes}), data)  # type: ignore[arg-type]
+    plan, scaled = resolve(
+        Plan.from_flat({"algorithm": "vafl", "unprotected": True, "scaling": "none", **changes}), data
+    )  # type: ignore[arg-type]
     carrier = VirtualCarrier(plan, scaled)
     drive(carrier.phase("prepare"))
     return carrier

@@ -60,9 +60,10 @@ class Setting:
 
 
 def _variant(algorithm: str) -> dict[str, Any]:
-    """The algorithm's own defaults win over this benchmark's; snapshots are taken after each epoch."""
+    """The algorithm's own defaults win over this benchmark's, but for the target; snapshots every epoch."""
     family = family_of(algorithm)
-    return {**family.defaults, **({"snapshot_every": 1} if family.name == "afsgd" else {})}
+    usual = {name: value for name, value in family.defaults.items() if name != "epsilon"}
+    return {**usual, **({"snapshot_every": 1} if family.name == "afsgd" else {})}
 
 
 def settings() -> list[Setting]:
@@ -70,7 +71,7 @@ def settings() -> list[Setting]:
     found = [
         Setting(name=name, algorithm=name, protocols=each.protocols, changes=_variant(name))
         for name, each in ALGORITHMS.items()
-        if each.federated
+        if family_of(name).federated
     ]
     private, passive = {"private_labels": True}, {**_variant("afsgd"), "active": ("p0", "p1")}
     malicious = {"optimisers": {"p1": "malicious"}}
@@ -106,7 +107,15 @@ def attack(setting: Setting, protocol: str, folder: Path) -> list[dict[str, Any]
     """Trains, and tries every attack for every owner and observer."""
     data = load(setting.columns)
     basis = {"epochs": EPOCHS, "batch": BATCH, "evaluate_every": 1}
-    plan = Plan.from_flat({**basis, "algorithm": setting.algorithm, "protocol": protocol, **setting.changes})
+    plan = Plan.from_flat(
+        {
+            "unprotected": True,
+            **basis,
+            "algorithm": setting.algorithm,
+            "protocol": protocol,
+            **setting.changes,
+        }
+    )
     plan = plan.with_changes(record_views=True)
     run = train(data, plan, folder)
     source, runner = Source(folder, data), InProcess()

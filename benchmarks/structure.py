@@ -69,7 +69,9 @@ def one_upload(protocol: str) -> Trace:
     speeds = {f"p{i}": SLOW for i in range(parties) if i != 1}
     found: list[str] = []
     with followed(role, found):
-        train(data, Plan(protocol=protocol, sigma=1.0, epochs=1, settings={"speeds": speeds}))
+        train(
+            data, Plan(algorithm="vafl", protocol=protocol, sigma=1.0, epochs=1, settings={"speeds": speeds})
+        )
     changes = sum(before != after for before, after in pairwise(found))
     return Trace(len(found), len(set(found)), changes)
 

@@ -31,7 +31,7 @@ print(data)""",
 
 Every vector that leaves a party passes its gate and is written to its ledger. Without noise nothing is
 promised: epsilon is infinite (`None`).""",
-    """exact = train(data, Plan(epochs=5))
+    """exact = train(data, Plan(algorithm="vafl", epochs=5, unprotected=True))
 print("AUC", round(exact.test["auc"], 3))
 for owner, spend in exact.privacy.items():
     print(owner, spend["mode"], spend["releases"], "releases, epsilon", spend["epsilon"])""",
@@ -39,7 +39,8 @@ for owner, spend in exact.privacy.items():
 
 Encoders that do not train on private rows, each record released once: every record pays for one noisy vector.
 The label holder `p0` is not listed because it sends nothing.""",
-    """plan = Plan(encoder_training="none", embedding=4, epsilon=8.0, epochs=10, record_views=True)
+    """frozen = {"algorithm": "vafl", "encoder_training": "none", "embedding": 4}
+plan = Plan(**frozen, epsilon=8.0, epochs=10, record_views=True)
 run = train(data, plan, out="run")
 print("AUC", round(run.test["auc"], 3))
 for owner, spend in run.privacy.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from securevfl import Plan, VerticalData, audit, train
 
 data = VerticalData.load("breast-cancer", parties=3)
-plan = Plan(encoder_training="none", epsilon=4.0, epochs=5, record_views=True)
+plan = Plan(algorithm="vafl", encoder_training="none", epsilon=4.0, epochs=5, record_views=True)
 
 with tempfile.TemporaryDirectory() as folder:
     run = train(data, plan, out=Path(folder) / "run")

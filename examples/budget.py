@@ -3,7 +3,7 @@
 from securevfl import Plan, VerticalData, train
 
 data = VerticalData.load("breast-cancer", parties=2)
-plan = Plan(epochs=100, sigma=20.0, budget_epsilon=20.0)
+plan = Plan(algorithm="vafl", epochs=100, sigma=20.0, budget_epsilon=20.0)
 run = train(data, plan)
 print("stopped by", run.stopped)
 epsilon = run.privacy["p1"]["epsilon"]

@@ -22,9 +22,18 @@ class HalfImage(nn.Module):
 torch.manual_seed(0)
 digits = VerticalData.load("digits", parties=2)
 encoders = {party: HalfImage(embedding=16) for party in digits.parties}
-plan = Plan(embedding=16, epochs=5, optimiser="adam", learning_rate=0.01)
+plan = Plan(algorithm="vafl", embedding=16, epochs=5, optimiser="adam", learning_rate=0.01, unprotected=True)
 print("two halves of a digit:", train(digits, plan, encoders=encoders).test)
 
 # The same digits as sequences: each party reads its 4 rows of 8 pixels one pixel after the other.
-plan = Plan(model="lstm", embedding=16, epochs=2, optimiser="adam", learning_rate=0.02, batch=128)
+plan = Plan(
+    algorithm="vafl",
+    model="lstm",
+    embedding=16,
+    epochs=2,
+    optimiser="adam",
+    learning_rate=0.02,
+    batch=128,
+    unprotected=True,
+)
 print("as sequences:", train(digits, plan).test)

@@ -30,5 +30,5 @@ with tempfile.TemporaryDirectory() as folder:
     for note in data.notes:
         print("note:", note)
     alone = train(data, Plan(algorithm="local", epochs=20)).test["auc"]
-    together = train(data, Plan(epochs=20, sigma=0.5)).test["auc"]
+    together = train(data, Plan(algorithm="vafl", epochs=20, sigma=0.5)).test["auc"]
     print(f"AUC of bank A alone {alone:.3f}, together with bank B {together:.3f}")

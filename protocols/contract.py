@@ -56,9 +56,15 @@ class Message:
     """One protocol message; subclasses add their fields and set `kind`.
 
     Fields are int, bool, float, str, bytes, numpy arrays or lists of ints or strings.
+
+    Attributes:
+        uniform: Fields with words that are uniform, and fresh in every round, to all who get them.
+        secret: Fields that whoever keeps the messages of others must not write down beside them: seeds.
     """
 
     kind: ClassVar[str] = ""
+    uniform: ClassVar[tuple[str, ...]] = ()
+    secret: ClassVar[tuple[str, ...]] = ()
     round: int
     attempt: int = 0
 

@@ -44,6 +44,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         model: str = "linear",
         sigma: float = 0.0,
         epsilon: float = 0.0,
+        unprotected: bool = False,
         clip: float = 1.0,
         encoder_training: str = "raw",
         protocol: str = "plain",
@@ -59,6 +60,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         self.model = model
         self.sigma = sigma
         self.epsilon = epsilon
+        self.unprotected = unprotected
         self.clip = clip
         self.encoder_training = encoder_training
         self.protocol = protocol
@@ -81,6 +83,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             "model": self.model,
             "sigma": self.sigma,
             "epsilon": self.epsilon,
+            "unprotected": self.unprotected,
             "clip": self.clip,
             "encoder_training": self.encoder_training,
             "protocol": self.protocol,
@@ -125,7 +128,8 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
 class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
     """A classifier on columns that several parties hold; the first party has the labels.
 
-    Noise is off by default, so nothing is promised by default: set `epsilon`, or `sigma` and `clip`.
+    Set `epsilon`, or `sigma` and `clip`; without noise nothing is promised, and `fit` asks for the word
+    `unprotected=True`.
     Predictions are released through the gates and count in `privacy_`; over a budget they raise
     `BudgetExceeded`. In modes that count per record, rows are told apart by the index of a data frame; rows
     of an array cannot be, so that every record pays for each of them.
@@ -141,6 +145,7 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
         model: Encoder of every party: ``linear`` or ``mlp``.
         sigma: Noise on each released value; 0 releases exactly.
         epsilon: Target; the noise is calibrated to it for training. Excludes `sigma`.
+        unprotected: Train with neither noise nor a target.
         clip: L2 bound of a released vector.
         encoder_training: ``raw``, ``dp`` or ``none``.
         protocol: ``plain`` or a secure sum.

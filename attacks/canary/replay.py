@@ -114,7 +114,9 @@ class Replay:
         grid = np.linspace(-series.period / 4, series.period / 4, 4097)
         low, high = float(grid[series(grid).argmin()]), float(grid[series(grid).argmax()])
         if self.settings.plan.settings.protect == "label":
-            return [Canary(signs=(1, 1), scores=(0, 0), labels=(most, least))]
+            inside = least == most  # a regression's label is part of the score
+            scores = (low, high) if inside else (0.0, 0.0)
+            return [Canary(signs=(1, 1), scores=scores, labels=(most, least))]
         known = (
             self.settings.plan.settings.protect == "features" or self.settings.label_holder in self.coalition
         )
@@ -307,7 +309,7 @@ def replayed_canaries(
 def statistic_door(gate: Gate, settings: SealedGeometry) -> Door:
     """Noisy sums of a party's columns, which centre its rows; every canary is a column of its own."""
     diameter = 2.0
-    sigma, _, factor = settings.centring_sigmas(diameter)
+    sigma, _, factor = settings.centring_sigmas(diameter, diameter**2)
 
     def let_out(vectors: Floats, rows: Rows) -> Floats:
         return gate.noisy_statistic(

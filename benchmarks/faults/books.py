@@ -11,11 +11,12 @@ import numpy as np
 
 from benchmarks.faults.contract import DEFENCE, LABELS, OWN, SEALED, SUMS, fault, swap
 from securevfl.accountants.records import Filter, ReleaseRecord
+from securevfl.privacy import payloads
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.ledger import Ledger, to_record
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Noise
-from securevfl.privacy.views import Receipts, ViewWriter
+from securevfl.privacy.views import ViewWriter
 
 EVERYWHERE = (*OWN, *SUMS, *SEALED)
 MANY_ENTRIES = tuple(case for case in EVERYWHERE if case != "frozen")
@@ -352,9 +353,9 @@ def view_blurred_both() -> None:
 
 @fault("views", "observers keep no receipts", SOME)
 def receipts_missing() -> None:
-    swap(Receipts, "note", lambda honest: lambda self, head: None)
+    swap(payloads, "keep_newest", lambda honest: lambda heads, head: None)
 
 
 @fault("views", "observers keep the first head instead of the newest", SOME)
 def receipts_old() -> None:
-    swap(Receipts, "note", lambda honest: lambda self, head: self.heads.setdefault(head.owner, head))
+    swap(payloads, "keep_newest", lambda honest: lambda heads, head: heads.setdefault(head.owner, head))

@@ -18,13 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.cases import CASES
+from benchmarks.faults.cases import CASES, MORE
 from benchmarks.faults.contract import FAULTS
-from benchmarks.faults.page import page, tables
-from benchmarks.faults.work import WITHOUT, pair
+from benchmarks.faults.page import false_alarms, page, tables
+from benchmarks.faults.work import WITHOUT, apart, pair, sound
 from benchmarks.papers.common import say
 
 Pair = tuple[str, str, int]
+TOGETHER = 10
+"""Sound runs that one process makes."""
 
 
 def main() -> None:
@@ -75,10 +77,7 @@ def _wanted(only: list[str], *, quick: bool) -> list[Pair]:
 
 def _measure(wanted: list[Pair], chosen: argparse.Namespace) -> dict[Pair, dict[str, Any]]:
     """Runs what has not been run; every finished pair is written down at once."""
-    chosen.raw.parent.mkdir(parents=True, exist_ok=True)
-    lines = chosen.raw.read_text(encoding="utf-8").splitlines() if chosen.raw.exists() else []
-    known = [json.loads(line) for line in lines]
-    done = {(each["fault"], each["case"], each["seed"]): each for each in known}
+    done = _known(chosen.raw)
     missing = [each for each in wanted if each not in done]
     lock = threading.Lock()
 
@@ -94,6 +93,14 @@ def _measure(wanted: list[Pair], chosen: argparse.Namespace) -> dict[Pair, dict[
     return done
 
 
+def _known(raw: Path) -> dict[Pair, dict[str, Any]]:
+    """What was finished before."""
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    lines = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
+    known = [json.loads(line) for line in lines]
+    return {(each["fault"], each["case"], each["seed"]): each for each in known}
+
+
 def _words(found: dict[str, Any]) -> str:
     if "refused" in found:
         return "refused at run time"
@@ -102,12 +109,16 @@ def _words(found: dict[str, Any]) -> str:
 
 def _clean(chosen: argparse.Namespace) -> None:
     """Counts false alarms over sound runs of all cases in turn, each with a seed of its own."""
-    names = list(CASES)
+    names = [*CASES, *MORE]
     wanted = [(WITHOUT, names[number % len(names)], number // len(names)) for number in range(chosen.clean)]
-    done = _measure(wanted, chosen)
-    seen = [look for each in wanted for look in (done[each].get("faulty"), done[each].get("clean")) if look]
-    wrong = [look for look in seen if look["verdict"] in ("violated", "refused", "broken")]
-    refused = [done[each]["refused"] for each in wanted if "refused" in done[each]]
-    print(f"{len(wanted)} runs, {len(seen)} audits: {len(wrong)} false alarms; {len(refused)} runs refused")
-    for text in sorted({text for look in wrong for text in look["words"]} | {*refused}):
-        print(f"  {text}")
+    done = _known(chosen.raw)
+    missing = [(case, seed) for name, case, seed in wanted if (name, case, seed) not in done]
+    for start in range(0, len(missing), TOGETHER):
+        found = apart(sound, missing[start : start + TOGETHER])
+        if "broken" in found:
+            say(f"runs {start} and following: {found['broken']}")
+        with chosen.raw.open("a", encoding="utf-8") as file:
+            for line in found.get("lines", []):
+                file.write(json.dumps(line) + "\n")
+                done[WITHOUT, line["case"], line["seed"]] = line
+        say(false_alarms([done[each] for each in wanted if each in done]))

@@ -129,6 +129,18 @@ are those of the sound audit but for the last.{broken}
 {tables(lines)}"""
 
 
+def false_alarms(lines: list[dict[str, Any]]) -> str:
+    """How many audits of sound runs say that something is wrong, and in which words."""
+    seen = [each["clean"] for each in lines if "clean" in each]
+    wrong = [look for look in seen if look["verdict"] in ("violated", "refused", "broken")]
+    refused = [each["refused"] for each in lines if "refused" in each]
+    verdicts = Counter(look["verdict"] for look in seen)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    words = sorted({text for look in wrong for text in look["words"]} | {*refused})
+    alarms = f"{len(wrong)} false alarms; {len(refused)} runs refused"
+    return "\n  ".join([f"{len(seen)} audits of sound runs ({said}): {alarms}", *words])
+
+
 def _broken(lines: list[dict[str, Any]]) -> str:
     names = sorted({each["fault"] for each in lines for who in ("faulty", "clean") if _is_broken(each, who)})
     return f" Ended with an unexpected error: {', '.join(names)}." if names else ""

@@ -84,6 +84,24 @@ def pair(name: str, case: str, seed: int = 0) -> dict[str, Any]:
         shutil.rmtree(top, ignore_errors=True)
 
 
+def sound(pairs: list[tuple[str, int]]) -> dict[str, Any]:
+    """Trains each case with its seed, without a fault, and audits it once."""
+    lines = []
+    for case, seed in pairs:
+        top = Path(tempfile.mkdtemp(prefix="sound-"))
+        start = time.perf_counter()
+        try:
+            error = faulty_run(WITHOUT, case, top / "run", seed)
+            said = {"refused": error} if error else {"clean": look(top / "run", seed)}
+        except Exception as error:
+            said = {"clean": _broken({"broken": f"{type(error).__name__}: {error}"})}
+        finally:
+            shutil.rmtree(top, ignore_errors=True)
+        seconds = round(time.perf_counter() - start, 2)
+        lines.append({"fault": WITHOUT, "case": case, "seed": seed, **said, "seconds": seconds})
+    return {"lines": lines}
+
+
 def _broken(found: dict[str, Any]) -> dict[str, Any]:
     return {"verdict": "broken", "words": [found["broken"]], "cells": {}}
 

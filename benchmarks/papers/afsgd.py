@@ -57,7 +57,7 @@ def plan_of(algorithm: str, rate: float, batch: int, **changes: Any) -> Plan:
     """The plan of one run; the data are prepared."""
     base = {"algorithm": algorithm, "batch": batch, "learning_rate": rate, "l2": L2}
     base |= {"latency": LATENCY, "snapshot_every": INNER, "scaling": "none", "protocol": "plain-tree"}
-    return Plan.from_flat({**base, **changes})
+    return Plan.from_flat({"algorithm": "vafl", "unprotected": True, **base, **changes})
 
 
 def settled(curve: Curve, target: float, looks: int) -> float:

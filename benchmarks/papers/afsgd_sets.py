@@ -130,7 +130,7 @@ def wide_sparse(*, rows: int, columns: int, parties: int) -> VerticalData:
 
 def pose(name: str, data: VerticalData, targets: Mapping[str, float], steps: int) -> Problem:
     """Scales the data as a run does and finds the optimum with a quasi-Newton method."""
-    scaled = resolve(Plan(algorithm="fsgd", scaling="none", protocol="plain-tree"), data)[1]
+    scaled = resolve(Plan(algorithm="fsgd", scaling="none", protocol="plain-tree", unprotected=True), data)[1]
     blocks = [sparse.csr_array(b) if sparse.issparse(b) else np.asarray(b, np.float64) for b in scaled.train]
     joined = sparse.hstack(blocks).tocsr() if sparse.issparse(blocks[0]) else np.hstack(blocks)
     features = joined.astype(np.float64)

@@ -98,7 +98,14 @@ def watched(setting: Setting, method: str, rate: float, seed: int, **changes: An
         train(
             setting.data,
             Plan.from_flat(
-                {"algorithm": method, "epochs": epochs, "learning_rate": rate, "seed": seed, **plan}
+                {
+                    "unprotected": True,
+                    "algorithm": method,
+                    "epochs": epochs,
+                    "learning_rate": rate,
+                    "seed": seed,
+                    **plan,
+                }
             ),
             progress=watch,
         )
@@ -300,7 +307,15 @@ def varying(setting: Setting, method: str, epochs: int, seed: int) -> tuple[list
             plan |= {"server_learning_rate": rates.pop("server"), "learning_rates": rates}
         done = train(
             setting.data,
-            Plan.from_flat({"algorithm": method, "epochs": epochs, "learning_rate": ADAPTIVE_SCALE, **plan}),
+            Plan.from_flat(
+                {
+                    "unprotected": True,
+                    "algorithm": method,
+                    "epochs": epochs,
+                    "learning_rate": ADAPTIVE_SCALE,
+                    **plan,
+                }
+            ),
         )
     # An evaluation takes a round trip and the message that ends it; neither is training.
     xs = [line["time"] - 1.5 * (i + 1) - 0.5 for i, line in enumerate(done.metrics)]

@@ -64,8 +64,16 @@ def wave_holder(protocol: SealedProtocol, number: int) -> int:
 
 def tag_shape(protocol: SealedProtocol, rows: int) -> tuple[int, ...]:
     """Tags of all waves, and of V."""
-    sines, harmonics, _, outputs = protocol.wave_shape(rows)
-    return sines * harmonics + 1, rows, outputs
+    sines, harmonics, _, scores = protocol.wave_shape(rows)
+    return sines * harmonics + protocol.outputs // scores, rows, scores
+
+
+def tags_of(protocol: SealedProtocol, tags: Elements) -> tuple[Elements, Elements]:
+    """Views of the tags of all waves, (waves, rows, scores), and of those of V, (rows, outputs)."""
+    sines, harmonics, *_ = protocol.wave_shape(tags.shape[1])
+    # V has as many outputs as there are scores, or is kept as one score after the other.
+    kept = tags[sines * harmonics :]
+    return tags[: sines * harmonics], kept[0] if len(kept) == 1 else kept[:, :, 0].T
 
 
 def commitment(session: bytes, number: int, member: int, nonce: bytes, word: int) -> bytes:
@@ -138,7 +146,7 @@ class CheckedRound(CheckedMachine):
             case CheckedDeal() if sender == DEALER and self._deal is None:
                 return self._take_deal(message) + self._advance()
             case Phase() if other and sender not in self._phases and protocol.series:
-                self._phases[sender] = PHASES.check(message.words, self._shape)
+                self._phases[sender] = PHASES.check(message.words, protocol.phase_shape(self._count))
             case CheckedShare() if other and sender not in self._shares:
                 FIELD.check(message.blinded, self._shape)
                 WORDS.check(message.product, protocol.total_shape(self.address))
@@ -165,7 +173,7 @@ class CheckedRound(CheckedMachine):
         self._deal = deal
         if self._phase is None:
             return []
-        words = self._phase - expand(deal.seed, "phase", self._shape, np.uint32)
+        words = self._phase - expand(deal.seed, "phase", self._phase.shape, np.uint32)
         self._phases[self.address] = words
         return self._to_all(Phase(round=self.round, words=words))
 
@@ -230,11 +238,11 @@ class CheckedRound(CheckedMachine):
         self._blind = blind(protocol, self.address, deal.seed, self._shape)
         share, tag = self._constants()
         share = FIELD.add(share, self._blind)
-        tag = FIELD.add(tag, tags[-1])
+        wave_tags, blind_tags = tags_of(protocol, tags)
+        tag = FIELD.add(tag, blind_tags)
         if protocol.series is not None:
-            flat = waves.reshape(-1, *self._shape)
-            share = FIELD.add(share, self._by_waves(flat))
-            tag = FIELD.add(tag, self._by_waves(tags[:-1]))
+            share = FIELD.add(share, self._by_waves(waves.reshape(wave_tags.shape)))
+            tag = FIELD.add(tag, self._by_waves(wave_tags))
         self._blinded, self._tags = share, tag
 
     def _constants(self) -> tuple[Elements, Elements]:
@@ -249,7 +257,7 @@ class CheckedRound(CheckedMachine):
         return FIELD.add(FIELD.negative(labels), mine), FIELD.add(FIELD.negative(tags), offset * session.key)
 
     def _by_waves(self, words: Elements) -> Elements:
-        """sum_k sin(k d) words[cosine k] + cos(k d) words[sine k] for the public phase d."""
+        """sum_k sin(k d) words[cosine k] + cos(k d) words[sine k] for the public phase d; or every wave."""
         series = self._protocol.series
         if series is None:
             raise ProtocolError("a round without a series has no waves")
@@ -259,8 +267,15 @@ class CheckedRound(CheckedMachine):
         for start in range(0, self._count, _PIECE):
             part = slice(start, start + _PIECE)
             places = np.stack(list(phase_places(delta[part], series.harmonics)))
-            factors = np.concatenate([table[places + QUARTER], table[places]])
-            out[part] = FIELD.by_small(factors, words[: 2 * count, part])
+            sines, cosines = table[places], table[places + QUARTER]
+            mine = words[:, part]
+            if isinstance(series, SineSeries):
+                out[part] = FIELD.by_small(np.concatenate([cosines, sines]), mine)
+                continue
+            for k in range(count):
+                pair = mine[[k, count + k], :, 0]
+                out[part, k] = FIELD.by_small(np.stack([cosines[k, :, 0], sines[k, :, 0]]), pair)
+                out[part, count + k] = FIELD.by_small(np.stack([-sines[k, :, 0], cosines[k, :, 0]]), pair)
         return out
 
     def _share_for(self, member: int, deal: CheckedDeal) -> CheckedShare:

@@ -10,7 +10,7 @@ import numpy as np
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, SETUP_ROUND, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.checked import blind, expand_field, tag_shape, wave_holder
+from securevfl.protocols.sealed.checked import blind, expand_field, tag_shape, tags_of, wave_holder
 from securevfl.protocols.sealed.dealer import Rows, SealedDealer, waves_of
 from securevfl.protocols.sealed.field import FIELD, Elements
 from securevfl.protocols.sealed.messages import CheckedDeal, Coin, ProofKeys, ProofSeed, Ready
@@ -225,14 +225,15 @@ class CheckedDealer(SealedDealer):
         for member, seed in enumerate(seeds):
             blinds += self._blind(member, seed, shape)  # below p in all
         tags = np.empty(tag_shape(protocol, count), np.uint64)
-        tags[-1] = FIELD.mul(blinds, self._key)
+        wave_tags, blind_tags = tags_of(protocol, tags)
+        blind_tags[...] = FIELD.mul(blinds, self._key)
         waves = np.empty(0, np.uint64)
         if protocol.series is not None:
-            mask = np.zeros(shape, np.uint32)
+            mask = np.zeros(protocol.phase_shape(count), np.uint32)
             for seed in seeds:
-                mask += expand(seed, "phase", shape, np.uint32)
+                mask += expand(seed, "phase", mask.shape, np.uint32)
             plain = waves_of(mask, protocol.series).view(np.int64)
-            np.take(self._multiples, plain.reshape(-1, *shape) + _WAVE, out=tags[:-1])
+            np.take(self._multiples, plain.reshape(wave_tags.shape) + _WAVE, out=wave_tags)
             waves = FIELD.reduce(plain)
             for member, seed in enumerate(seeds):
                 if member != first:

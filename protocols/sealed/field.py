@@ -6,6 +6,7 @@ every partial sum is an integer below 2^53; all else is shifts and adds, because
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -38,12 +39,12 @@ class Field:
         if self.bits not in MERSENNE:
             raise InputError(f"2^{self.bits} - 1 is no prime this field is made for; use one of {MERSENNE}")
 
-    @property
+    @functools.cached_property
     def p(self) -> int:
         """The modulus."""
         return (1 << self.bits) - 1
 
-    @property
+    @functools.cached_property
     def _modulus(self) -> np.uint64:
         return np.uint64(self.p)
 
@@ -204,6 +205,7 @@ class Field:
         total = np.zeros((_LIMBS, len(one), len(two)), object)
         for start in range(0, len(weights), _PIECE):
             piece = slice(start, start + _PIECE)
+            size = min(size, max(1, len(weights) - start))
             left, right = _cut(one[:, piece], size), _cut(two[:, piece], size)
             for limb, factors in enumerate(_limbs(weights[None, piece])):
                 sums = (left * _cut(factors, size)) @ right.swapaxes(1, 2)  # (pieces, l, k)

@@ -15,6 +15,7 @@ class ProofSeed(Message):
     """Dealer to member, once a session: its seeds, and what a seed cannot hold of the label mask's shares."""
 
     kind: ClassVar[str] = "sealed-proof-seed"
+    secret: ClassVar[tuple[str, ...]] = ("seed", "pairs")
     session: bytes
     seed: bytes
     pairs: bytes
@@ -27,6 +28,7 @@ class ProofKeys(Message):
     """Dealer to verifier, once a session and prover: a secret point, and the masks' polynomials there."""
 
     kind: ClassVar[str] = "sealed-proof-keys"
+    secret: ClassVar[tuple[str, ...]] = ("point", "operand", "bits", "labels", "masks")
     prover: int
     point: npt.NDArray[Any]
     operand: npt.NDArray[Any]
@@ -85,6 +87,7 @@ class CheckedDeal(Message):
     """Dealer to member, every round: a seed, c_m; to one member wave shares, to another their tags."""
 
     kind: ClassVar[str] = "sealed-checked-deal"
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
     product: npt.NDArray[Any]
     waves: npt.NDArray[Any]

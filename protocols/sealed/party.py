@@ -160,7 +160,7 @@ class SealedParty:
     def _offset(self, labels: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ring | None:
         """What the label holder adds to its share: the series' offset less the label, or the label."""
         protocol = self.protocol
-        brings = self.index == protocol.label_holder and not isinstance(protocol.series, Waves)
+        brings = self.index == protocol.label_holder and protocol.labelled
         if (labels is not None) != brings:
             raise InputError(
                 f"member {protocol.label_holder} alone brings labels; none where waves are totalled"

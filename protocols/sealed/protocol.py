@@ -56,6 +56,7 @@ class Seed(Message):
     """Dealer to member, once: the seed of the mask on its static operand."""
 
     kind: ClassVar[str] = "sealed-seed"
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
 
 
@@ -64,6 +65,7 @@ class Operand(Message):
     """Member to all others: its masked left operand, (width, rows)."""
 
     kind: ClassVar[str] = "sealed-operand"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
 
 
@@ -72,6 +74,8 @@ class Deal(Message):
     """Dealer to member, every round: a seed, the correction c_m, and to member 0 the wave shares."""
 
     kind: ClassVar[str] = "sealed-deal"
+    uniform: ClassVar[tuple[str, ...]] = ("product", "waves")
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
     product: npt.NDArray[Any]
     waves: npt.NDArray[Any]
@@ -82,6 +86,7 @@ class Phase(Message):
     """Member to all others: its masked scores as phases, (rows, outputs)."""
 
     kind: ClassVar[str] = "sealed-phase"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
 
 
@@ -90,6 +95,7 @@ class Share(Message):
     """Member j to member m: the blinded residual share and m's masked, noisy product."""
 
     kind: ClassVar[str] = "sealed-share"
+    uniform: ClassVar[tuple[str, ...]] = ("blinded", "product")
     blinded: npt.NDArray[Any]
     product: npt.NDArray[Any]
 
@@ -99,6 +105,8 @@ class ScoreDeal(Message):
     """Dealer to member, for a prediction: a seed; to the label holder instead the sum of all masks."""
 
     kind: ClassVar[str] = "sealed-score-deal"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
     seed: bytes
     words: npt.NDArray[Any]
 
@@ -108,6 +116,7 @@ class MaskedScores(Message):
     """Member to label holder: masked scores to predict from."""
 
     kind: ClassVar[str] = "sealed-score"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
 
 
@@ -198,8 +207,6 @@ class SealedProtocol:
         """What proofs cannot show is refused."""
         if not all(self.static):
             raise InputError("operands that change every round would need a proof every round")
-        if isinstance(self.series, Waves):
-            raise InputError("waves of scores that are totalled as they are cannot be authenticated")
         if (self.label_low, self.label_high) != (0.0, 1.0):
             raise InputError("only labels that are 0 or 1 can be proved")
         if (self.groups and len(self.groups) != self.members) or (self.complement and self.outputs != 2):
@@ -225,7 +232,7 @@ class SealedProtocol:
     def claims(self) -> tuple[Claim, ...]:
         """What every member proves."""
         groups = self.groups or ((),) * self.members
-        labels = self.records * (1 if self.complement else self.outputs)
+        labels = self.records * (1 if self.complement else self.outputs) if self.labelled else 0
         return tuple(
             Claim(
                 prover=member,
@@ -237,6 +244,11 @@ class SealedProtocol:
             )
             for member in range(self.members)
         )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the label holder brings labels; where waves are totalled they are in its operand."""
+        return not isinstance(self.series, Waves)
 
     @property
     def blind_bits(self) -> int:

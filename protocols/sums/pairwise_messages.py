@@ -69,6 +69,7 @@ class MaskedInput(Message):
     """A worker's input under all its masks."""
 
     kind = "pairwise.masked-input"
+    uniform = ("values",)
     values: np.ndarray
 
 

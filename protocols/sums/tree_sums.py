@@ -19,6 +19,7 @@ class Subtotal(Message):
     """The sum over the sender's subtree, sent to its parent in that tree (1 or 2)."""
 
     kind = "tree.subtotal"
+    uniform = ("total",)
     tree: int
     total: np.ndarray
 
@@ -28,6 +29,7 @@ class MaskTotal(Message):
     """The sum of all masks, from the root of T2 to the root of T1 where these differ."""
 
     kind = "tree.mask-total"
+    uniform = ("total",)
     total: np.ndarray
 
 

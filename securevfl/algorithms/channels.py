@@ -88,6 +88,9 @@ masks how many workers must stay (`threshold`)."""
 
 SUMS = tuple(PROTOCOLS)
 
+TREE_SUMS = ("plain-tree", "two-tree")
+"""Protocols that add up along trees."""
+
 ENCRYPTED = ("ckks", "bfv")
 """Protocols with an aggregator that adds what it cannot read."""
 

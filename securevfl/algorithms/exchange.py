@@ -21,10 +21,11 @@ from securevfl.privacy.payloads import (
     Masked,
 )
 from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
+from securevfl.protocols.sealed.messages import DEALT as CHECKED_DEALT
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, Seed
 from securevfl.protocols.wire import Value
 
-DEALT = (Seed, Deal, ScoreDeal)
+DEALT = (Seed, Deal, ScoreDeal, *CHECKED_DEALT)
 """What a dealer sends: made of fresh randomness and public numbers alone."""
 
 

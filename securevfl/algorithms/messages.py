@@ -29,6 +29,7 @@ from securevfl.privacy.schemas import (
     released_table,
 )
 from securevfl.privacy.views import OPENED
+from securevfl.protocols.sealed.messages import BETWEEN, DEALT
 from securevfl.protocols.sealed.protocol import Deal, MaskedScores, Operand, Phase, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
 from securevfl.protocols.sums.ckks import CKKSSum
@@ -41,6 +42,7 @@ __all__ = ["MESSAGES"]
 EMBEDDINGS = ("embedding", "initial", "refresh", "evaluation")
 GRADIENTS = ("gradient", *(f"gradient ({name})" for name in DEFENCES))
 MEMBERS = (PARTY, SERVER)
+FLEX = ("flex",)
 HEAD = "head:"
 """Prefix of the server model's parameters in a snapshot."""
 
@@ -75,34 +77,34 @@ class Embedding(Content, kind="embedding", senders=(PARTY,)):
 
     rows: Rows | None = records(default=None)
     values: Any = released(*EMBEDDINGS, default=None)
-    iteration: int | None = fact(int, default=None)
-    capacity: int | None = fact(int, default=None)
-    steps: int | None = fact(int, default=None)
-    weight: float | None = fact(float, default=None)
+    iteration: int | None = fact(int, default=None, families=("fdml",))
+    capacity: int | None = fact(int, default=None, families=FLEX)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    weight: float | None = fact(float, default=None, families=FLEX)
 
 
 class Ready(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
     """The party's batch is ready for a secure sum; iteration in FDML, pace in Flex."""
 
-    iteration: int | None = fact(int, default=None)
-    capacity: int | None = fact(int, default=None)
-    steps: int | None = fact(int, default=None)
-    weight: float | None = fact(float, default=None)
+    iteration: int | None = fact(int, default=None, families=("fdml",))
+    capacity: int | None = fact(int, default=None, families=FLEX)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    weight: float | None = fact(float, default=None, families=FLEX)
 
 
 class Gradient(Content, kind="gradient", senders=(SERVER,), phases=(EPOCH,)):
     """Gradients of the batch's mean loss, as the label holder's defence leaves them."""
 
     values: Any = released(*GRADIENTS)
-    steps: int | None = fact(int, default=None)
-    rate: float | None = fact(float, default=None)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    rate: float | None = fact(float, default=None, families=FLEX)
 
 
 class Received(Content, kind="received", senders=(SERVER,), phases=(EPOCH,)):
     """An upload has arrived; nobody learns from it."""
 
-    steps: int | None = fact(int, default=None)
-    rate: float | None = fact(float, default=None)
+    steps: int | None = fact(int, default=None, families=FLEX)
+    rate: float | None = fact(float, default=None, families=FLEX)
 
 
 class Late(Content, kind="late", senders=(SERVER,), phases=(EPOCH,)):
@@ -186,7 +188,7 @@ class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
     """A mean loss; where another organisation measures it, of the pass that ends with a round."""
 
     value: Any = released_number("loss")
-    round: int | None = fact(int, default=None)
+    round: int | None = fact(int, default=None, families=("fdml",))
 
 
 class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):
@@ -276,9 +278,10 @@ class SealedBegin(Content, kind="sealed-begin", senders=(DEALER,), phases=(EPOCH
 
 
 class SealedReady(Content, kind="sealed-ready", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
-    """A member is ready for the masks of a round."""
+    """A member is ready for the masks of a round, or for the coin that judges what came before."""
 
     round: int = fact(int)
+    stage: int = fact(int)
 
 
 class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOCH,)):
@@ -306,5 +309,5 @@ SUMS = (PlainTreeSum, TwoTreeSum, PairwiseMaskSum, BFVSum, CKKSSum)
 declare_protocol(
     *dict.fromkeys(message for each in SUMS for message in each.messages), senders=MEMBERS, routed=True
 )
-declare_protocol(Operand, Phase, Share, MaskedScores, senders=MEMBERS, routed=False)
-declare_protocol(Seed, Deal, ScoreDeal, senders=(DEALER,), routed=False)
+declare_protocol(Operand, Phase, Share, MaskedScores, *BETWEEN, senders=MEMBERS, routed=False)
+declare_protocol(Seed, Deal, ScoreDeal, *DEALT, senders=(DEALER,), routed=False)

@@ -45,13 +45,20 @@ def planned_releases(plan: Plan, data: VerticalData) -> Releases:
     )
 
 
-def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
+def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Plan, VerticalData]:
     """Checks a plan against the data and completes both.
+
+    Args:
+        plan: What the user wrote.
+        data: The data.
+        apart: Whether organisations run in processes of their own, over a network.
 
     Raises:
         PlanError: They do not fit; the message says what to change.
     """
     algorithm = find_algorithm(plan.algorithm)
+    algorithm.apart = apart
+    _check_tabular(plan, data)
     _check_names(plan, data)
     if plan.protocol not in algorithm.protocols:
         raise PlanError(
@@ -81,6 +88,14 @@ def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
     if not algorithm.federated:
         return plan, scaled
     return algorithm.calibrate(plan, scaled) or _with_noise(plan, data), scaled
+
+
+def _check_tabular(plan: Plan, data: VerticalData) -> None:
+    if not plan.is_given("algorithm") and not data.tabular:
+        raise PlanError(
+            f"the rows of {data.name or 'the data'} are no table but images or sequences; name an algorithm "
+            "for them: algorithm='vafl' or 'sealed', --algorithm on the command line"
+        )
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:

@@ -24,7 +24,7 @@ from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overa
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
-from securevfl.auditing.verdicts import CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.auditing.verdicts import CANARIES, HOLDERS, MASKS, VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError
@@ -77,8 +77,8 @@ def audit(
     integrity = _integrity(source)
     if integrity.verdict is Verdict.VIOLATED:
         return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
-    reconciled = [integrity, _no_keys(source), *reconcile(source)]
     budget = _budget(source)
+    reconciled = [integrity, _no_keys(source), *reconcile(source, budget)]
     progress("replay", 0.0)
     replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
@@ -139,7 +139,7 @@ def _no_keys(source: Source) -> Finding:
 
 def _budget(source: Source) -> ErrorBudget:
     """The error budget at the weakest promise of the run, the one that a verdict may add least to."""
-    spends = privacy_matrix(source.records, source.plan.delta)
+    spends = privacy_matrix(source.records, source.plan.accounted_delta)
     found = [s.epsilon for row in spends.values() for s in row.values() if math.isfinite(s.epsilon)]
     return ErrorBudget(delta=source.plan.delta, epsilon=max(found, default=0.0))
 
@@ -228,7 +228,7 @@ def _finish(evidence: Evidence, seed: int, no_data: str) -> Report:
 def _budget_words(budget: ErrorBudget | None) -> dict[str, Any]:
     if budget is None:
         return {}
-    levels = {name: budget.alpha(name) for name in (VISIBLE, HOLDERS, CANARIES)}
+    levels = {name: budget.alpha(name) for name in (VISIBLE, HOLDERS, CANARIES, MASKS)}
     return {**levels, "added_delta": number(budget.added_delta), "words": budget.sentence()}
 
 
@@ -240,6 +240,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         result = source.files.read_result()
     return {
         "folder": source.files.path.name,
+        "adversary": plan.adversary_in_words,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
@@ -253,7 +254,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
         "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
-        "guarantee": result.get("guarantee", "as accounted"),
+        "guarantee": result.get("guarantee", plan.guarantee),
         "finished": bool(result),
         "views": source.observers,
         "truth": no_data or "at hand",

@@ -11,7 +11,9 @@ Tests are fed message by message and keep sums, a fixed histogram and 16 bytes p
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,10 +42,12 @@ VARIANCE, REPETITION, LATTICE, VALUES, ROWS, SHAPE = (
     "correlation of rows",
     "shape",
 )
+SHARED = "noise of other owners"
+COLUMNS = "variance by column"
 FLIPS = "flips"
 """Of randomised labels: as many as claimed."""
 # What shares the error budget; membership in the lattice never errs.
-NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, SHAPE)
+NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, SHAPE, COLUMNS)
 
 
 class Outcome(NamedTuple):
@@ -274,6 +278,74 @@ class ShapeTest:
         return _judged(SHAPE, excess > limit, "the noise is not distributed as claimed")
 
 
+# -- noise that is missing in one place, or that two owners share -----------------------------------------
+
+
+class ColumnTest:
+    """Whether every column has as much noise as claimed: a sum of squares for each, of vectors of one width.
+
+    One-sided like `VarianceTest`; the level is shared by all columns.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Floats] = {}
+        self._rows: dict[int, int] = {}
+
+    def add(self, standard: Floats) -> None:
+        """Takes rows of noise divided by its claimed standard deviation."""
+        width = standard.shape[1]
+        self._sums[width] = self._sums.get(width, np.zeros(width)) + (standard**2).sum(0)
+        self._rows[width] = self._rows.get(width, 0) + len(standard)
+
+    def judge(self, level: float) -> Outcome:
+        """Violated where one column has so little noise that it has a smaller probability than its share."""
+        columns = sum(self._sums)
+        if not columns or level == 0:
+            return _not_tested(COLUMNS, "there are no columns, or no probability of error is left")
+        least = min(float(stats.chi2.cdf(self._sums[w], self._rows[w]).min()) for w in self._sums)
+        return _judged(COLUMNS, least * columns < level, "one column has less noise than claimed")
+
+
+MOST_WAITING = 256
+"""Messages of one owner that wait for the others' before correlation between owners is given up."""
+
+
+class SharedTest:
+    """Whether two owners used the same noise: equal vectors anywhere, or correlation message by message."""
+
+    def __init__(self, owners: Sequence[str]) -> None:
+        self._repetition = RepetitionTest()
+        self._owners = list(owners)
+        self._waiting: dict[str, deque[Floats]] = {owner: deque() for owner in owners}
+        self._pairs = {pair: CorrelationTest(SHARED) for pair in itertools.combinations(owners, 2)}
+        self._apart = False
+
+    def add(self, owner: str, standard: Floats) -> None:
+        """Takes rows of one owner's noise divided by its claimed standard deviation."""
+        self._repetition.add(standard)
+        if self._apart:
+            return
+        self._waiting[owner].append(standard.ravel())
+        if all(self._waiting.values()):
+            noise = {name: waiting.popleft() for name, waiting in self._waiting.items()}
+            for (left, right), test in self._pairs.items():
+                size = min(noise[left].size, noise[right].size)
+                test.add(noise[left][:size], noise[right][:size])
+        elif len(self._waiting[owner]) > MOST_WAITING:
+            self._apart = True
+            self._waiting = {}
+
+    def judge(self, level: float, error: float) -> Outcome:
+        """Violated where noise is shared; half of the level for each way of looking at it."""
+        found = [self._repetition.judge(level / 2)]
+        found += [test.judge(level / 2 / len(self._pairs), error) for test in self._pairs.values()]
+        made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
+        if not made:
+            return _not_tested(SHARED, "too few values to compare owners")
+        violated = any(outcome.verdict is Verdict.VIOLATED for outcome in made)
+        return _judged(SHARED, violated, "two owners used the same noise")
+
+
 # -- all of it ---------------------------------------------------------------------------------------------
 
 
@@ -290,7 +362,7 @@ class NoiseEvidence:
         self.variance = VarianceTest(limit)
         self._repetition = RepetitionTest(cell) if fresh else None
         self._values, self._rows = NeighbourTest(VALUES), NeighbourTest(ROWS)
-        self._shape = ShapeTest()
+        self._shape, self._columns = ShapeTest(), ColumnTest()
         self._squared_error = 0.0
         self._off_lattice: int | None = None
         self.unreplayed = 0
@@ -327,11 +399,18 @@ class NoiseEvidence:
             self._values.add(standard.reshape(-1, 1))
             self._rows.add(standard)
         self._shape.add(standard)
+        self._columns.add(standard)
+
+    @property
+    def error(self) -> float:
+        """Root mean square of the replay's error over all values, in standard deviations of the noise."""
+        return math.sqrt(self._squared_error / max(1, self.variance.values))
 
     def judge(self, levels: Mapping[str, float]) -> list[Outcome]:
         """The outcome of every test; `levels` names one for each of `NOISE_TESTS`."""
-        error = math.sqrt(self._squared_error / max(1, self.variance.values))
+        error = self.error
         outcomes = [self.variance.judge(levels[VARIANCE]), self._shape.judge(levels[SHAPE], error)]
+        outcomes.append(self._columns.judge(levels[COLUMNS]))
         if self._repetition is not None:
             outcomes.append(self._repetition.judge(levels[REPETITION]))
             outcomes.append(self._values.judge(levels[VALUES], error))

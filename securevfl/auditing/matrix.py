@@ -63,7 +63,7 @@ class Evidence:
 def matrix(evidence: Evidence) -> dict[str, dict[str, Any]]:
     """The owners, their observers, and a cell for each pair."""
     source = evidence.source
-    spends = privacy_matrix(source.records, source.plan.delta)
+    spends = privacy_matrix(source.records, source.plan.accounted_delta)
     return {
         owner: {"observers": {name: _cell(evidence, spend) for name, spend in observers.items()}}
         for owner, observers in spends.items()
@@ -96,7 +96,7 @@ def _cell(evidence: Evidence, spend: Spend) -> dict[str, Any]:
         "epsilon_lower": None if measured is None else number(epsilon_of(measured, spend.delta)),
         "mu_upper": number(spend.mu),
         "mu_lower": number(measured),
-        "delta": spend.delta,
+        "delta": source.plan.delta,
         "mode": spend.mode,
         "releases": spend.releases,
         "exact": spend.exact,

@@ -25,29 +25,47 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.accountants.records import HIDDEN
+from securevfl.algorithms.channels import HIDING
 from securevfl.algorithms.messages import MESSAGES
+from securevfl.attacks.reading import sum_at
 from securevfl.attacks.source import Source
-from securevfl.auditing.verdicts import Finding, Verdict
+from securevfl.auditing.masks import MaskEvidence
+from securevfl.auditing.verdicts import ErrorBudget, Finding, Verdict
 from securevfl.errors import LedgerError, WireError
 from securevfl.privacy.gate import HANDED_ON
 from securevfl.privacy.ledger import Entry, read_homes, read_ledger, rows_to_text
-from securevfl.privacy.payloads import check_fields
-from securevfl.privacy.schemas import DEALER, PARTY, ROWS, SERVER, Schema, roles_of
-from securevfl.privacy.views import BYTES, View
+from securevfl.privacy.messages import Head
+from securevfl.privacy.payloads import check_fields, keep_newest
+from securevfl.privacy.schemas import DEALER, FACT, PARTY, ROWS, SERVER, Schema, roles_of
+from securevfl.privacy.views import BYTES, Receipts, View
+from securevfl.protocols.sealed.messages import CheckedShare
 from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
+from securevfl.protocols.sums.tree_sums import TreeSum
+from securevfl.protocols.sums.trees import ParentMap
 
 RECONCILED = "reconciled with the ledger"
 GATHER = "bring the organisations' folders together with `securevfl gather`"
 MOST_REASONS = 3
 # Of sealed words, the array with a line per record.
-_LINES = {Phase.kind: "words", Share.kind: "blinded", MaskedScores.kind: "words"}
+_LINES = {
+    Phase.kind: "words",
+    Share.kind: "blinded",
+    CheckedShare.kind: "blinded",
+    MaskedScores.kind: "words",
+}
 # Of words in secure sums: arrays, and the announced shape of ciphertexts, that begin with the records.
 _SUMMED = ("values", "total")
 
 
-def reconcile(source: Source) -> list[Finding]:
-    """A finding for every owner, observer and kind of release, of ledgers that have been verified."""
-    return _Reconciliation(source).findings()
+def reconcile(source: Source, budget: ErrorBudget | None = None) -> list[Finding]:
+    """A finding for every owner, observer and kind of release, of ledgers that have been verified.
+
+    Args:
+        source: The run.
+        budget: How often masks that are sound may be called otherwise; nothing else here can err.
+    """
+    known = budget or ErrorBudget(delta=source.plan.delta, epsilon=0.0)
+    return _Reconciliation(source).findings(known)
 
 
 @lru_cache(maxsize=256)
@@ -104,17 +122,29 @@ class _Reconciliation:
         self.totals: set[tuple[str, str]] = set()
         self.sent: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
         self.got: dict[tuple[str, str], dict[int, list[Any]]] = defaultdict(dict)
+        self.trees: dict[str, tuple[ParentMap, ...]] = {}
+        hides = source.plan.protocol in HIDING or source.plan.mode == "sealed"
+        self.masks = MaskEvidence() if hides else None
 
     def host(self, address: str) -> str:
         return self.source.label_holder if address == SERVER else address
 
-    def findings(self) -> list[Finding]:
+    def parent(self, channel: str, tree: int, address: int) -> int | None:
+        """To whom a participant of a tree sum passes its subtotal."""
+        if channel not in self.trees:
+            found = sum_at(self.source.plan, self.source.parties, self.host(channel))
+            self.trees[channel] = found.parent_maps if isinstance(found, TreeSum) else ()
+        trees = self.trees[channel]
+        return trees[tree - 1].get(address) if 0 < tree <= len(trees) else None
+
+    def findings(self, budget: ErrorBudget) -> list[Finding]:
         for observer, view in self.views.items():
             _Reading(self, observer, view).read()
         self._compare_views()
         for books in self.books.values():
             books.close()
-        return [*self._judged(), *self._elsewhere()]
+        masks = [] if self.masks is None else self.masks.findings(budget)
+        return [*self._judged(), *self._elsewhere(), *masks]
 
     def violate(self, owner: str, observers: Sequence[str], path: str, reason: str) -> None:
         for observer in observers:
@@ -181,10 +211,22 @@ class _Reading:
         self.answered: set[tuple[str, int]] = set()
         self.rounds: dict[tuple[str, int], Mapping[str, Any]] = {}
         self.announced: Counter[int] = Counter()
+        self.heads: dict[str, Head] = {}
 
     def read(self) -> None:
         for header in self.view.headers():
             self._line(header)
+        if self.whole.finished:
+            self._check_receipts()
+
+    def _check_receipts(self) -> None:
+        """The observer keeps the newest head of every owner, which is what exposes a ledger that was cut."""
+        kept = Receipts(self.observer)
+        kept.load(self.whole.source.files.path)
+        for owner, head in self.heads.items():
+            if owner not in kept.heads or kept.heads[owner].position < head.position:
+                reason = f"{self.observer} kept no receipt of entry {head.position}, the newest that it saw"
+                self.whole.violate(owner, [self.observer], "receipts", reason)
 
     def _line(self, header: Mapping[str, Any]) -> None:
         whole, sent = self.whole, header["sent"]
@@ -200,10 +242,14 @@ class _Reading:
             return  # noted at home, sent by nobody
         line = _Line(header, schema, self.view, sender, receiver)
         self._note(line)
+        if schema.of_machine and whole.masks is not None:
+            whole.masks.add(self.view, header, schema, (sender, receiver))
         if roles_of(header["sender"]).isdisjoint(schema.senders):
             self._violate(line, f"{header['sender']} may not send {header['kind']!r}")
         if any(form.inside for _, _, form in schema.sent):
             self._violate(line, "must stay inside one organisation")
+        if foreign := self._foreign(schema, header):
+            self._violate(line, f"has {foreign!r}, which {whole.source.plan.algorithm} never states")
         if self._is_twin(line):
             return
         self._judge(line)
@@ -219,6 +265,12 @@ class _Reading:
             books.words(line, self)
         else:
             books.release(line, self)
+
+    def _foreign(self, schema: Schema, header: Mapping[str, Any]) -> str:
+        """A fact that the run's algorithm does not state; empty if there is none."""
+        family = self.whole.source.plan.family.name
+        forms = ((name, schema.form_of(name)) for name in header["fields"])
+        return next((n for n, f in forms if f and f.what == FACT and f.of and family not in f.of), "")
 
     def _violate(self, line: _Line, reason: str) -> None:
         self.whole.violate(line.sender, [line.receiver], line.header["kind"], f"{line.name}: {reason}")
@@ -240,6 +292,8 @@ class _Reading:
         """Keeps what later messages refer to: calls by their numbers, announced rounds of sums."""
         header = line.header
         name = (header["sender"], header["number"])
+        if header["head"] is not None and not header["sent"]:
+            keep_newest(self.heads, Head(*header["head"]))
         if "rows" in header["arrays"]:
             self.calls[name] = header
             self.answered.discard(name)
@@ -258,7 +312,9 @@ class _Reading:
             return False
         content = [header[name] for name in ("sender", "receiver", "kind", "number", "reply_to", "head")]
         arrays = {name: place[1:3] for name, place in header["arrays"].items()}
-        if not line.schema.of_machine and line.payload() is not None:
+        if line.schema.of_machine:
+            arrays |= {name: [*arrays[name], digest] for name, (digest, *_) in header["sketches"].items()}
+        elif line.payload() is not None:
             arrays |= {n: [*a, zlib.crc32(self.view.array(header, n).tobytes())] for n, a in arrays.items()}
         key = hash(json.dumps([content, header["fields"], arrays]))
         if header["sent"]:
@@ -347,6 +403,8 @@ class _Books:
         content, index = entry.content, entry.index
         if line.receiver not in content["observers"]:
             self._violate(line, f"entry {index} is not for {line.receiver}", content["kind"])
+        if content["mechanism"] in HIDDEN:
+            self._violate(line, f"lies open, and entry {index} says {content['mechanism']}", content["kind"])
         use = (line.header["receiver"], line.header["kind"])
         again = bool(self.uses[index][use])
         self.uses[index][use] += 1
@@ -463,6 +521,8 @@ class _Books:
         if asked is None:
             self._violate(line, f"belongs to round {place[1]} of {place[0]}, which nobody announced")
             return
+        if "tree" in fields and self.whole.parent(place[0], fields["tree"], fields["from"]) != fields["to"]:
+            self._violate(line, f"does not go along tree {fields['tree']} of the run")
         receiver, records = self.whole.host(place[0]), asked["arrays"]["rows"][2][0]
         counts = [line.shape(name)[0] for name in _SUMMED if name in line.header["arrays"]]
         for count in [*counts, *fields.get("shape", [])[:1]]:
@@ -472,6 +532,9 @@ class _Books:
         fits = not entry.is_session and content["kind"] == asked["fields"]["purpose"]
         if fields["from"] < 0 or receiver == self.owner:
             return  # none of its own values are in it, or it obtains the total itself
+        if fits and content["mechanism"] in HIDDEN:
+            reason = f"entry {entry.index} says {content['mechanism']}, and the sum is opened"
+            self._violate(line, reason, content["kind"])
         if not fits:
             reason = f"went into a sum of {asked['fields']['purpose']}; entry {entry.index} is about"
             self._violate(line, f"{reason} {content['kind']}", asked["fields"]["purpose"])

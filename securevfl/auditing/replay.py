@@ -38,8 +38,10 @@ from securevfl.auditing.evidence import (
     FINE_VALUES,
     FLIPS,
     NOISE_TESTS,
+    SHARED,
     NoiseEvidence,
     Outcome,
+    SharedTest,
     VarianceTest,
     conclude,
 )
@@ -89,6 +91,10 @@ EVERYBODY = ""
 """In the place of a name: what all organisations opened, together."""
 _TESTS = (*NOISE_TESTS, PARTS, REACH, EXCESS)
 _ON_LATTICE = (RELEASE, UPDATE, STATISTIC)
+_OWN = (RELEASE, UPDATE, STATISTIC)
+"""Kinds with noise of one owner's own; that of two owners is independent."""
+# What carries no noise, where the replay ends with the very models: rounding of sums in another order.
+_SAME_VALUES = 1e-4
 _LAST_DIGITS = 1e-7
 # Rounding at every step adds up to more than one change at the beginning.
 _MORE_ROUNDING = 30
@@ -294,7 +300,8 @@ class _Evidence:
     """What a replay takes from the run: gates that take noisy values from journals, and messages compared.
 
     Attributes:
-        wrong: Owner -> the first noisy message that is not what its gate had made.
+        wrong: Owner -> the first message that is not what the same roles send, or not what its gate had made.
+        apart: Organisation and kind -> how far values that carry no noise are from what was sent, relatively.
         part: Where the run is.
     """
 
@@ -303,6 +310,8 @@ class _Evidence:
         self.journals: dict[str, _Kept] = {}
         self.gates: dict[str, Gate] = {}
         self.wrong: dict[str, str] = {}
+        self.apart: dict[tuple[str, str], float] = defaultdict(float)
+        self.local = read_homes(source.files.path) is None
         self.part = "start"
 
     def open_gate(self, name: str, label_holder: str) -> Gate:
@@ -328,17 +337,42 @@ class _Evidence:
         """Whether messages of a kind are masked or encrypted, and so never the same twice."""
         return MESSAGES[kind].of_machine and self.source.plan.protocol != "plain-tree"
 
-    def compare(self, message: Packet, seen: Seen) -> None:
-        """Notes noisy values that are not what was sent, and puts what was sent in their place."""
-        handed_on = any(form.of and form.of <= set(HANDED_ON) for _, _, form in MESSAGES[message.kind].sent)
-        if message.head is not None and not handed_on and self._is_noisy(*message.head[:2]):
+    def compare(self, message: Packet, seen: Seen, host: str) -> None:
+        """Notes what is not what was sent, and puts what was sent in its place."""
+        said = f"message {message.number} ({message.kind})"
+        if found := self._other_facts(message, seen):
+            self.wrong.setdefault(host, f"{said}: {found} is not what the same roles send")
+        noisy = message.head is not None and self._is_noisy(*message.head[:2])
+        if message.head is not None and not _handed_on(message.kind) and noisy:
             for name, value in message.fields.items():
                 if isinstance(value, np.ndarray) and not _same(value, seen.fields.get(name)):
-                    self.wrong.setdefault(
-                        message.head.owner,
-                        f"message {message.number} ({message.kind}) is not what the gate had made of it",
-                    )
+                    self.wrong.setdefault(message.head.owner, f"{said} is not what the gate had made of it")
+        else:
+            for name, value in message.fields.items():
+                if (form := MESSAGES[message.kind].form_of(name)) is not None and form.payload:
+                    gap = _gap(value, seen.fields.get(name))
+                    self.apart[host, message.kind] = max(self.apart[host, message.kind], gap)
         message.fields = {name: seen.fields.get(name, value) for name, value in message.fields.items()}
+
+    def _other_facts(self, message: Packet, seen: Seen) -> str:
+        """A public part of a message that is not what the same roles send; empty if there is none.
+
+        Paces and numbers follow from time, which only a simulation repeats.
+        """
+        if message.fields.keys() != seen.fields.keys():
+            return f"field {min(message.fields.keys() ^ seen.fields.keys())!r}"
+        if not self.local:
+            return ""
+        if message.number != seen.number:
+            return f"number {seen.number}"
+        mine, theirs = (None if m.head is None else m.head[:2] for m in (message, seen))
+        if mine != theirs:
+            return "its ledger entry"
+        for name, value in message.fields.items():
+            form = MESSAGES[message.kind].form_of(name)
+            if form is not None and not form.payload and not _equal(value, seen.fields[name]):
+                return f"field {name!r}"
+        return ""
 
     def _is_noisy(self, owner: str, position: int) -> bool:
         return '"mechanism":"gaussian"' in self.gates[owner].ledger.lines[position]
@@ -373,7 +407,7 @@ class _Carrier(VirtualCarrier):
             self._broken = broken
             return
         if seen is not None:
-            self.evidence.compare(message, seen)
+            self.evidence.compare(message, seen, self.hosts[message.sender])
 
     def play(self) -> None:
         """Runs the whole schedule."""
@@ -446,7 +480,7 @@ class _Alone:
             raise Broken(self.name, f"{self.name} sends {message.kind!r}, which its view does not hold there")
         self._place += 1
         self._numbers[seen.number] = message.number
-        self.evidence.compare(message, seen)
+        self.evidence.compare(message, seen, self.name)
         self._deliver()
 
 
@@ -456,6 +490,31 @@ def _same(mine: Array, other: Any) -> bool:
         and mine.shape == other.shape
         and bool(np.allclose(mine, other, rtol=1e-6, atol=0.0))
     )
+
+
+def _equal(mine: Any, other: Any) -> bool:
+    """Whether public facts are the same; numbers that were computed may differ in their last digits."""
+    if isinstance(mine, float) and isinstance(other, float):
+        return bool(np.isclose(mine, other, rtol=1e-6, atol=0.0, equal_nan=True))
+    if isinstance(mine, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(mine, other))
+    return bool(mine == other)
+
+
+def _handed_on(kind: str) -> bool:
+    """Whether messages of a kind carry what was computed from others' releases."""
+    return any(form.of and form.of <= set(HANDED_ON) for _, _, form in MESSAGES[kind].sent if form.payload)
+
+
+def _gap(mine: Any, other: Any) -> float:
+    """How far values are from what was sent, as a share of the largest; infinite for another shape."""
+    if mine is None or other is None:
+        return 0.0 if mine is other else np.inf
+    left, right = np.asarray(mine, np.float64), np.asarray(other, np.float64)
+    if left.shape != right.shape:
+        return np.inf
+    scale = float(np.abs(left).max(initial=1e-12))
+    return float(np.nan_to_num(np.abs(left - right), nan=np.inf).max(initial=0.0)) / scale
 
 
 _Replayed: TypeAlias = _Carrier | _Alone
@@ -532,7 +591,14 @@ class _Judge:
         kinds = {(name, kind) for name, view in self.views.items() for (kind,) in view.index("kind")}
         kinds |= {(EVERYBODY, kind) for _, kind in kinds if kind == TOTAL}
         paths = sorted((name, kind) for name, kind in kinds if kind in PATHS)
+        self.unknown = sorted({kind for _, kind in kinds if kind not in (*PATHS, DATA, MODEL)})
         tests = [_test(name, kind, test) for name, kind in paths for test in _tests_of(kind)]
+        self.shared = {
+            kind: SharedTest(owners)
+            for kind in _OWN
+            if len(owners := sorted(name for name, other in paths if other == kind)) > 1
+        }
+        tests += [_test(EVERYBODY, kind, SHARED) for kind in self.shared]
         self.levels = budget.split(audience, tests) if tests else {}
 
     def findings(self) -> list[Finding]:
@@ -549,6 +615,8 @@ class _Judge:
         if ledgers and not self.local:  # values would be compared with those of other records
             return self._broken(*next(iter(ledgers.items())))
         faults = first.evidence.wrong | ledgers | self._other_models(second, both)
+        if exact:
+            faults = self._other_values(first) | faults
         judged = self._judged(second is not None)
         found = self._figures(first) if exact else []
         for owner, observer in self.promises:
@@ -558,10 +626,29 @@ class _Judge:
             for (name, kind), (outcomes, unreplayed) in judged.items():
                 if name == owner or (kind == TOTAL and name == EVERYBODY):
                     found.append(conclude(promise, PATHS[kind], outcomes, unreplayed))
+            if not exact:
+                found += [
+                    _untested(owner, observer, kind, "replay is not exact enough to compare it")
+                    for host, kind in first.evidence.apart
+                    if host == owner and _handed_on(kind)
+                ]
+            found += [
+                _untested(owner, observer, kind, "what was kept of it is of a kind that replay does not know")
+                for kind in self.unknown
+            ]
             later = [r for r in self.source.records if r.owner == owner and r.kind == "prediction"]
             if any(observer in record.observers for record in later):
                 found.append(_untested(owner, observer, "predictions", "replay ends with the training"))
-        return found
+        promised = {owner for owner, _ in self.promises}
+        return [*found, *(_violated(name, WHOLE, faults[name]) for name in faults if name not in promised)]
+
+    def _other_values(self, carrier: _Replayed) -> dict[str, str]:
+        """Organisations that sent, without noise, other values than the same roles compute."""
+        return {
+            host: f"{kind}: holds other values than the same roles compute"
+            for (host, kind), gap in carrier.evidence.apart.items()
+            if gap > _SAME_VALUES
+        }
 
     def _figures(self, carrier: _Replayed) -> list[Finding]:
         """A finding where the figures that the run printed are not those of its models."""
@@ -678,6 +765,10 @@ class _Judge:
                 for where in {name, EVERYBODY} if kind == TOTAL else {name}:
                     path = paths.setdefault((where, kind), self._path(kind))
                     path.add(spooled.fields["part"], released, exact, std, error, kind in _ON_LATTICE)
+                if kind in self.shared and error <= ERROR_LIMIT:
+                    noise = (released - exact) / std
+                    rows = noise.reshape(len(noise), -1) if noise.ndim > 1 else noise.reshape(1, -1)
+                    self.shared[kind].add(name, rows)
         for (name, kind), path in paths.items():
             levels = {test: self.levels[_test(name, kind, test)] for test in _TESTS}
             outcomes = path.judge(levels)
@@ -686,6 +777,10 @@ class _Judge:
             place = (EVERYBODY if kind == TOTAL else name, kind)
             earlier, unreplayed = judged.get(place, ([], 0))
             judged[place] = [*earlier, *outcomes], max(unreplayed, path.evidence.unreplayed)
+        for (name, kind), path in paths.items():
+            if kind in self.shared:
+                level = self.levels[_test(EVERYBODY, kind, SHARED)]
+                judged[name, kind][0].append(self.shared[kind].judge(level, path.evidence.error))
         for outcomes, _ in judged.values():  # the power that is named is the weakest
             outcomes.sort(key=lambda outcome: outcome.power or 0.0)
         return judged

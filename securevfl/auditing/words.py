@@ -6,6 +6,7 @@ from typing import Any
 
 from securevfl.attacks.contract import METRICS
 from securevfl.auditing.verdicts import Verdict
+from securevfl.federation.run import warning_of
 
 # What an epsilon is worth: the odds of any guess about one record change by at most e^epsilon.
 STRENGTHS = ((1.0, "strong"), (4.0, "good"), (10.0, "moderate"), (50.0, "weak"), (float("inf"), "worthless"))
@@ -40,7 +41,7 @@ def verdict_words(cell: dict[str, Any]) -> str:
 
 def headline(content: dict[str, Any]) -> str:
     """The first sentence of the report: the worst fact."""
-    said = _first(content)
+    said = warning_of(content["run"]) + _first(content)
     lacking = content["attacks"] and content["run"]["truth"] != "at hand"
     return f"{said} Attacks were not run for lack of data." if lacking else said
 

@@ -45,6 +45,10 @@ def audit(
         Path | None, typer.Option(help="Sign the dossier with this key (PEM; P-256 or Ed25519).")
     ] = None,
     verify: Annotated[Path | None, typer.Option(help="Check a dossier instead: files and signature.")] = None,
+    forget: Annotated[
+        Path | None,
+        typer.Option(help="Delete the evidence of this run instead: views and journals, which are raw data."),
+    ] = None,
     fail_if_violated: Annotated[
         bool, typer.Option("--fail-if-violated", help=f"Exit with {EXIT_VIOLATED} if a promise is broken.")
     ] = False,
@@ -61,6 +65,9 @@ def audit(
     """Audit a finished run with exactly what its observers saw; writes a dossier in RUN/audits."""
     if verify is not None:
         _verify(verify, json)
+        return
+    if forget is not None:
+        _forget(forget, json)
         return
     if run is None:
         raise InputError("name the folder of a run to audit, or a dossier with --verify")
@@ -121,6 +128,20 @@ def _verify(folder: Path, json: bool) -> None:
     signed = f"signed by the key {found['signed_by'][:16]}" if found["signed_by"] else "not signed"
     by = f" by {found['auditor']}" if found["auditor"] else ""
     typer.echo(f"dossier {found['number']} of {found['run']}{by}, {found['verdict']}: unchanged, {signed}")
+
+
+def _forget(run: Path, json: bool) -> None:
+    """Deletes what only an audit needs; ledgers, receipts, models, results and dossiers stay."""
+    from securevfl.federation.folder import RunFolder
+
+    files = RunFolder(run)
+    files.read_plan()
+    with files.locked():
+        gone = files.forget_evidence()
+    if json:
+        print_json({"run": str(run), "deleted": gone})
+    else:
+        typer.echo(f"deleted {' and '.join(gone)} of {run}" if gone else f"{run} holds no views or journals")
 
 
 def _limit(text: str, attacks: Any) -> tuple[str, float]:

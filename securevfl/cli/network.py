@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json
-from securevfl.cli.train import privacy_table, show_absences, show_alone, show_below
+from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news
 from securevfl.errors import InputError
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _show(node: Participant, result: dict[str, Any]) -> None:
         _show_prediction(console, node, result)
         return
     measured = _measured(result["test"])
-    show_below(console, result)
+    show_bad_news(console, result)
     console.print(f"{result['algorithm']} on {result['protocol']}: {result['epochs']} epochs", markup=False)
     if measured:
         console.print(f"test {measured}")

@@ -36,7 +36,10 @@ def train(
     label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="Algorithm; securevfl data lists them.", autocompletion=completion.algorithms),
+        typer.Option(
+            help="Algorithm, sealed by default; securevfl data lists them.",
+            autocompletion=completion.algorithms,
+        ),
     ] = None,
     protocol: Annotated[
         str | None,
@@ -60,7 +63,12 @@ def train(
     ] = None,
     clip: Annotated[float | None, typer.Option(help="L2 bound C of a released vector.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise on each released value; 0 is exact.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target; sigma is calibrated to it.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target; sigma is calibrated to it. Sealed: 1 by default.")
+    ] = None,
+    unprotected: Annotated[
+        bool, typer.Option("--unprotected", help="Train with neither noise nor epsilon: nothing is promised.")
+    ] = False,
     delta: Annotated[float | None, typer.Option(help="The delta of every epsilon.")] = None,
     budget_epsilon: Annotated[float | None, typer.Option(help="Refuse whatever would exceed this.")] = None,
     label_epsilon: Annotated[
@@ -111,6 +119,7 @@ def train(
         "clip": clip,
         "sigma": sigma,
         "epsilon": epsilon,
+        "unprotected": unprotected or None,
         "delta": delta,
         "budget_epsilon": budget_epsilon,
         "label_epsilon": label_epsilon,
@@ -211,7 +220,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
-    show_below(console, result)
+    show_bad_news(console, result)
     console.print(
         f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
     )
@@ -228,7 +237,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         )
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
-    console.print(f"labels {result['labels']}")
+    console.print(f"labels {result['labels']}", soft_wrap=True)
     show_absences(console, result)
     if result["stopped"]:
         console.print(f"stopped by {result['stopped']}", markup=False)
@@ -241,13 +250,14 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         console.print(f"files in {run.folder}", markup=False, soft_wrap=True)
 
 
-def show_below(console: Console, result: dict[str, Any]) -> None:
-    """Begins with the bad news, where a federated run is worse than its label holder alone."""
+def show_bad_news(console: Console, result: dict[str, Any]) -> None:
+    """Begins with the bad news: nothing is promised, or the label holder does better alone."""
     from securevfl.algorithms import find_algorithm
     from securevfl.algorithms.alone import below_alone
+    from securevfl.federation.run import warning_of
 
-    words = below_alone(result) if find_algorithm(result["algorithm"]).federated else ""
-    if words:
+    below = below_alone(result) if find_algorithm(result["algorithm"]).federated else ""
+    if words := warning_of(result) + below:
         console.print(words, markup=False, soft_wrap=True)
 
 

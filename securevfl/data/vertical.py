@@ -117,6 +117,11 @@ class VerticalData:
         """Number of outputs a model needs: one per class for multiclass, else 1."""
         return len(self.classes) if self.task == "multiclass" else 1
 
+    @property
+    def tabular(self) -> bool:
+        """False where rows are images or sequences."""
+        return self.image_size is None and all(block.ndim == 2 for block in self.train)
+
     def __repr__(self) -> str:
         parties = ", ".join(
             f"{name}: {columns}" for name, columns in zip(self.parties, self.widths, strict=True)

@@ -27,7 +27,7 @@ from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import load_own
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
-from securevfl.settings.plan import Plan
+from securevfl.settings.plan import UNPROTECTED, Plan
 
 WORST_R2 = -3.0
 """Below this a regression has not learnt badly, it has diverged: errors are twice the labels' spread."""
@@ -146,7 +146,7 @@ def train(
 
     Args:
         data: The parties' features and the labels.
-        plan: What to do; the default plan is asynchronous VAFL without noise.
+        plan: What to do; the default plan is sealed training at epsilon 1.
         out: Folder for the results, which must not exist yet. None keeps everything in memory.
         resume: Go on with the unfinished run in `out`, from its last epoch.
         encoders: Your own encoder for some or all parties.
@@ -158,12 +158,14 @@ def train(
             `out`, which all machines of the cluster must see, and the plan's own models.
 
     Raises:
-        PlanError: The plan does not fit itself or the data.
+        PlanError: The plan does not fit itself or the data, or is unprotected and does not say so.
         RunError: The folder exists, cannot be written, or belongs to another plan.
         BudgetExceeded: The budget does not even allow the first step. (If it ends training later, the run is
             returned with `stopped` set.)
     """
-    resolved, scaled = resolve(plan or Plan(), data)
+    plan = plan or Plan()
+    plan.check_protection()
+    resolved, scaled = resolve(plan, data)
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
     folder = None if out is None else RunFolder(Path(out))
@@ -296,11 +298,11 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, Any]]:
+def spending(records: list[ReleaseRecord], plan: Plan) -> dict[str, dict[str, Any]]:
     """Per owner: mode, mu and epsilon towards its worst observer; infinite is None."""
     worst = {
         owner: max(observers.values(), key=lambda spend: spend.mu)
-        for owner, observers in privacy_matrix(records, delta).items()
+        for owner, observers in privacy_matrix(records, plan.accounted_delta).items()
         if observers
     }
     return {
@@ -308,7 +310,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
             "mode": spend.mode,
             "mu": _number(spend.mu),
             "epsilon": _number(spend.epsilon),
-            "delta": delta,
+            "delta": plan.delta,
             "releases": spend.releases,
             "observer": spend.observer,
         }
@@ -318,7 +320,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
     """The part of a result that later releases change: ``privacy``, and of sealed runs ``prediction``."""
-    result: dict[str, Any] = {"privacy": spending(records, plan.delta)}
+    result: dict[str, Any] = {"privacy": spending(records, plan)}
     return result | ({"prediction": predictions(records)} if plan.mode == "sealed" else {})
 
 
@@ -387,7 +389,7 @@ def result_content(
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **evaluated(server),
         **counted(plan, records),
-        "guarantee": "void: reproducible noise" if plan.insecure_reproducible_noise else "as accounted",
+        "guarantee": plan.guarantee,
         "labels": label_exposure(records, label_holder),
         "epochs": epochs,
         "loss": None if server is None else _number(server.loss),
@@ -395,6 +397,12 @@ def result_content(
         **figures,
     }
     return dict(json.loads(json.dumps(result)))
+
+
+def warning_of(result: Mapping[str, Any]) -> str:
+    """What stands before everything else that is said of an unprotected run; empty for others."""
+    exposed = f", labels {result['labels']}" if result.get("labels") else ""
+    return f"UNPROTECTED{exposed}. " if result.get("guarantee") == UNPROTECTED else ""
 
 
 def evaluated(server: ServerRole | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from securevfl.accountants.records import Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
 from securevfl.algorithms.baselines import TREES, pooled_trees
+from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
@@ -129,7 +130,9 @@ class Site:
         if self.folder is not None:
             self.receipts.load(self.folder.path)
             if self.plan.record_views:
-                self.view = ViewWriter(self.folder.view(self.name), self.name)
+                # Who takes part in a tree can put its words together, and attacks try that.
+                words = self.plan.record_words or self.plan.protocol in TREE_SUMS
+                self.view = ViewWriter(self.folder.view(self.name), self.name, words=words)
                 if not self.predicts:
                     self.gate.journal = Journal(self.folder.journal(self.name), self.name)
                     if self.gate.journal.new:
@@ -551,7 +554,7 @@ def set_budget(gate: Gate, plan: Plan, *, reserve: int = 0) -> None:
     Only mode ``strict`` shares its budget between records, so only there does the evaluation of the test part
     compete with training.
     """
-    square = gdp_mu(plan.budget_epsilon, plan.delta) ** 2
+    square = gdp_mu(plan.budget_epsilon, plan.accounted_delta) ** 2
     if gate.mode == "strict":
         square = max(0.0, square - reserve * (2 * plan.clip / plan.sigma) ** 2)
     gate.budget.budget_mu = square**0.5

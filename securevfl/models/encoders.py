@@ -145,13 +145,13 @@ class PreparedLinear(LinearEncoder):
         self.hidden, self.output = encoder.hidden, encoder.output
         exact = torch.float64
         self.register_buffer("centre", torch.zeros(encoder.output.in_features, dtype=exact))
-        self.register_buffer("scale", torch.ones((), dtype=exact))
+        self.register_buffer("scale", torch.ones(encoder.output.in_features, dtype=exact))
         self.register_buffer("clip", torch.full((), torch.inf, dtype=exact))
 
-    def prepare(self, *, centre: Tensor, scale: float, clip: float) -> None:
-        """Sets what is subtracted from each row, what it is multiplied by, and the bound of its L2 norm."""
+    def prepare(self, *, centre: Tensor, scale: Tensor, clip: float) -> None:
+        """Sets what is subtracted from rows, what multiplies each column, and the bound of a row's norm."""
         self.centre.copy_(centre)
-        self.scale.fill_(scale)
+        self.scale.copy_(scale)
         self.clip.fill_(clip)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ class Proposal:
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
         if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
-        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
+        self.plan.check_protection()
+        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding), apart=True)
         content = pack(
             "agreement",
             {
@@ -204,7 +205,11 @@ class Agreement:
     def summary(self) -> list[str]:
         """What a person should read before agreeing."""
         plan, outline = self.plan, self.proposal.outline
-        noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if plan.sigma else "no noise"
+        noise = (
+            f"sigma {plan.sigma:g}, clip {plan.clip:g}"
+            if plan.sigma
+            else "UNPROTECTED, no noise: nothing is promised"
+        )
         budget = (
             f"refuses whatever exceeds epsilon {plan.budget_epsilon:g} at delta {plan.delta:g}"
             if plan.budget_epsilon
@@ -213,7 +218,9 @@ class Agreement:
         stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
         steps = f"{plan.epochs} epochs, batch {plan.batch}"
         held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
+        members = plan.adversary_in_words
         return [
+            *([f"members       {members}"] if members else []),
             f"run           {self.proposal.run}",
             f"organisations {', '.join(self.proposal.organisations)}",
             f"features      {held}",

@@ -288,6 +288,7 @@ def _as_described(described: Description, content: dict[str, Any], plan: Plan) -
 
 
 def _check_server(config: ServerConfig) -> None:
+    config.plan.check_protection()
     if not config.listen:
         raise PlanError('listen is missing; write listen = "0.0.0.0:8750"')
     if config.data is None or not config.data.label_column:

@@ -458,6 +458,7 @@ class Participant(ABC):
             "peers": len(self.mesh.sessions),
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
             "mu": 0.0 if self.site is None else self.site.spent(),
+            "guarantee": "" if self.site is None else self.site.plan.guarantee,
         }
 
     async def close(self) -> None:

@@ -41,7 +41,8 @@ class Form(NamedTuple):
         dtypes: Of arrays, the kinds of numbers: f, i, u.
         ndims: Of arrays, the numbers of dimensions.
         names: Of tables, the names; a name that ends in ``:`` stands for all that begin with it.
-        of: Of payloads, what may be in them, as the ledger says; empty allows any.
+        of: Of payloads, what may be in them, as the ledger says; of facts, the families of algorithms that
+            state them. Empty allows any.
         payload: True where only a payload may be put in.
         inside: True where it never leaves the organisation.
         optional: True where it may be left out.
@@ -72,11 +73,22 @@ class Form(NamedTuple):
         return {ROWS: "a list of distinct record indices", NUMBER: "a number", BYTES: "bytes"}[self.what]
 
 
-def fact(kind: type, *choices: str, default: Any = MISSING, wire: str = "") -> Any:
-    """A public fact: a count, a flag, a word, a number that no record has an influence on."""
+def fact(
+    kind: type, *choices: str, default: Any = MISSING, wire: str = "", families: tuple[str, ...] = ()
+) -> Any:
+    """A public fact: a count, a flag, a word, a number that no record has an influence on.
+
+    Args:
+        kind: Its type.
+        choices: Of words, those that are allowed.
+        default: None where it may be left out.
+        wire: Its name on the wire, where that is another.
+        families: The families of algorithms that state it; none for all. Audits look for it elsewhere.
+    """
     if kind not in (int, bool, float, str):
         raise InputError(f"{kind.__name__} cannot be a public fact; use int, bool, float or str")
-    return _field(Form(FACT, types=(kind,), choices=choices, optional=default is None), wire)
+    form = Form(FACT, types=(kind,), choices=choices, optional=default is None, of=frozenset(families))
+    return _field(form, wire)
 
 
 def records(*, default: Any = MISSING) -> Any:
@@ -133,6 +145,8 @@ class Schema:
         prefixes: Forms of the names that begin with these.
         required: Names that must be there.
         of_machine: True where protocol machines say it, and nobody else.
+        uniform: Fields with masked words, which are uniform and fresh to all who get them.
+        secret: Fields with seeds, which no view keeps.
     """
 
     kind: str
@@ -144,6 +158,8 @@ class Schema:
     prefixes: tuple[tuple[str, Form], ...]
     required: frozenset[str]
     of_machine: bool
+    uniform: tuple[str, ...] = ()
+    secret: tuple[str, ...] = ()
 
     def form_of(self, name: str) -> Form | None:
         """The form of a field by its name on the wire; None where it has no such field."""
@@ -245,6 +261,8 @@ def _enter(
         prefixes=tuple(prefixes),
         required=needed,
         of_machine=issubclass(cls, Message),
+        uniform=getattr(cls, "uniform", ()),
+        secret=getattr(cls, "secret", ()),
     )
     MESSAGES[kind] = schema
     return schema

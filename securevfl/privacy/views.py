@@ -5,12 +5,17 @@ strings such as ciphertexts). It holds private material, so it is written only o
 owner alone. It also holds what the observer itself sent, because it knows that too, and the totals that it
 opened with secrets of its own.
 
+Of masked words a view keeps a sketch: a digest, a few of the words and the one nearest to zero, enough to see
+that masks are uniform and fresh; the words themselves only on request. Seeds of masks are never written, only
+their digests: with them, views of two members would give away each other's rows.
+
 Every observer keeps, in any case, the newest ledger head it received from each owner (``receipts/``):
 a few bytes that hold no data and expose a ledger that was cut or rewritten.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -19,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +33,16 @@ from securevfl.errors import RunError
 from securevfl.files import appending, read_json, write_text
 from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.payloads import keep_newest
+from securevfl.privacy.schemas import MESSAGES as DECLARED
 from securevfl.protocols.wire import Value
 
 MESSAGES = "messages.jsonl"
 ARRAYS = "arrays.bin"
 BYTES = "bytes"  # marks a byte string among the arrays
 _PIECE = 1 << 16  # stretches that are compared at a time
+SAMPLE = 64
+"""Words of a masked array that a sketch keeps."""
+_STEP = 2654435761  # odd, far from any power of two: the places of a sample follow no pattern of the array
 OPENED = "opened-total"
 """Kind of the line that holds a total over all other parties, which the observer decrypted or unmasked."""
 
@@ -45,7 +54,8 @@ class Seen:
     Attributes:
         time: When it arrived or left, in the run's time units.
         sent: True where the observer itself sent it.
-        fields: Its content; arrays are read-only and loaded on first use of the file.
+        fields: Its content; arrays are read-only and loaded on first use of the file. Words that the view
+            did not keep are left out.
     """
 
     index: int
@@ -66,11 +76,45 @@ class Seen:
         return self.sender == self.receiver
 
 
-class ViewWriter:
-    """Appends messages to one observer's view."""
+class Sketch(NamedTuple):
+    """What is kept of masked words, or of a seed.
 
-    def __init__(self, folder: Path, observer: str) -> None:
-        self.observer = observer
+    Attributes:
+        digest: SHA-256 of the bytes.
+        least: Distance from zero, on the ring, of the word that is nearest to it.
+        sample: The first words and some others; none of a seed.
+    """
+
+    digest: str
+    least: int
+    sample: npt.NDArray[Any]
+
+
+def sketch_of(words: npt.NDArray[Any]) -> Sketch:
+    """The sketch of an array of ring words."""
+    flat = np.ascontiguousarray(words).reshape(-1)
+    digest = hashlib.sha256(flat.tobytes()).hexdigest()
+    if not flat.size:
+        return Sketch(digest, 0, flat)
+    ring = flat.view(f"u{flat.itemsize}")
+    least = int(min(ring.min(), (-ring).min()))  # both wrap around: the distance from zero on either side
+    if flat.size <= SAMPLE:
+        return Sketch(digest, least, flat)
+    places = (np.arange(SAMPLE // 2, dtype=np.uint64) * _STEP + int(digest[:8], 16)) % flat.size
+    return Sketch(digest, least, flat[np.concatenate([np.arange(SAMPLE // 2), places.astype(np.int64)])])
+
+
+class ViewWriter:
+    """Appends messages to one observer's view.
+
+    Args:
+        folder: Where.
+        observer: Whose.
+        words: False keeps only sketches of masked words. Seeds are not kept in any case.
+    """
+
+    def __init__(self, folder: Path, observer: str, *, words: bool = True) -> None:
+        self.observer, self._words = observer, words
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._count = _repair(folder)
@@ -82,13 +126,23 @@ class ViewWriter:
         """Writes one message."""
         scalars: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
+        sketches: dict[str, Any] = {}
+        declared = DECLARED.get(message.kind)
         for name, value in message.fields.items():
-            if isinstance(value, np.ndarray):
-                arrays[name] = self._store(value)
-            elif isinstance(value, bytes):
-                arrays[name] = [*self._store(np.frombuffer(value, np.uint8)), BYTES]
-            else:
+            if not isinstance(value, np.ndarray | bytes):
                 scalars[name] = value
+                continue
+            array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+            secret = declared is not None and name in declared.secret
+            masked = declared is not None and name in declared.uniform
+            if secret:
+                sketches[name] = [hashlib.sha256(array.tobytes()).hexdigest(), 0, self._store(array[:0])]
+            elif masked:
+                digest, least, sample = sketch_of(array)
+                sketches[name] = [digest, least, self._store(sample)]
+            dropped = secret or (masked and not self._words)
+            place = [None, array.dtype.str, list(array.shape)] if dropped else self._store(array)
+            arrays[name] = [*place, BYTES] if isinstance(value, bytes) else place
         line = {
             "index": self._count,
             "time": time,
@@ -102,6 +156,7 @@ class ViewWriter:
             "size": message.size(),
             "fields": scalars,
             "arrays": arrays,
+            "sketches": sketches,
         }
         self._lines.write(json.dumps(line) + "\n")
         self._count += 1
@@ -172,7 +227,12 @@ class View:
             for line in lines:
                 try:
                     header = json.loads(line)
-                    ends = [place[0] + _size(place) for place in header["arrays"].values()]
+                    samples = [place for _, _, place in header["sketches"].values()]
+                    ends = [
+                        place[0] + _size(place)
+                        for place in (*header["arrays"].values(), *samples)
+                        if place[0] is not None
+                    ]
                 except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                     raise RunError(f"{self._path} is damaged, or of another version: {error!r}") from error
                 if max(ends, default=0) > self._buffer.size:
@@ -183,9 +243,26 @@ class View:
                 yield header
 
     def array(self, header: Mapping[str, Any], name: str) -> npt.NDArray[Any]:
-        """One array of a line."""
-        offset, dtype, shape = header["arrays"][name][:3]
-        end = offset + _size(header["arrays"][name])
+        """One array of a line.
+
+        Raises:
+            RunError: The view kept a sketch of it only.
+        """
+        place = header["arrays"][name]
+        if place[0] is None:
+            raise RunError(
+                f"{self.folder} holds only digests of masked words; train with --set record_words=true"
+            )
+        return self._load(place)
+
+    def sketch(self, header: Mapping[str, Any], name: str) -> Sketch:
+        """What a line keeps of masked words or of a seed."""
+        digest, least, place = header["sketches"][name]
+        return Sketch(digest, least, self._load(place))
+
+    def _load(self, place: Sequence[Any]) -> npt.NDArray[Any]:
+        offset, dtype, shape = place[:3]
+        end = offset + _size(place)
         return np.frombuffer(self._buffer[offset:end].tobytes(), np.dtype(dtype)).reshape(shape)
 
     def same_bytes(self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64], width: int) -> bool:
@@ -232,8 +309,9 @@ class View:
     def _read(self, line: dict[str, Any]) -> Seen:
         fields = dict(line["fields"])
         for name, place in line["arrays"].items():
-            values = self.array(line, name)
-            fields[name] = values.tobytes() if BYTES in place[3:] else values
+            if place[0] is not None:  # of masked words there may be a sketch only
+                values = self._load(place)
+                fields[name] = values.tobytes() if BYTES in place[3:] else values
         rest = {name: line[name] for name in ("index", "time", "sender", "receiver", "kind", "number")}
         head = None if line["head"] is None else Head(*line["head"])
         return Seen(

@@ -28,6 +28,7 @@ __all__ = [
 
 DELAYS = ("constant", "poisson", "exponential", "trace")
 PROTECTS = ("person", "features", "label")
+ADVERSARIES = ("auto", "malicious", "semi-honest")
 DEVICES = ("cpu", "cuda", "auto")
 FULL_BATCH = 2**31 - 1  # as many records as there are
 
@@ -109,9 +110,13 @@ class SealedSettings(Settings):
             party centres and scales its columns; 0 takes the rows as they are.
         label_low: Regression: public lower bound of the labels.
         label_high: Regression: public upper bound of the labels.
+        adversary: What members may do: ``semi-honest`` ones follow the protocol, ``malicious`` ones do
+            anything, so that rows and labels are proved and every opening is authenticated. ``auto`` is
+            malicious between organisations, where the model allows it, and semi-honest in one process.
     """
 
     protect: str = choice("person", PROTECTS)
+    adversary: str = choice("auto", ADVERSARIES)
     weight_bound: float = number(16.0, above=0)
     average_last: float = share(0.66)
     centring: float = share(0.04)
@@ -169,12 +174,14 @@ class LocalSettings(Settings):
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what this organisation saw.
+        record_words: Keep masked words in the view whole, instead of a digest and a sample of each.
         data_folder: Where the files of a named data set are.
         delay_trace: File of step durations.
     """
 
     device: str = choice("cpu", DEVICES)
     record_views: bool = False
+    record_words: bool = False
     data_folder: str = ""
     delay_trace: str = ""
 
@@ -188,12 +195,14 @@ class Family:
         algorithms: Their names.
         settings: The class of their settings.
         defaults: Common fields of a plan that they set otherwise where the user leaves them open.
+        federated: False for baselines, which send nothing.
     """
 
     name: str
     algorithms: tuple[str, ...]
     settings: type[Any] = NoSettings
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    federated: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,7 +214,13 @@ FAMILIES: dict[str, Family] = {
     each.name: each
     for each in (
         Family(name="vafl", algorithms=("vafl", "vafl-tsync", "vafl-sync"), settings=VaflSettings),
-        Family(name="fdml", algorithms=("fdml",), settings=FdmlSettings),
+        Family(
+            name="fdml",
+            algorithms=("fdml",),
+            settings=FdmlSettings,
+            # Rates eta / sqrt(t) are what Proposition 1 asks for; eta was chosen on credit and breast-cancer.
+            defaults={"learning_rate": 1.0, "decay": "sqrt"},
+        ),
         Family(
             name="afsgd",
             algorithms=("afsgd", "afsvrg", "afsaga", "fsgd", "fsvrg", "fsaga"),
@@ -222,6 +237,7 @@ FAMILIES: dict[str, Family] = {
             settings=SealedSettings,
             defaults={
                 "model": "auto",
+                "epsilon": 1.0,
                 "epochs": 80,
                 "batch": FULL_BATCH,
                 "learning_rate": 3.0,
@@ -229,8 +245,8 @@ FAMILIES: dict[str, Family] = {
                 "l2": 0.0,
             },
         ),
-        Family(name="central", algorithms=("central",)),
-        Family(name="local", algorithms=("local",)),
+        Family(name="central", algorithms=("central",), federated=False),
+        Family(name="local", algorithms=("local",), federated=False),
     )
 }
 ALGORITHM_FAMILIES: dict[str, Family] = {

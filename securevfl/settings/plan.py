@@ -28,7 +28,7 @@ from securevfl.settings.families import (
     family_of,
 )
 
-DEFAULT_ALGORITHM = "vafl"
+DEFAULT_ALGORITHM = "sealed"
 MODELS = ("auto", "linear", "scorecard", "mlp", "cnn", "lstm", "trees")
 HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
@@ -37,6 +37,8 @@ ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
 OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious", "exact")
 DECAYS = ("none", "sqrt")
 SCALINGS = ("auto", "standard", "public", "none")
+UNPROTECTED = "none: unprotected"
+"""The guarantee of a run that promises nothing."""
 MOST = 1e30
 """Largest noise and clip: a float32 holds it, and a hundred million standard deviations of it."""
 
@@ -87,6 +89,8 @@ class Plan(_Keywords):
         epsilon: Target; sigma is calibrated to it. Excludes sigma.
         delta: The delta at which every epsilon is stated.
         budget_epsilon: The gate refuses whatever would exceed it.
+        unprotected: The word without which `train` refuses a federated plan that has neither noise nor a
+            target epsilon, secure sums included; it changes nothing where there is either.
         gradient_clip: L2 bound of a record's gradient for ``encoder_training = "dp"`` and defence ``noise``.
         gradient_sigma: Noise on the summed gradient for ``encoder_training = "dp"``.
         label_epsilon: Randomised response: labels are flipped once, before anything is computed from them,
@@ -117,6 +121,7 @@ class Plan(_Keywords):
         seed: Decides initial models and batch order, never noise.
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what each observer saw.
+        record_words: Keep masked words in views whole, instead of a digest and a sample of each.
         settings: The algorithm's own settings, as a mapping or as its family's class; a mapping may also
             name fields of the simulation.
         simulation: How time passes where parties are simulated, as `SimulationSettings` or a mapping.
@@ -140,6 +145,7 @@ class Plan(_Keywords):
     epsilon: float = number(0.0)
     delta: float = 1e-5
     budget_epsilon: float = number(0.0)
+    unprotected: bool = False
     gradient_clip: float = number(1.0, above=0, most=MOST)
     gradient_sigma: float = number(0.0, most=MOST)
     label_epsilon: float = number(0.0)
@@ -161,6 +167,7 @@ class Plan(_Keywords):
     seed: int = whole(0)
     device: str = choice("cpu", DEVICES)
     record_views: bool = False
+    record_words: bool = False
     settings: Any = None
     simulation: Any = None
     source: Any = None
@@ -168,7 +175,7 @@ class Plan(_Keywords):
     def __post_init__(self) -> None:
         family = family_of(self.algorithm)
         for name, value in family.defaults.items():
-            if name not in self._given:
+            if not (self.is_given(name) or (name == "epsilon" and self._settles_noise)):
                 object.__setattr__(self, name, value)
         self._sort_settings(family)
         check_fields(self)
@@ -195,6 +202,15 @@ class Plan(_Keywords):
         object.__setattr__(self, "simulation", SimulationSettings(**simulation))
         object.__setattr__(self, "source", DataSource(**_values("source", self.source, DataSource)))
 
+    def is_given(self, name: str) -> bool:
+        """True where whoever made the plan named the field; False where it is a default."""
+        return name in self._given
+
+    @property
+    def _settles_noise(self) -> bool:
+        """True where the plan says how much noise there is, so that no default target has a say."""
+        return self.unprotected is True or self.is_given("sigma")
+
     @property
     def family(self) -> Family:
         """The family of the algorithm."""
@@ -212,10 +228,52 @@ class Plan(_Keywords):
         return between + 1
 
     @property
+    def is_unprotected(self) -> bool:
+        """True where something leaves, and neither noise nor a target epsilon limits what it tells."""
+        return self.family.federated and not self.sigma and not self.epsilon
+
+    @property
+    def guarantee(self) -> str:
+        """What a run by this plan promises at all, in words."""
+        if self.is_unprotected:
+            return UNPROTECTED
+        return "void: reproducible noise" if self.insecure_reproducible_noise else "as accounted"
+
+    def check_protection(self) -> None:
+        """Asks for the word before anything leaves without protection.
+
+        Raises:
+            PlanError: The plan is unprotected and does not say so.
+        """
+        if self.is_unprotected and not self.unprotected:
+            raise PlanError(
+                f"{self.algorithm!r} with neither sigma nor epsilon releases exact values, on protocol "
+                f"{self.protocol!r} too; give epsilon (--epsilon 1), or say so: unprotected=True, "
+                "--unprotected"
+            )
+
+    @property
     def local(self) -> LocalSettings:
         """What of the plan concerns one machine alone."""
         flat = self.to_flat()
         return LocalSettings(**{name: flat[name] for name in LOCAL})
+
+    @property
+    def accounted_delta(self) -> float:
+        """The delta at which noise is sized and epsilon is computed, at most `delta`.
+
+        Where members may cheat, a tenth of `delta` is set aside for masks that hide statistically and for
+        proofs that err; a plan that needs more is refused.
+        """
+        return self.delta * (0.9 if getattr(self.settings, "adversary", "") == "malicious" else 1.0)
+
+    @property
+    def adversary_in_words(self) -> str:
+        """What a sealed plan takes members to be capable of; empty for other plans."""
+        return {
+            "malicious": "malicious: may do anything; rows and labels are proved, openings authenticated",
+            "semi-honest": "semi-honest: trusted to follow the protocol",
+        }.get(getattr(self.settings, "adversary", ""), "")
 
     def with_changes(self, **changes: Any) -> Plan:
         """The same plan with some fields changed.
@@ -240,9 +298,11 @@ class Plan(_Keywords):
         return {**common, **vars(self.settings), **vars(self.simulation), **vars(self.source)}
 
     def differing(self) -> dict[str, Any]:
-        """The settings, by flat name, that are not what the algorithm takes by itself."""
-        usual = Plan(algorithm=self.algorithm).to_flat() | {"algorithm": DEFAULT_ALGORITHM}
-        return {name: value for name, value in self.to_flat().items() if value != usual[name]}
+        """The settings, by flat name, that are not what the algorithm takes by itself, and the target."""
+        usual = Plan(algorithm=self.algorithm).to_flat()
+        named: dict[str, Any] = {"algorithm": self.algorithm} if self.is_given("algorithm") else {}
+        named |= {"epsilon": self.epsilon} if self.epsilon else {}
+        return named | {name: value for name, value in self.to_flat().items() if value != usual[name]}
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Plan:

@@ -40,6 +40,7 @@ grid = { data = ["synthetic:rows=3000,features=24,seed=0", "digits"], epsilon = 
 
 [[point]]
 label = "frozen, released once"
+algorithm = "vafl"
 encoder_training = "none"
 embedding = 4
 grid = { data = ["synthetic:rows=3000,features=24,seed=0", "digits"], epsilon = [0.5, 1, 2, 4, 8] }
@@ -47,6 +48,7 @@ grid = { data = ["synthetic:rows=3000,features=24,seed=0", "digits"], epsilon = 
 [[point]]
 label = "dp-encoder"
 data = "synthetic:rows=3000,features=24,seed=0"
+algorithm = "vafl"
 encoder_training = "dp"
 epochs = 2
 batch = 512
@@ -54,12 +56,14 @@ grid = { epsilon = [0.5, 1, 2, 4, 8] }
 
 [[point]]
 label = "strict"
+algorithm = "vafl"
 data = "synthetic:rows=3000,features=24,seed=0"
 epochs = 2
 grid = { epsilon = [0.5, 1, 2, 4, 8] }
 
 [[point]]
 label = "VAFL as published (noise 0.1)"
+algorithm = "vafl"
 sigma = 0.1
 grid = { data = ["synthetic:rows=3000,features=24,seed=0", "digits"] }
 
@@ -96,6 +100,7 @@ learning_rate = 5.0
 decay = "sqrt"
 l2 = 1e-5
 scaling = "none"
+unprotected = true  # the first of them has no noise
 grid = { sigma = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0] }
 
 [[point]]
@@ -107,6 +112,7 @@ grid = { epsilon = [0.5, 1, 2, 4, 8] }
 [[point]]
 label = "frozen, released once, a9a"
 data = "a9a"
+algorithm = "vafl"
 encoder_training = "none"
 scaling = "none"
 embedding = 4
@@ -117,6 +123,7 @@ grid = { epsilon = [0.5, 1, 2, 4, 8] }
 [[point]]
 label = "dp-encoder, a9a"
 data = "a9a"
+algorithm = "vafl"
 encoder_training = "dp"
 scaling = "none"
 batch = 1000
@@ -125,6 +132,7 @@ grid = { epsilon = [0.5, 1, 2, 4, 8] }
 
 [[point]]
 label = "strict, a9a"
+algorithm = "vafl"
 data = "a9a"
 scaling = "none"
 batch = 1000
@@ -168,6 +176,7 @@ grid = { algorithm = ["local", "central"] }
 
 [[point]]
 label = "VAFL, private, MNIST"
+algorithm = "vafl"
 data = "mnist"
 parties = 7
 sigma = 0.1
@@ -183,6 +192,7 @@ delays = "poisson"
 label = "frozen, released once, MNIST"
 data = "mnist"
 parties = 7
+algorithm = "vafl"
 encoder_training = "none"
 embedding = 8
 batch = 600

@@ -125,7 +125,7 @@ def _row(
     plan |= {
         "mode": record.get("mode"),
         "parties": record.get("parties", plan["parties"]),
-        "target_epsilon": point.fields.get("epsilon"),
+        "target_epsilon": point.fields.get("epsilon") or None,
     }
     return {
         "point": point.number,

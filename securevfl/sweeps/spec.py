@@ -298,7 +298,9 @@ def _distinct(
         try:
             # Whether views are recorded follows from the audit, unless the file says otherwise.
             views = {name: chosen[name] for name in ("record_views",) if name in chosen}
-            chosen = Plan.from_flat(chosen).differing() | views
+            plan = Plan.from_flat(chosen)
+            plan.check_protection()
+            chosen = plan.differing() | views
         except PlanError as problem:
             error = str(problem)
         name = point_id(chosen, audit)

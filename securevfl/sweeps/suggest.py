@@ -43,10 +43,10 @@ _OPTIONS = (
 CANDIDATES: dict[str, dict[str, Any]] = {
     "sealed": {"algorithm": "sealed"},
     "sealed, fewer iterations": {"algorithm": "sealed", "epochs": 20},
-    "frozen, narrow": {"encoder_training": "none", "embedding": 1, "epochs": LONG},
-    "frozen, wide": {"encoder_training": "none", "embedding": 4, "epochs": LONG},
-    "dp-encoder, one pass": {"encoder_training": "dp", "epochs": 1, "batch": 512},
-    "dp-encoder, three passes": {"encoder_training": "dp", "epochs": 3, "batch": 512},
+    "frozen, narrow": {"algorithm": "vafl", "encoder_training": "none", "embedding": 1, "epochs": LONG},
+    "frozen, wide": {"algorithm": "vafl", "encoder_training": "none", "embedding": 4, "epochs": LONG},
+    "dp-encoder, one pass": {"algorithm": "vafl", "encoder_training": "dp", "epochs": 1, "batch": 512},
+    "dp-encoder, three passes": {"algorithm": "vafl", "encoder_training": "dp", "epochs": 3, "batch": 512},
 }
 REFERENCES: dict[str, dict[str, Any]] = {
     "label holder alone": {"algorithm": "local", "epochs": LONG},
@@ -261,7 +261,7 @@ def _settled(fields: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """The fields with the number of passes that gives about `STEPS` steps, between 5 and 100."""
     if fields.get("epochs") != LONG:
         return dict(fields)
-    passes = math.ceil(STEPS * Plan().batch / min(shape.rows, MOST_ROWS))
+    passes = math.ceil(STEPS * Plan(algorithm="local").batch / min(shape.rows, MOST_ROWS))
     return {**fields, "epochs": min(100, max(5, passes))}
 
 

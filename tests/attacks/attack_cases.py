@@ -29,7 +29,13 @@ class Runs:
         key = f"{id(data)} {sorted(plan.items())}"
         if key not in self._known:
             place = self.folder / f"run{len(self._known)}"
-            train(data, Plan.from_flat({"record_views": True, "epochs": 2, **plan}), place)
+            train(
+                data,
+                Plan.from_flat(
+                    {"algorithm": "vafl", "unprotected": True, "record_views": True, "epochs": 2, **plan}
+                ),
+                place,
+            )
             self._known[key] = Source(place, data), data
         return self._known[key][0]
 

@@ -32,7 +32,12 @@ def data() -> VerticalData:
 def folder(data: VerticalData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
     plan = Plan(
-        epochs=1, batch=16, sigma=2.0, record_views=True, source={"data": "a-name", "data_folder": "a-folder"}
+        algorithm="vafl",
+        epochs=1,
+        batch=16,
+        sigma=2.0,
+        record_views=True,
+        source={"data": "a-name", "data_folder": "a-folder"},
     )
     train(data, plan, path)
     return path
@@ -175,7 +180,7 @@ class TestNotApplicable:
         assert outcome.reason == "p0 received no gradient message from p1"
 
     def test_without_a_recorded_view(self, data: VerticalData, tmp_path: Path) -> None:
-        train(data, Plan(epochs=1, batch=16), tmp_path / "run")
+        train(data, Plan(algorithm="vafl", epochs=1, batch=16, unprotected=True), tmp_path / "run")
         outcome = evaluate(Source(tmp_path / "run", data), Probe, "p0", ("p1",), runner=InProcess())
         assert outcome.status == "n/a" and "--record-views" in outcome.reason
 

@@ -26,9 +26,9 @@ from securevfl.privacy.payloads import _KEY, Released
 from securevfl.protocols import DistributedNoise, NoisySum, PairwiseMaskSum
 from securevfl.settings.plan import Plan
 
-FROZEN = Plan(encoder_training="none", sigma=2.0)
-RAW = Plan(sigma=2.0)
-PRIVATE = Plan(encoder_training="dp", sigma=2.0, gradient_sigma=2.0)
+FROZEN = Plan(algorithm="vafl", encoder_training="none", sigma=2.0)
+RAW = Plan(algorithm="vafl", sigma=2.0)
+PRIVATE = Plan(algorithm="vafl", encoder_training="dp", sigma=2.0, gradient_sigma=2.0)
 
 
 def releases(make: MakeGate, trials: int = 20_000, **options: int | str) -> CanaryResult:
@@ -60,7 +60,7 @@ class TestFinding:
         assert 1.0 < result.mu_lower < result.claim  # 1.0: the canary's own releases alone allow 2.236
 
     def test_untrained_encoder_holds_per_record(self) -> None:
-        make = seeded(Plan(encoder_training="dp", sigma=2.0, gradient_sigma=1.0), 1)
+        make = seeded(Plan(algorithm="vafl", encoder_training="dp", sigma=2.0, gradient_sigma=1.0), 1)
         result = trained_canaries(make, Scenario.private(), training="none", worlds=2000)
         assert result.claim == pytest.approx(math.sqrt(5))
         assert 1.6 < result.mu_lower <= result.claim
@@ -323,7 +323,7 @@ class TestPlans:
         assert set(sums) == {"sums"}
 
     def test_without_noise_there_is_no_promise_to_break(self) -> None:
-        for result in canary_audits(Plan(epochs=2), trials=1000).values():
+        for result in canary_audits(Plan(algorithm="vafl", epochs=2, unprotected=True), trials=1000).values():
             assert result.claim == math.inf and not result.violated
             assert result.mu_lower > 4 and result.to_mapping()["claims"]["strict"] is None
 

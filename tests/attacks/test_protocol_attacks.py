@@ -122,7 +122,7 @@ def simulate(folder: Path, protocol_name: str, parties: int, receiver: int, coll
 def learned(folder: Path, names: tuple[str, ...], protocol: str, collusion: int, coalition: tuple[int, ...]):
     observers = tuple(names[i] for i in coalition)
     info = Info(
-        plan=Plan(protocol=protocol, collusion=collusion),
+        plan=Plan(algorithm="vafl", protocol=protocol, collusion=collusion, unprotected=True),
         parties=names,
         label_holder="p0",
         owner=next(name for name in names if name not in observers),
@@ -201,7 +201,7 @@ def masks_seen(folder: Path, rounds: list[np.ndarray], tree: int = 2) -> str:
         writer.record(message, time=0.0, sent=False)
     writer.close()
     info = Info(
-        plan=Plan(protocol="two-tree"),
+        plan=Plan(algorithm="vafl", protocol="two-tree", unprotected=True),
         parties=("p0", "p1", "p2"),
         label_holder="p0",
         owner="p1",
@@ -256,7 +256,7 @@ def sealed_data() -> VerticalData:
 
 
 def test_words_of_sealed_training_raise_no_alarm(runs: Runs, sealed_data: VerticalData) -> None:
-    source = runs(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
+    source = runs(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400, record_words=True)
     for observers in (("p0",), ("p2",), ("p0", "p2")):
         found = outcome(source, MaskStatistics, "p1", *observers)
         assert found.score is not None and found.score.score == 0, found
@@ -269,7 +269,9 @@ def test_a_dealer_that_repeats_itself_is_found(
     """The same seeds in every round: what changes from round to round is then open."""
     seeds = SimpleNamespace(urandom=lambda size: b"s" * size)
     monkeypatch.setattr("securevfl.protocols.sealed.dealer.os", seeds)
-    source = Runs(tmp_path)(sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400)
+    source = Runs(tmp_path)(
+        sealed_data, algorithm="sealed", epochs=6, sigma=5.0, batch=400, record_words=True
+    )
     found = outcome(source, MaskStatistics, "p1", "p0")
     assert found.score is not None and "used twice" in found.score.note
 

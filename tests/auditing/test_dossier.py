@@ -22,7 +22,14 @@ DATA = "synthetic:rows=80,features=6,informative=4"
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     folder = tmp_path_factory.mktemp("dossier") / "run"
-    plan = Plan(epochs=1, batch=16, sigma=2.0, record_views=True, source={"data": DATA, "parties": 2})
+    plan = Plan(
+        algorithm="vafl",
+        epochs=1,
+        batch=16,
+        sigma=2.0,
+        record_views=True,
+        source={"data": DATA, "parties": 2},
+    )
     train(VerticalData.load(DATA, parties=2), plan, folder)
     return folder, audit(folder, ["gradient-direction", "gradient-norm"], canaries=200, isolated=False)
 

@@ -14,6 +14,7 @@ from scipy import stats
 
 from securevfl.auditing.evidence import (
     CELL,
+    COLUMNS,
     LATTICE,
     NOISE_TESTS,
     REPETITION,
@@ -24,6 +25,7 @@ from securevfl.auditing.evidence import (
     CorrelationTest,
     NoiseEvidence,
     RepetitionTest,
+    SharedTest,
     VarianceTest,
     off_lattice,
     power,
@@ -291,7 +293,7 @@ def test_coarse_replay_leaves_out_the_fine_tests_only() -> None:
     evidence.add(honest(), 1.5, error=0.02)
     finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
     assert finding.verdict is Verdict.HOLDS
-    assert set(finding.tested) == {VARIANCE, REPETITION}
+    assert set(finding.tested) == {VARIANCE, COLUMNS, REPETITION}
     assert all("not tested" in reason for reason in finding.reasons)
 
 
@@ -341,3 +343,38 @@ def test_unusable_noise_is_refused() -> None:
     with pytest.raises(InputError, match="level"):
         power(10, 1.5)
     assert CELL == 64 * 2.0**-20
+
+
+def test_one_column_without_noise_is_found() -> None:
+    """The variance of all values together hides it: 1 of 24 columns is 4 % of the noise."""
+    evidence = NoiseEvidence()
+    noise = np.random.default_rng(3).normal(0, 1.5, (40, 24))
+    noise[:, 7] = 0
+    evidence.add(noise, 1.5)
+    reasons = evidence.finding("p1 against p0", "noisy totals", LEVELS).reasons
+    assert any(reason.startswith(COLUMNS) for reason in reasons)
+    assert not any(reason.startswith(f"{VARIANCE}:") for reason in reasons)
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_noise_that_two_owners_share_is_found(width: int) -> None:
+    rng = np.random.default_rng(4)
+    for shared in (False, True):
+        test = SharedTest(["p0", "p1"])
+        for _ in range(40):
+            noise = rng.normal(0, 1, (40, width))
+            test.add("p0", noise)
+            test.add("p1", noise if shared else rng.normal(0, 1, (40, width)))
+        expected = Verdict.VIOLATED if shared else Verdict.HOLDS
+        assert test.judge(1e-6, 0.0).verdict is expected
+
+
+def test_owners_that_drift_apart_are_compared_by_vectors_alone() -> None:
+    rng = np.random.default_rng(5)
+    test = SharedTest(["p0", "p1"])
+    drawn = [rng.normal(0, 1, (2, 8)) for _ in range(600)]
+    for noise in drawn:
+        test.add("p0", noise)
+    assert test.judge(1e-6, 0.0).verdict is Verdict.HOLDS
+    test.add("p1", drawn[17])
+    assert test.judge(1e-6, 0.0).verdict is Verdict.VIOLATED

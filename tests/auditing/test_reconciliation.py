@@ -32,7 +32,7 @@ PLANS: dict[str, dict[str, Any]] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("runs")
     for name, options in PLANS.items():
-        given = {"epochs": 1, "batch": 16, "embedding": 2, "parties": 3, **options}
+        given = {"algorithm": "vafl", "epochs": 1, "batch": 16, "embedding": 2, "parties": 3, **options}
         parties = given.pop("parties")
         data = VerticalData.load(DATA, parties=parties)
         if name == "sealed":
@@ -112,6 +112,16 @@ def fewer_lines(name: str) -> Callable[[dict[str, Any]], None]:
             "is not in the",
         ),
         ("strict", changing("embedding", lambda line: line["fields"].update(age=7)), "a field 'age' that"),
+        (
+            "strict",
+            changing("embedding", lambda line: line["fields"].update(weight=0.7)),
+            "has 'weight', which vafl never states",
+        ),
+        (
+            "sums",
+            changing("tree.subtotal", lambda line: line["fields"].update(to=9)),
+            "does not go along tree",
+        ),
         ("strict", changing("embedding", lambda line: line.update(kind="features")), "nobody has declared"),
         ("strict", changing("embedding", fewer_lines("values")), "vectors for"),
         ("strict", doubling("embedding"), "second message for entry"),

@@ -11,18 +11,20 @@ from securevfl.sweeps.results import Results
 from securevfl.sweeps.spec import Sweep, parse_sweep
 from securevfl.sweeps.work import run_point
 
-TINY = """
+ANY = """
 title = "Tiny"
 data = "synthetic:rows=60,features=4"
 parties = 2
 epochs = 1
 batch = 16
+unprotected = true
 
 [audit]
 attacks = "none"
 canaries = -1
 """
-FOUR = TINY + "[grid]\nalgorithm = ['vafl', 'local']\nseed = [0, 1]\n"
+TINY = ANY.replace("batch", 'algorithm = "vafl"\nbatch')
+FOUR = ANY + "[grid]\nalgorithm = ['vafl', 'local']\nseed = [0, 1]\n"
 
 
 class InProcess:

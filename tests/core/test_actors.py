@@ -49,7 +49,7 @@ def data() -> VerticalData:
 
 
 def plan_of(name: str, **changes: Any) -> Plan:
-    return Plan.from_flat({"algorithm": name, "epochs": 2, "batch": 32, **changes})
+    return Plan.from_flat({"unprotected": True, "algorithm": name, "epochs": 2, "batch": 32, **changes})
 
 
 def both(data: VerticalData, plan: Plan, folder: Path) -> tuple[Run, Run]:
@@ -249,7 +249,11 @@ def test_what_cannot_be_spread_out(
 ) -> None:
     options = {"out": tmp_path / "run", "ray": "auto", **given}
     with pytest.raises(PlanError, match=reason):
-        train(data, Plan.from_flat({"epochs": 1, **changes}), **options)
+        train(
+            data,
+            Plan.from_flat({"algorithm": "vafl", "unprotected": True, "epochs": 1, **changes}),
+            **options,
+        )
     assert not (tmp_path / "run").exists() and all(each.closed for each in made)
 
 
@@ -269,7 +273,7 @@ def test_a_site_that_cannot_be_built_closes_its_ledger(
         raise PlanError("not here")
 
     monkeypatch.setattr(VAFLParty, "__init__", fail)
-    plan, data = resolve(Plan(algorithm="vafl", epochs=1), data)
+    plan, data = resolve(Plan(algorithm="vafl", epochs=1, unprotected=True), data)
     with pytest.raises(PlanError, match="not here"):
         SteppedSite("p1", plan, unpack_share(pack_share(data, "p1")), RunFolder(tmp_path))
     gc.collect()  # an open file would warn now, and warnings are errors

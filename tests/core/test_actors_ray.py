@@ -32,7 +32,18 @@ def assert_same_models(one: Path, other: Path) -> None:
 
 
 def test_the_run_is_that_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    plan = ["train", *PLAN, "--algorithm", "fdml", "--protocol", "two-tree", "--epochs", 2, "--json"]
+    plan = [
+        "train",
+        *PLAN,
+        "--unprotected",
+        "--algorithm",
+        "fdml",
+        "--protocol",
+        "two-tree",
+        "--epochs",
+        2,
+        "--json",
+    ]
     here = json.loads(cluster.run(*plan, "--out", tmp_path / "here").stdout)
     away = json.loads(cluster.run(*plan, "--out", tmp_path / "away", "--ray", cluster.address).stdout)
     for result in (here, away):
@@ -42,7 +53,7 @@ def test_the_run_is_that_of_one_process(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_a_killed_process_is_told_and_the_run_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    plan = ["train", *PLAN, "--algorithm", "flex", "--epochs", 60]
+    plan = ["train", *PLAN, "--unprotected", "--algorithm", "flex", "--epochs", 60]
     started = command(*plan, "--out", tmp_path / "away", "--ray", cluster.address)
     run = subprocess.Popen(started, env=cluster.environment, stderr=subprocess.PIPE, text=True)
     try:
@@ -62,6 +73,6 @@ def test_a_killed_process_is_told_and_the_run_goes_on(cluster: Cluster, tmp_path
 
 
 def test_bad_input_from_afar_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    options = ["--sigma", 0.5, "--budget-epsilon", 0.5, "--ray", cluster.address]
+    options = ["--algorithm", "vafl", "--sigma", 0.5, "--budget-epsilon", 0.5, "--ray", cluster.address]
     done = cluster.run("train", *PLAN, *options, "--out", tmp_path / "away", check=False)
     assert done.returncode == 4 and done.stderr.count("\n") == 1 and "owner 'p1'" in done.stderr

@@ -195,7 +195,7 @@ def test_saga_keeps_numbers_not_vectors() -> None:
 def test_snapshots_miss_no_record_on_a_slow_network(algorithm: str) -> None:
     """Scores come in several messages, with the order to take the snapshot at their heels."""
     data = VerticalData.load("synthetic:rows=3000,features=24", parties=8)
-    plan = Plan(algorithm=algorithm, batch=200, epochs=1, settings={"latency": 0.02})
+    plan = Plan(algorithm=algorithm, batch=200, epochs=1, settings={"latency": 0.02}, unprotected=True)
     carrier = VirtualCarrier(*resolve(plan, data))
     drive(Schedule(carrier).train())
     for worker in carrier.roles[1:]:
@@ -207,7 +207,15 @@ def test_snapshots_miss_no_record_on_a_slow_network(algorithm: str) -> None:
 @pytest.mark.parametrize(("algorithm", "parties"), [("afsgd", 1), ("fsgd", 1), ("fsgd", 3)])
 def test_without_delay_it_is_centralised_training(task: str, algorithm: str, parties: int) -> None:
     data = VerticalData.load(TASKS[task], parties=parties)
-    plan = Plan(algorithm=algorithm, epochs=3, batch=16, learning_rate=0.05, fusion="sum", head="sum")
+    plan = Plan(
+        algorithm=algorithm,
+        epochs=3,
+        batch=16,
+        learning_rate=0.05,
+        fusion="sum",
+        head="sum",
+        unprotected=True,
+    )
     ours = train(data, plan)
     central = train(data, plan.with_changes(algorithm="central"))
     # The centralised run rounds to float32 in each of its 45 steps on weights of order 1.
@@ -219,7 +227,14 @@ def test_without_delay_it_is_centralised_training(task: str, algorithm: str, par
 def test_one_worker_is_the_textbook_algorithm(name: str, three: VerticalData) -> None:
     """One worker, any runtime: the sequential algorithm, written here once more in a few lines."""
     data = three.split(1)
-    plan = Plan(algorithm=f"af{name}", epochs=3, batch=20, learning_rate=0.05, settings={"snapshot_every": 2})
+    plan = Plan(
+        algorithm=f"af{name}",
+        epochs=3,
+        batch=20,
+        learning_rate=0.05,
+        settings={"snapshot_every": 2},
+        unprotected=True,
+    )
     run = train(data, plan)
     resolved, scaled = resolve(plan, data)
     start = VirtualCarrier(resolved, scaled)
@@ -250,7 +265,7 @@ def test_one_worker_is_the_textbook_algorithm(name: str, three: VerticalData) ->
 @pytest.mark.parametrize("algorithm", [*ASYNCHRONOUS, *SYNCHRONOUS])
 def test_memory_converges_linearly_where_sgd_stalls(algorithm: str) -> None:
     data = VerticalData.load("synthetic:rows=100,features=6", parties=2)
-    plan = Plan(algorithm=algorithm, epochs=20, batch=4, learning_rate=0.3, l2=0.05)
+    plan = Plan(algorithm=algorithm, epochs=20, batch=4, learning_rate=0.3, l2=0.05, unprotected=True)
     carrier = VirtualCarrier(*resolve(plan, data))
     drive(Schedule(carrier).train())
     first, second = (worker.block.weights for worker in carrier.roles[1:])
@@ -264,7 +279,7 @@ def test_memory_converges_linearly_where_sgd_stalls(algorithm: str) -> None:
 
 def test_ridge_regression_converges() -> None:
     data = VerticalData.load("synthetic:rows=100,features=6,task=regression", parties=2)
-    plan = Plan(algorithm="afsaga", epochs=20, batch=4, learning_rate=0.1, l2=0.05)
+    plan = Plan(algorithm="afsaga", epochs=20, batch=4, learning_rate=0.1, l2=0.05, unprotected=True)
     run = train(data, plan)
     scaled = resolve(plan, data)[1]
     assert objective(scaled, weights_of(run), plan.l2) - optimum(scaled, plan.l2)[1] < 1e-6
@@ -276,7 +291,11 @@ def test_a_straggler_holds_up_only_the_synchronous_one(pair: tuple[str, str], th
     times = {}
     for algorithm in pair:
         plan = Plan(
-            algorithm=algorithm, epochs=2, batch=12, settings={"speeds": {"p1": 0.25}, "snapshot_every": 1}
+            algorithm=algorithm,
+            epochs=2,
+            batch=12,
+            settings={"speeds": {"p1": 0.25}, "snapshot_every": 1},
+            unprotected=True,
         )
         times[algorithm] = train(three, plan).result["time"]["virtual"]
     steps = 2 * three.n_train // 12
@@ -290,7 +309,12 @@ def test_others_read_the_freshest_product(three: VerticalData, tmp_path: Path) -
     """A replay of one worker's view: what it sends in the middle of a step has all steps before in it."""
     rates = {"p0": 1.0, "p1": 0.31, "p2": 0.77}  # no two steps end at the same instant
     plan = Plan(
-        algorithm="afsgd", epochs=2, batch=30, scaling="none", settings={"speeds": rates, "latency": 0.01}
+        algorithm="afsgd",
+        epochs=2,
+        batch=30,
+        scaling="none",
+        settings={"speeds": rates, "latency": 0.01},
+        unprotected=True,
     )
     train(three, plan.with_changes(record_views=True, learning_rate=0.5), tmp_path / "run")
     start = train(three, plan.with_changes(learning_rate=1e-30, l2=0.0))
@@ -325,7 +349,7 @@ def test_others_read_the_freshest_product(three: VerticalData, tmp_path: Path) -
 
 @pytest.mark.parametrize("algorithm", [*ASYNCHRONOUS, *SYNCHRONOUS])
 def test_masked_and_plain_runs_agree_to_fixed_point_precision(algorithm: str, three: VerticalData) -> None:
-    plan = Plan(algorithm=algorithm, epochs=2, batch=16, learning_rate=0.05)
+    plan = Plan(algorithm=algorithm, epochs=2, batch=16, learning_rate=0.05, unprotected=True)
     carriers = []
     for protocol in ("plain", "two-tree"):
         carrier = VirtualCarrier(*resolve(plan.with_changes(protocol=protocol), three))
@@ -341,7 +365,7 @@ def test_masked_and_plain_runs_agree_to_fixed_point_precision(algorithm: str, th
 
 @pytest.mark.parametrize("protocol", ["plain-tree", "pairwise", "bfv", "ckks"])
 def test_every_other_sum_serves_too(protocol: str, three: VerticalData) -> None:
-    plan = Plan(algorithm="afsgd", epochs=1, batch=60, learning_rate=0.05)
+    plan = Plan(algorithm="afsgd", epochs=1, batch=60, learning_rate=0.05, unprotected=True)
     plain = weights_of(train(three, plan))
     ours = weights_of(train(three, plan.with_changes(protocol=protocol)))
     # BFV has 20 fraction bits: totals off by 3/2 * 2^-20, over 12 steps of rate 0.05 on |x| <= 12.
@@ -350,7 +374,12 @@ def test_every_other_sum_serves_too(protocol: str, three: VerticalData) -> None:
 
 def test_wire_changes_nothing(three: VerticalData) -> None:
     plan = Plan(
-        algorithm="afsvrg", protocol="two-tree", epochs=2, batch=16, settings={"active": ("p0", "p1")}
+        algorithm="afsvrg",
+        protocol="two-tree",
+        epochs=2,
+        batch=16,
+        settings={"active": ("p0", "p1")},
+        unprotected=True,
     )
     direct, wired = train(three, plan), train(three, plan.with_changes(settings={"wire": True}))
     assert np.array_equal(weights_of(direct), weights_of(wired))  # masks cancel exactly
@@ -364,7 +393,7 @@ def test_wire_changes_nothing(three: VerticalData) -> None:
 def test_messages_per_iteration_grow_with_the_workers(protocol: str, trees: int, q: int) -> None:
     """A step: ask, announce to everybody, one message per worker and tree. p0 hosts the coordinator."""
     data = VerticalData.load("synthetic:rows=125,features=16", parties=q)
-    run = train(data, Plan(algorithm="afsgd", protocol=protocol, epochs=3, batch=25))
+    run = train(data, Plan(algorithm="afsgd", protocol=protocol, epochs=3, batch=25, unprotected=True))
     second = run.metrics[1]["messages"] - run.metrics[0]["messages"]
     steps = 100 // 25
     own = steps * ((q - 1) + trees * (q - 1))  # p0 asks and is answered inside its organisation
@@ -374,7 +403,7 @@ def test_messages_per_iteration_grow_with_the_workers(protocol: str, trees: int,
 
 
 def test_synchronous_messages(three: VerticalData) -> None:
-    run = train(three, Plan(algorithm="fsgd", protocol="two-tree", epochs=3, batch=24))
+    run = train(three, Plan(algorithm="fsgd", protocol="two-tree", epochs=3, batch=24, unprotected=True))
     second = run.metrics[1]["messages"] - run.metrics[0]["messages"]
     assert second == 10 * (2 + 4 + 2 + 2) + 2  # announce, two trees, scores, done; and the end
 
@@ -384,7 +413,12 @@ def test_synchronous_messages(three: VerticalData) -> None:
 
 def test_passive_workers_never_see_a_label_but_its_derivative(three: VerticalData, tmp_path: Path) -> None:
     plan = Plan(
-        algorithm="afsaga", protocol="two-tree", epochs=2, batch=16, settings={"active": ("p0", "p1")}
+        algorithm="afsaga",
+        protocol="two-tree",
+        epochs=2,
+        batch=16,
+        settings={"active": ("p0", "p1")},
+        unprotected=True,
     )
     run = train(three, plan, tmp_path / "run")
     everybody = train(three, plan.with_changes(settings={"active": ()}))
@@ -441,7 +475,13 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
     blocks = [features[:, part * 20_000 : (part + 1) * 20_000] for part in range(3)]
     data = VerticalData.from_arrays(blocks, labels, task="binary")
     plan = Plan(
-        algorithm=algorithm, protocol="two-tree", epochs=2, batch=160, scaling="none", learning_rate=0.5
+        algorithm=algorithm,
+        protocol="two-tree",
+        epochs=2,
+        batch=160,
+        scaling="none",
+        learning_rate=0.5,
+        unprotected=True,
     )
     resolved, scaled = resolve(plan, data)
     carrier = VirtualCarrier(resolved, scaled)
@@ -478,15 +518,15 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
 )
 def test_plans_that_cannot_work_say_so(changes: dict, match: str, three: VerticalData) -> None:
     with pytest.raises(PlanError, match=match):
-        train(three, Plan.from_flat({"algorithm": "afsgd", **changes}))
+        train(three, Plan.from_flat({"unprotected": True, "algorithm": "afsgd", **changes}))
 
 
 def test_divergence_is_reported(three: VerticalData) -> None:
     data = VerticalData.load(TASKS["regression"], parties=3)
     with pytest.raises(TrainingDiverged, match="lower the learning rate"):
-        train(data, Plan(algorithm="afsgd", epochs=200, learning_rate=1e3))
+        train(data, Plan(algorithm="afsgd", epochs=200, learning_rate=1e3, unprotected=True))
     with pytest.raises(TrainingDiverged, match="lower the learning rate"):  # finite, but not as a float32
-        train(three, Plan(algorithm="afsgd", epochs=1, learning_rate=1e38, l2=1.0))
+        train(three, Plan(algorithm="afsgd", epochs=1, learning_rate=1e38, l2=1.0, unprotected=True))
 
 
 class Interrupted(Exception):
@@ -501,6 +541,7 @@ def test_resumed_runs_end_the_same(algorithm: str, three: VerticalData, tmp_path
         epochs=3,
         batch=30,
         settings={"delays": "exponential", "latency": 0.1},
+        unprotected=True,
     )
     straight = train(three, plan, tmp_path / "straight")
 

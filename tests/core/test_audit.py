@@ -31,6 +31,7 @@ from securevfl.privacy.payloads import _KEY, Contribution, Link, Released
 HOLDS, VIOLATED, NO_GUARANTEE, NOT_TESTED = "holds", "violated", "no guarantee", "not tested"
 TINY = "synthetic:rows=400,features=9,informative=6"
 FROZEN = Plan(
+    algorithm="vafl",
     epochs=2,
     encoder_training="none",
     sigma=1.2,
@@ -82,7 +83,7 @@ def test_raw_training_shows_claim_bound_and_measurement(tiny: VerticalData, tmp_
 
 
 def test_exact_release_has_no_guarantee(tiny: VerticalData, tmp_path: Path) -> None:
-    report = audited(tiny, FROZEN.with_changes(sigma=0.0), tmp_path / "run")
+    report = audited(tiny, FROZEN.with_changes(sigma=0.0, unprotected=True), tmp_path / "run")
     cell = report.owners["p1"]["observers"]["p0"]
     assert (cell["verdict"], cell["epsilon_upper"], cell["epsilon_lower"]) == (NO_GUARANTEE, None, None)
 
@@ -144,6 +145,7 @@ def test_values_past_the_gate_into_a_sum_are_found(
         batch=200,
         source={"data": TINY, "parties": 3},
         settings={"timeout": 2.0} if algorithm == "flex" else {},
+        unprotected=True,
     )
     plan = plan.with_changes(record_views=True)
     honest, kind = Gate.contribute, {"vafl": "embedding", "afsgd": "product", "flex": "embedding"}[algorithm]
@@ -239,7 +241,7 @@ def test_unknown_runs_and_attacks(frozen_run: Path, tmp_path: Path, tiny: Vertic
     with pytest.raises(AttackError, match="unknown attack 'magic'"):
         audit(frozen_run, ["magic"])
     with pytest.raises(RunError, match="only runs with a folder"):
-        audit(train(tiny, Plan(epochs=1)))
+        audit(train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True)))
 
 
 def test_limits(frozen_run: Path) -> None:
@@ -413,3 +415,13 @@ def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
     assert code == 2 and "holds 1 runs; audit one of them" in err
     code, _, err = run("audit", tmp_path / "nothing")
     assert code == 2 and "holds no run" in err
+
+
+def test_forget_deletes_the_evidence_and_nothing_else(tmp_path: Path) -> None:
+    data = VerticalData.load("synthetic:rows=40,features=4", parties=2)
+    folder = tmp_path / "run"
+    train(data, Plan(algorithm="vafl-sync", sigma=1.0, epochs=1, record_views=True), folder)
+    before = {path.name for path in folder.iterdir()}
+    assert {"views", "journal"} <= before
+    assert run_command(f"securevfl audit --forget {folder}") == 0
+    assert {path.name for path in folder.iterdir()} == before - {"views", "journal"}

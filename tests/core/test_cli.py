@@ -16,6 +16,7 @@ from securevfl.cli import COMMANDS, main
 from securevfl.federation.folder import RunFolder
 
 TINY = "synthetic:rows=200,features=9,informative=6"
+EXACT = ("--algorithm", "vafl", "--unprotected")
 
 
 class Result:
@@ -45,6 +46,8 @@ def test_train_prints_one_json_object(cli, tmp_path: Path) -> None:
         TINY,
         "--parties",
         3,
+        "--algorithm",
+        "vafl",
         "--epochs",
         2,
         "--sigma",
@@ -62,7 +65,7 @@ def test_train_prints_one_json_object(cli, tmp_path: Path) -> None:
 
 
 def test_train_prints_what_is_promised(cli, tmp_path: Path) -> None:
-    result = cli("train", "--data", TINY, "--parties", 3, "--epochs", 1, "--out", tmp_path / "r")
+    result = cli("train", *EXACT, "--data", TINY, "--parties", 3, "--epochs", 1, "--out", tmp_path / "r")
     assert result.code == 0
     assert "no guarantee" in result.out and "labels exposed" in result.out and str(tmp_path) in result.out
 
@@ -72,7 +75,7 @@ def test_plan_file_options_and_set(cli, tmp_path: Path) -> None:
         'epochs = 1\nbatch = 8\nmodel = "mlp"\n[simulation.speeds]\np1 = 2.0\n'
     )
     result = cli(
-        "train", "--data", TINY, "--parties", 3, "--plan", tmp_path / "plan.toml", "--batch", 16,
+        "train", "--data", TINY, *EXACT, "--parties", 3, "--plan", tmp_path / "plan.toml", "--batch", 16,
         "--set", "hidden=[4, 4]", "--set", "delays=poisson", "--out", tmp_path / "r", "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -90,7 +93,7 @@ def test_plan_file_options_and_set(cli, tmp_path: Path) -> None:
 
 def test_protection_of_labels_from_the_line(cli, tmp_path: Path) -> None:
     result = cli(
-        "train", "--data", TINY, "--parties", 3, "--epochs", 1, "--label-epsilon", 2,
+        "train", "--data", TINY, *EXACT, "--parties", 3, "--epochs", 1, "--label-epsilon", 2,
         "--defence", "discrete", "--defence-level", 4, "--out", tmp_path / "r", "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -115,7 +118,9 @@ def banks(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_train_on_files_with_partial_overlap(cli, banks: tuple[Path, Path], tmp_path: Path) -> None:
-    result = cli("train", "--data", banks[0], "--data", banks[1], "--epochs", 2, "--out", tmp_path / "r")
+    result = cli(
+        "train", *EXACT, "--data", banks[0], "--data", banks[1], "--epochs", 2, "--out", tmp_path / "r"
+    )
     assert result.code == 0, result.err
     assert "10" in result.out and "note:" in result.out  # rows lost by the join
 
@@ -137,13 +142,13 @@ def bad(name: str, *arguments: object, says: str, code: int = 2):
         bad("clip", "--clip", 0, says="clip is 0.0"),
         bad("delta", "--delta", 2, says="delta is 2.0"),
         bad("field", "--set", "sigm=1", says="did you mean 'sigma'"),
-        bad("family", "--set", "protect=label", says="protect is a setting of sealed, not of vafl"),
+        bad("family", "--algorithm", "vafl", "--set", "protect=label", says="not of vafl"),
         bad("assignment", "--set", "sigma", says="name=value"),
         bad("value", "--set", "epochs=many", says="not a TOML value"),
         bad("plan file", "--plan", "nowhere.toml", says="nowhere.toml"),
         bad("protocol", "--protocol", "tree", says="unknown protocol 'tree'"),
         bad("file", "--data", "nowhere.csv", says="nowhere.csv"),
-        bad("cuda", "--data", TINY, "--parties", 2, "--device", "cuda", says="cuda"),
+        bad("cuda", "--data", TINY, "--parties", 2, "--device", "cuda", *EXACT, says="cuda"),
     ],
 )
 def test_bad_input_is_one_line(cli, tmp_path: Path, arguments: tuple, says: str, code: int) -> None:
@@ -172,7 +177,9 @@ def test_bad_input_is_one_line(cli, tmp_path: Path, arguments: tuple, says: str,
 def test_bad_files_are_one_line(cli, tmp_path: Path, first: str, second: str, says: str) -> None:
     (tmp_path / "a.csv").write_text(first)
     (tmp_path / "b.csv").write_text(second)
-    result = cli("train", "--data", tmp_path / "a.csv", "--data", tmp_path / "b.csv", "--out", tmp_path / "r")
+    result = cli(
+        "train", *EXACT, "--data", tmp_path / "a.csv", "--data", tmp_path / "b.csv", "--out", tmp_path / "r"
+    )
     assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
     assert not (tmp_path / "r").exists()
 
@@ -181,7 +188,7 @@ def test_existing_and_unwritable_folders(cli, tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "file").write_text("")
     for out, says in ((tmp_path / "r", "exists already"), (tmp_path / "file" / "r", "cannot be made")):
-        result = cli("train", "--data", TINY, "--parties", 2, "--epochs", 1, "--out", out)
+        result = cli("train", *EXACT, "--data", TINY, "--parties", 2, "--epochs", 1, "--out", out)
         assert result.code == 2 and says in result.err and result.err.count("\n") == 1
 
 
@@ -197,6 +204,8 @@ def test_budget_that_allows_nothing(cli, tmp_path: Path) -> None:
         TINY,
         "--parties",
         2,
+        "--algorithm",
+        "vafl",
         "--sigma",
         1,
         "--budget-epsilon",
@@ -209,7 +218,19 @@ def test_budget_that_allows_nothing(cli, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_a_run_that_resumes(cli, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "securevfl.cli", "train"]
-    plan = ["--data", TINY, "--parties", "3", "--epochs", "200", "--batch", "8", "--set", "patience=3"]
+    plan = [
+        *EXACT,
+        "--data",
+        TINY,
+        "--parties",
+        "3",
+        "--epochs",
+        "200",
+        "--batch",
+        "8",
+        "--set",
+        "patience=3",
+    ]
     process = subprocess.Popen(
         [*command, *plan, "--out", str(tmp_path / "r")],
         stderr=subprocess.PIPE,
@@ -244,7 +265,7 @@ def test_a_full_disk_leaves_a_run_that_resumes(cli, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RunFolder, "append_metrics", filling)
     folder = tmp_path / "r"
-    result = cli("train", "--data", TINY, "--parties", 3, "--epochs", 3, "--out", folder)
+    result = cli("train", *EXACT, "--data", TINY, "--parties", 3, "--epochs", 3, "--out", folder)
     said = f"{folder}: No space left on device; free some space and go on with: securevfl train --resume"
     assert result.code == 2 and result.err.splitlines()[-1] == f"securevfl: {said} {folder}"
     assert cli("train", "--resume", folder).code == 0

@@ -461,14 +461,17 @@ def test_lines_of_keys() -> None:
 
 def test_columns_without_bounds_say_what_to_write(tmp_path: Path) -> None:
     data = load(tmp_path)
-    for plan in (Plan(algorithm="sealed", epsilon=1, epochs=2), Plan(encoder_training="none", epsilon=1)):
+    for plan in (
+        Plan(algorithm="sealed", epsilon=1, epochs=2),
+        Plan(algorithm="vafl", encoder_training="none", epsilon=1),
+    ):
         with pytest.raises(
             PlanError, match=r"line 15: .*\[parties.bank.columns\]: risk = \{ bounds = \[LOW, HIGH\] \}"
         ):
             train(data, plan)
     with pytest.raises(DataError, match=r"none for bank.risk, shop.spent. .*line 15"):
         data.scaled("public")
-    assert train(data, Plan(epochs=1, sigma=1.0)).test  # mode strict needs none
+    assert train(data, Plan(algorithm="vafl", epochs=1, sigma=1.0)).test  # mode strict needs none
 
 
 # -- a record's features are its own ------------------------------------------------------------------------
@@ -567,7 +570,17 @@ def test_from_draft_to_a_run(tmp_path: Path) -> None:
     data = VerticalData.from_description(out)
     assert data.classes == ("late", "on time") and data.n_train + data.n_test == 300
     plain = run(
-        "train", "--data", str(out), "--epochs", "3", "--sigma", "0.1", "--out", str(tmp_path / "plain")
+        "train",
+        "--data",
+        str(out),
+        "--algorithm",
+        "vafl",
+        "--epochs",
+        "3",
+        "--sigma",
+        "0.1",
+        "--out",
+        str(tmp_path / "plain"),
     )
     assert plain.exit_code == 0, plain.output
     # The private modes need what everybody knows of the numbers.
@@ -631,7 +644,7 @@ def test_commands_take_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "codes": 0, "missing": "bin",
     }  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    words = ("--epochs", "2", "--sigma", "1", "--record-views")
+    words = ("--algorithm", "vafl", "--epochs", "2", "--sigma", "1", "--record-views")
     assert run("train", "--data", "data.toml", *words, "--out", "run").exit_code == 0
     monkeypatch.chdir("/")
     report = run("audit", str(tmp_path / "run"), "--attacks", "none", "--canaries", "-1", "--json")
@@ -668,7 +681,7 @@ def test_a_sweep_finds_the_description_beside_its_file(tmp_path: Path) -> None:
 def test_suggest_takes_a_description(tmp_path: Path) -> None:
     from securevfl.sweeps.suggest import Shape, public_shape
 
-    plan = Plan(source={"data": str(described(tmp_path))}, epsilon=1)
+    plan = Plan(algorithm="vafl", source={"data": str(described(tmp_path))}, epsilon=1)
     assert public_shape(plan) == Shape.of(VerticalData.from_description(tmp_path / "data.toml"))
 
 

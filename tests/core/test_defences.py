@@ -75,7 +75,11 @@ class TestRandomisedResponse:
         assert np.array_equal(randomise_labels(labels, 7, 60.0, Noise()), labels)
 
     def test_run_writes_it_down_once_and_says_so(self, data: VerticalData, tmp_path: Path) -> None:
-        run = train(data, Plan(epochs=2, batch=16, label_epsilon=1.5), tmp_path / "run")
+        run = train(
+            data,
+            Plan(algorithm="vafl", epochs=2, batch=16, label_epsilon=1.5, unprotected=True),
+            tmp_path / "run",
+        )
         (record,) = [r for r in read_records(tmp_path / "run") if r.mechanism == "randomised-response"]
         assert (record.owner, record.epsilon, record.vectors) == ("p0", 1.5, data.n_train)
         assert record.observers == ("p1",) and record.mu < math.inf
@@ -84,7 +88,7 @@ class TestRandomisedResponse:
     def test_parties_that_share_labels_get_flipped_ones(self, data: VerticalData, tmp_path: Path) -> None:
         train(
             data,
-            Plan(algorithm="fdml", epochs=1, label_epsilon=0.01, record_views=True),
+            Plan(algorithm="fdml", epochs=1, label_epsilon=0.01, record_views=True, unprotected=True),
             tmp_path / "run",
         )
         (seen,) = View(tmp_path / "run" / "views" / "p1").messages("labels")
@@ -97,7 +101,15 @@ class TestRandomisedResponse:
             if progress.epoch == 3:  # type: ignore[attr-defined]
                 raise Crash
 
-        plan = Plan(algorithm="vafl", fusion="sum", epochs=4, batch=16, label_epsilon=0.1, record_views=True)
+        plan = Plan(
+            algorithm="vafl",
+            fusion="sum",
+            epochs=4,
+            batch=16,
+            label_epsilon=0.1,
+            record_views=True,
+            unprotected=True,
+        )
         with pytest.raises(Crash):
             train(data, plan, tmp_path / "run", progress=crash)
         train(data, plan, tmp_path / "run", resume=True)
@@ -108,7 +120,12 @@ class TestRandomisedResponse:
     @pytest.mark.parametrize("plan", [{"algorithm": "central"}, {"algorithm": "sealed"}])
     def test_no_use_where_no_label_leaves(self, data: VerticalData, plan: dict) -> None:
         with pytest.raises(PlanError, match="label_epsilon"):
-            train(data, Plan.from_flat({"label_epsilon": 1.0, "sigma": 10.0, "scaling": "none", **plan}))
+            train(
+                data,
+                Plan.from_flat(
+                    {"algorithm": "vafl", "label_epsilon": 1.0, "sigma": 10.0, "scaling": "none", **plan}
+                ),
+            )
 
 
 def signs_of(folder: Path) -> dict[int, float]:
@@ -163,13 +180,23 @@ class TestGradients:
 
     @pytest.mark.parametrize("name", [n for n, d in DEFENCES.items() if n != "none" and not d.counted])
     def test_heuristics_are_called_heuristics(self, data: VerticalData, tmp_path: Path, name: str) -> None:
-        run = train(data, Plan(epochs=1, batch=16, defence=name), tmp_path / "run")
+        run = train(
+            data, Plan(algorithm="vafl", epochs=1, batch=16, defence=name, unprotected=True), tmp_path / "run"
+        )
         assert f"changed by {name} (a heuristic)" in run.result["labels"]
         assert run.result["labels"].endswith("no guarantee")
         assert run.result["privacy"]["p0"]["mu"] is None
 
     def test_noise_is_counted(self, data: VerticalData, tmp_path: Path) -> None:
-        plan = Plan(epochs=1, batch=16, defence="noise", defence_level=5.0, gradient_clip=0.5)
+        plan = Plan(
+            algorithm="vafl",
+            epochs=1,
+            batch=16,
+            defence="noise",
+            defence_level=5.0,
+            gradient_clip=0.5,
+            unprotected=True,
+        )
         run = train(data, plan, tmp_path / "run")
         assert "Gaussian noise" in run.result["labels"] and run.result["labels"].endswith("as accounted")
         records = [r for r in read_records(tmp_path / "run") if r.owner == "p0"]
@@ -183,6 +210,8 @@ class TestGradients:
         three = VerticalData.load("synthetic:rows=40,features=6", parties=3)
         plan = Plan.from_flat(
             {
+                "algorithm": "vafl",
+                "unprotected": True,
                 "epochs": 1,
                 "batch": 16,
                 "defence": "noise",
@@ -198,7 +227,15 @@ class TestGradients:
         assert run.result["privacy"]["p0"]["mu"] == pytest.approx(2 / 5.0 * math.sqrt(count))
 
     def test_noise_has_the_size_that_is_written_down(self, data: VerticalData, tmp_path: Path) -> None:
-        plan = Plan(epochs=20, batch=16, defence="noise", defence_level=50.0, record_views=True)
+        plan = Plan(
+            algorithm="vafl",
+            epochs=20,
+            batch=16,
+            defence="noise",
+            defence_level=50.0,
+            record_views=True,
+            unprotected=True,
+        )
         train(data, plan, tmp_path / "run")
         values = [
             seen.fields["values"].ravel() * len(seen.fields["values"])
@@ -210,7 +247,14 @@ class TestGradients:
         assert bounds[0] - 1e-3 < noise.var() < bounds[1] + 1e-3
 
     def test_flex_with_private_labels_is_defended_too(self, data: VerticalData, tmp_path: Path) -> None:
-        plan = Plan(algorithm="flex", epochs=1, batch=16, defence="sign", settings={"private_labels": True})
+        plan = Plan(
+            algorithm="flex",
+            epochs=1,
+            batch=16,
+            defence="sign",
+            settings={"private_labels": True},
+            unprotected=True,
+        )
         assert "sign" in train(data, plan, tmp_path / "run").result["labels"]
 
 
@@ -230,26 +274,27 @@ class TestPlans:
     )
     def test_plans_that_make_no_sense(self, data: VerticalData, plan: dict, words: str) -> None:
         with pytest.raises(PlanError, match=words):
-            train(data, Plan.from_flat({"epochs": 1, **plan}))
+            train(data, Plan.from_flat({"algorithm": "vafl", "unprotected": True, "epochs": 1, **plan}))
 
     def test_marvell_needs_two_classes(self) -> None:
         rng = np.random.default_rng(0)
         blocks = [rng.normal(size=(60, 2)) for _ in range(2)]
         three = VerticalData.from_arrays(blocks, np.arange(60) % 3)
         with pytest.raises(PlanError, match="two classes"):
-            train(three, Plan(defence="marvell"))
+            train(three, Plan(algorithm="vafl", defence="marvell", unprotected=True))
 
     def test_regression_has_no_classes_to_flip(self) -> None:
         rng = np.random.default_rng(0)
         blocks = [rng.normal(size=(60, 2)) for _ in range(2)]
         values = VerticalData.from_arrays(blocks, rng.normal(size=60), task="regression")
         with pytest.raises(PlanError, match="regression"):
-            train(values, Plan(label_epsilon=1.0))
+            train(values, Plan(algorithm="vafl", label_epsilon=1.0, unprotected=True))
 
     def test_malicious_party_steps_further(self, data: VerticalData) -> None:
-        honest = train(data, Plan(epochs=4, batch=16, algorithm="vafl-sync"))
+        honest = train(data, Plan(epochs=4, batch=16, algorithm="vafl-sync", unprotected=True))
         attacked = train(
-            data, Plan(epochs=4, batch=16, algorithm="vafl-sync", optimisers={"p1": "malicious"})
+            data,
+            Plan(epochs=4, batch=16, algorithm="vafl-sync", optimisers={"p1": "malicious"}, unprotected=True),
         )
 
         def moved(run: Run) -> float:
@@ -264,7 +309,7 @@ class TestPlans:
             if progress.epoch == 2:  # type: ignore[attr-defined]
                 raise Crash
 
-        plan = Plan(epochs=3, batch=16, optimisers={"p1": "malicious"})
+        plan = Plan(algorithm="vafl", epochs=3, batch=16, optimisers={"p1": "malicious"}, unprotected=True)
         with pytest.raises(Crash):
             train(data, plan, tmp_path / "run", progress=stop)
         resumed = train(data, plan, tmp_path / "run", resume=True)

@@ -67,7 +67,17 @@ def differ(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize("changes", CASES, ids=lambda changes: " ".join(map(str, changes.values())))
 def test_whoever_sees_something_of_a_party_stands_in_its_ledger(changes: dict, tmp_path: Path) -> None:
     data = VerticalData.load("synthetic:rows=40,features=6,informative=6", parties=3)
-    plan = Plan.from_flat({"epochs": 1, "batch": 16, "scaling": "none", "record_views": True, **changes})
+    plan = Plan.from_flat(
+        {
+            "algorithm": "vafl",
+            "unprotected": True,
+            "epochs": 1,
+            "batch": 16,
+            "scaling": "none",
+            "record_views": True,
+            **changes,
+        }
+    )
     seen, listed = {}, {}
     for party in (None, *PARTIES):
         folder = tmp_path / str(party)
@@ -85,6 +95,10 @@ def test_whoever_sees_something_of_a_party_stands_in_its_ledger(changes: dict, t
 @pytest.mark.parametrize("protocol", ["plain", "two-tree"])
 def test_frozen_encoders_are_seen_by_the_server_alone(protocol: str, tmp_path: Path) -> None:
     data = VerticalData.load("synthetic:rows=40,features=6", parties=3)
-    train(data, Plan(protocol=protocol, encoder_training="none", epochs=1), tmp_path / "run")
+    train(
+        data,
+        Plan(algorithm="vafl", protocol=protocol, encoder_training="none", epochs=1, unprotected=True),
+        tmp_path / "run",
+    )
     records = [r for r in read_records(tmp_path / "run") if r.owner == "p1" and r.mechanism != "masked"]
     assert {r.observers for r in records} == {("p0",)}

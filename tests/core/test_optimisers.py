@@ -32,7 +32,11 @@ def walk(optimiser: torch.optim.Optimizer, values: list[torch.Tensor], steps: in
 @pytest.mark.parametrize("l2", [0.0, 0.1])
 def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float) -> None:
     ours, theirs = parameters(), parameters()
-    built = build_optimiser([{"params": ours, "weight_decay": l2}], Plan(l2=l2, optimiser="sgd"), 0.05)
+    built = build_optimiser(
+        [{"params": ours, "weight_decay": l2}],
+        Plan(algorithm="vafl", l2=l2, optimiser="sgd", unprotected=True),
+        0.05,
+    )
     assert isinstance(built, PlainSGD)
     walk(built, ours, 20)
     walk(torch.optim.SGD(theirs, lr=0.05, weight_decay=l2), theirs, 20)

@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {
     "proximal": 0.5,
     "private_labels": True,
     "protect": "label",
+    "adversary": "semi-honest",
     "weight_bound": 2.0,
     "average_last": 0.5,
     "centring": 0.0,
@@ -84,6 +85,7 @@ OWN = {
     "proximal": sizes,
     "private_labels": st.booleans(),
     "protect": st.sampled_from(["person", "features", "label"]),
+    "adversary": st.sampled_from(["auto", "malicious", "semi-honest"]),
     "weight_bound": sizes,
     "average_last": st.floats(0, 1, exclude_max=True),
     "centring": st.floats(0, 1, exclude_max=True),
@@ -177,7 +179,7 @@ def _assigned(name: str, value: Any) -> str:
 def test_the_line_wins_over_the_file_and_the_algorithm_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text("epochs = 5\n[fdml]\nstaleness = 2\n")
-    with pytest.raises(PlanError, match="staleness is a setting of fdml, not of vafl"):
+    with pytest.raises(PlanError, match="staleness is a setting of fdml, not of sealed"):
         plan_of_the_line(file, {}, [], None)
     plan = plan_of_the_line(file, {"algorithm": "fdml"}, ["staleness=3"], None)
     assert plan == Plan(algorithm="fdml", epochs=5, settings={"staleness": 3})
@@ -186,8 +188,10 @@ def test_the_line_wins_over_the_file_and_the_algorithm_over_defaults(tmp_path: P
 def test_what_was_never_given_follows_the_algorithm() -> None:
     sealed = Plan(algorithm="sealed", epsilon=1)
     assert (sealed.epochs, sealed.batch, sealed.optimiser, sealed.l2) == (80, 2**31 - 1, "momentum", 0.0)
-    assert sealed == Plan(epsilon=1, settings={"delay_bound": 3}).with_changes(algorithm="sealed")
-    assert sealed.with_changes(algorithm="vafl") == Plan(epsilon=1)
+    assert sealed == Plan(algorithm="vafl", epsilon=1, settings={"delay_bound": 3}).with_changes(
+        algorithm="sealed"
+    )
+    assert sealed.with_changes(algorithm="vafl") == Plan(algorithm="vafl", epsilon=1)
     assert Plan(epochs=10).with_changes(algorithm="sealed").epochs == 10
     assert sealed.with_changes(batch=7).with_changes(algorithm="vafl").batch == 7
 
@@ -206,7 +210,7 @@ def test_settings_may_be_given_as_their_class() -> None:
     )
     with pytest.raises(PlanError, match="settings are settings of sealed; fdml takes FdmlSettings"):
         Plan(algorithm="fdml", settings=SealedSettings())
-    with pytest.raises(PlanError, match="settings are 3; vafl takes VaflSettings"):
+    with pytest.raises(PlanError, match="settings are 3; sealed takes SealedSettings"):
         Plan(settings=3)
     with pytest.raises(PlanError, match="staleness is -1; it cannot be negative"):
         FdmlSettings(staleness=-1)
@@ -241,10 +245,10 @@ def test_a_setting_of_another_family_is_refused_by_name(algorithm: str, name: st
         ({"data": "wine"}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"epoch": 3}, "no field 'epoch'; did you mean 'epochs'"),
         ({"Sigma": 3}, "did you mean 'sigma'"),
-        ({"zzz": 3}, "no field 'zzz'; known are active, algorithm, .*, speeds"),
+        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, speeds"),
         ({"settings": {"epochs": 3}}, r"epochs is a common field .*; write Plan\(epochs=...\)"),
         ({"settings": {"data": "wine"}}, r"write Plan\(source=\{'data': ...\}\)"),
-        ({"settings": {"wait": 3}}, "vafl has no setting 'wait'; did you mean 'wait_for'"),
+        ({"settings": {"centr": 3}}, "sealed has no setting 'centr'; did you mean 'centring'"),
         ({"simulation": {"latenci": 3}}, "did you mean 'latency'"),
         ({"source": {"sigma": 3}}, "source has no field 'sigma'; sigma is a common field"),
         ({"source": 3}, "source is 3; expected a mapping or DataSource"),
@@ -335,8 +339,8 @@ def test_each_machine_has_its_own_local_settings() -> None:
         ({"protocol": "two-trees"}, "did you mean 'two-tree'"),
         ({"optimiser": "sdg"}, "did you mean 'sgd'"),
         ({"sigma": 1.0, "epsilon": 2.0}, "exclude each other"),
-        ({"budget_epsilon": 1.0}, "stops at the first release"),
-        ({"encoder_training": "dp"}, "needs sigma and gradient_sigma"),
+        ({"algorithm": "vafl", "budget_epsilon": 1.0}, "stops at the first release"),
+        ({"algorithm": "vafl", "encoder_training": "dp"}, "needs sigma and gradient_sigma"),
         ({"gradient_sigma": 1.0}, "belongs to encoder_training 'dp'"),
         ({"encoder_training": "none", "scaling": "standard"}, "couples records"),
         ({"protocol": "bfv", "fusion": "concat"}, "cannot serve fusion 'concat'"),
@@ -369,7 +373,7 @@ def test_contradictions(changes: dict, match: str) -> None:
 
 @pytest.mark.parametrize(("training", "mode"), [("raw", "strict"), ("dp", "dp-encoder"), ("none", "frozen")])
 def test_the_mode_follows_from_the_plan(training: str, mode: str) -> None:
-    assert Plan(encoder_training=training, epsilon=1.0).mode == mode
+    assert Plan(algorithm="vafl", encoder_training=training, epsilon=1.0).mode == mode
 
 
 @pytest.fixture(scope="module")
@@ -411,10 +415,10 @@ def test_t_of_the_t_synchronous_algorithm(parties: int, given: int, taken: int) 
 
 def test_private_scaling_is_refused_outside_strict_mode(data: VerticalData) -> None:
     with pytest.raises(PlanError, match="statistics of private rows"):
-        resolve(Plan(encoder_training="none", sigma=1.0), data.scaled("standard"))
-    plan, scaled = resolve(Plan(encoder_training="none", sigma=1.0), data)
+        resolve(Plan(algorithm="vafl", encoder_training="none", sigma=1.0), data.scaled("standard"))
+    plan, scaled = resolve(Plan(algorithm="vafl", encoder_training="none", sigma=1.0), data)
     assert plan.scaling == scaled.scaling == "public"
-    assert resolve(Plan(), data)[0].scaling == "standard"
+    assert resolve(Plan(algorithm="vafl"), data)[0].scaling == "standard"
 
 
 def test_evaluations_are_counted() -> None:
@@ -428,7 +432,9 @@ def test_evaluations_are_counted() -> None:
 
 
 def test_planned_releases_cover_every_kind(data: VerticalData) -> None:
-    plan, _ = resolve(Plan(epochs=4, batch=32, evaluate_every=2, settings={"delay_bound": 5}), data)
+    plan, _ = resolve(
+        Plan(algorithm="vafl", epochs=4, batch=32, evaluate_every=2, settings={"delay_bound": 5}), data
+    )
     planned = planned_releases(plan, data)
     # initial upload, 4 passes, worst-case refreshes, two evaluations, and two batches of slack
     assert planned.vectors == data.n_train * (1 + 4 + 4 * 3) + 2 * 32 + 2 * data.n_test

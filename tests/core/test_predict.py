@@ -71,7 +71,11 @@ PLANS = [
 @pytest.mark.parametrize("fields", PLANS, ids=lambda f: "-".join(str(v) for v in f.values()))
 def test_prediction_is_the_model_on_scaled_rows(fields: dict[str, Any], tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan.from_flat({"epochs": 1, "batch": 16, **fields}), tmp_path / "run")
+    run = train(
+        data,
+        Plan.from_flat({"algorithm": "vafl", "unprotected": True, "epochs": 1, "batch": 16, **fields}),
+        tmp_path / "run",
+    )
     expected = 1 / (1 + np.exp(-exact(data, run)[:, 0]))
     # Fixed point with 32 fraction bits and float32 messages: a few units of 1e-7.
     assert np.allclose(run.predict(data.test), expected, atol=1e-6)
@@ -81,7 +85,7 @@ def test_prediction_is_the_model_on_scaled_rows(fields: dict[str, Any], tmp_path
 @pytest.mark.parametrize("task", ["multiclass", "regression"])
 def test_tasks(task: str) -> None:
     data = make(task)
-    run = train(data, Plan(epochs=2, batch=16))
+    run = train(data, Plan(algorithm="vafl", epochs=2, batch=16, unprotected=True))
     outputs = exact(data, run)
     if task == "multiclass":
         odds = np.exp(outputs)
@@ -102,7 +106,7 @@ def test_sparse_rows() -> None:
     generator = np.random.default_rng(0)
     blocks = [sparse.random_array((50, 30), density=0.2, rng=generator, format="csr") for _ in range(2)]
     data = VerticalData.from_arrays(blocks, np.arange(50) % 2)
-    run = train(data, Plan(epochs=1))
+    run = train(data, Plan(algorithm="vafl", epochs=1, unprotected=True))
     dense = [block.toarray() for block in data.test]
     assert np.allclose(run.predict(data.test), run.predict(dense), atol=1e-6)
 
@@ -112,7 +116,7 @@ def test_sparse_rows() -> None:
 
 def test_releases_stand_in_the_ledger_and_in_the_result(tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan(epochs=1, sigma=3.0), tmp_path / "run")
+    run = train(data, Plan(algorithm="vafl", epochs=1, sigma=3.0), tmp_path / "run")
     before = dict(run.privacy["p1"])
     run.predict(data.test)
     written = [r for r in read_records(tmp_path / "run") if r.kind == "prediction"]
@@ -128,13 +132,13 @@ def test_releases_stand_in_the_ledger_and_in_the_result(tmp_path: Path) -> None:
 
 def test_noise_is_on_the_predictions() -> None:
     data = make(parties=2)
-    run = train(data, Plan(epochs=1, sigma=1.0))
+    run = train(data, Plan(algorithm="vafl", epochs=1, sigma=1.0))
     assert not np.allclose(run.predict(data.test), run.predict(data.test))
 
 
 def test_modes_per_record_charge_ids_and_everybody_without_ids(tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan(encoder_training="none", sigma=4.0, epochs=1), tmp_path / "run")
+    run = train(data, Plan(algorithm="vafl", encoder_training="none", sigma=4.0, epochs=1), tmp_path / "run")
     unit = (2 * 1.0 / 4.0) ** 2
     squares = lambda: round(run.privacy["p1"]["mu"] ** 2 / unit, 6)  # noqa: E731
     assert squares() == 1  # released once
@@ -150,7 +154,9 @@ def test_modes_per_record_charge_ids_and_everybody_without_ids(tmp_path: Path) -
 
 def test_over_budget_nothing_leaves(tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan(encoder_training="none", epsilon=2.0, epochs=1), tmp_path / "run")
+    run = train(
+        data, Plan(algorithm="vafl", encoder_training="none", epsilon=2.0, epochs=1), tmp_path / "run"
+    )
     for each in (run, load_run(tmp_path / "run")):
         entries = len(read_records(tmp_path / "run"))
         with pytest.raises(BudgetExceeded, match="prediction of 12 more"):
@@ -161,7 +167,7 @@ def test_over_budget_nothing_leaves(tmp_path: Path) -> None:
 
 def test_the_audit_of_a_run_with_predictions_holds(tmp_path: Path) -> None:
     data = make()
-    plan = Plan(encoder_training="none", epsilon=4.0, epochs=1, record_views=True)
+    plan = Plan(algorithm="vafl", encoder_training="none", epsilon=4.0, epochs=1, record_views=True)
     run = train(data, plan, tmp_path / "run")
     run.predict(data.test, ids=[f"n{i}" for i in range(data.n_test)])
     seen = list(View(tmp_path / "run" / "views" / "p0").messages("prediction", sent=False))
@@ -174,7 +180,7 @@ def test_the_audit_of_a_run_with_predictions_holds(tmp_path: Path) -> None:
 
 
 def test_private_files(tmp_path: Path) -> None:
-    train(make(), Plan(epochs=1), tmp_path / "run")
+    train(make(), Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     files = sorted((tmp_path / "run" / "models").glob("*.json"))
     assert [path.stem for path in files] == ["p0", "p1", "p2", "server"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
@@ -198,7 +204,7 @@ def test_private_files(tmp_path: Path) -> None:
 )
 def test_rows_that_do_not_fit(change: Any, message: str) -> None:
     data = make()
-    run = train(data, Plan(epochs=1, batch=60))
+    run = train(data, Plan(algorithm="vafl", epochs=1, batch=60, unprotected=True))
     with pytest.raises(DataError, match=message):
         run.predict(change(data.test))
 
@@ -214,7 +220,7 @@ def test_rows_that_do_not_fit(change: Any, message: str) -> None:
 )
 def test_ids_that_do_not_fit(ids: Any, message: str) -> None:
     data = make()
-    run = train(data, Plan(epochs=1, batch=60))
+    run = train(data, Plan(algorithm="vafl", epochs=1, batch=60, unprotected=True))
     with pytest.raises(DataError, match=message):
         run.predict(data.test, ids=ids)
 
@@ -222,7 +228,7 @@ def test_ids_that_do_not_fit(ids: Any, message: str) -> None:
 def test_own_encoders_are_needed_again(tmp_path: Path) -> None:
     data = make()
     mine = {"p1": nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))}
-    run = train(data, Plan(epochs=1), tmp_path / "run", encoders=mine)
+    run = train(data, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run", encoders=mine)
     with pytest.raises(RunError, match="load_run"):
         load_run(tmp_path / "run").predict(data.test)
     like = {"p1": nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))}
@@ -232,7 +238,7 @@ def test_own_encoders_are_needed_again(tmp_path: Path) -> None:
 
 def test_missing_or_damaged_files(tmp_path: Path) -> None:
     data = make()
-    train(data, Plan(epochs=1), tmp_path / "run")
+    train(data, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     path = tmp_path / "run" / "models" / "p1.json"
     path.write_text("{")
     with pytest.raises(RunError, match="damaged"):
@@ -270,7 +276,7 @@ def test_a_filter_grows() -> None:
 
 def test_a_folder_serves_one_prediction_at_a_time(tmp_path: Path) -> None:
     data = make()
-    run = train(data, Plan(epochs=1), tmp_path / "run")
+    run = train(data, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     script = """
 import sys
 from pathlib import Path
@@ -294,7 +300,7 @@ with RunFolder(Path(sys.argv[1])).locked():
 
 def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
     files = RunFolder(tmp_path / "run")
-    files.create(Plan())
+    files.create(Plan(algorithm="vafl", unprotected=True))
     with files.locked(), pytest.raises(RunError, match="in use"), files.locked():
         pass
 
@@ -302,7 +308,9 @@ def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
 def test_a_score_is_never_of_a_sum_that_somebody_is_missing_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training above a threshold goes on without a party; a score would be of another model, unsaid."""
     data = make(parties=4)
-    run = train(data, Plan(algorithm="vafl", protocol="pairwise", threshold=3, epochs=1, batch=16))
+    run = train(
+        data, Plan(algorithm="vafl", protocol="pairwise", threshold=3, epochs=1, batch=16, unprotected=True)
+    )
     join = PredictingParty._join
 
     async def leaving(self: PredictingParty, message: Any) -> None:

@@ -49,7 +49,7 @@ def tiny() -> VerticalData:
 
 def plan_of(**changes) -> Plan:
     settings = {"epochs": 2, "batch": 30, "protocol": "pairwise", "threshold": 3}
-    return Plan.from_flat({**settings, **changes})
+    return Plan.from_flat({"algorithm": "vafl", "unprotected": True, **settings, **changes})
 
 
 def weights_of(run) -> np.ndarray:
@@ -241,7 +241,7 @@ def test_keys_are_new_in_every_phase_and_nothing_is_sealed_twice(tiny: VerticalD
 def test_views_say_who_is_missing_and_the_late_input_shows_nothing(
     tiny: VerticalData, tmp_path: Path
 ) -> None:
-    plan, data = resolve(plan_of(record_views=True, epochs=2), tiny)
+    plan, data = resolve(plan_of(record_views=True, record_words=True, epochs=2), tiny)
     folder = RunFolder(tmp_path / "run")
     folder.create(plan)
     carrier = Disturbed(plan, data, folder=folder)
@@ -433,7 +433,7 @@ def test_who_goes_on_without_a_party() -> None:
     }
     assert tolerant == {"vafl", "vafl-tsync"}
     assert not find_algorithm("vafl").tolerates_absence(plan_of(threshold=0))
-    assert find_algorithm("vafl").tolerates_absence(Plan())
+    assert find_algorithm("vafl").tolerates_absence(Plan(algorithm="vafl", unprotected=True))
     assert find_algorithm("vafl").fewest(plan_of()) == 3
 
 
@@ -468,6 +468,9 @@ def test_the_command_takes_a_threshold(tmp_path: Path, capsys, monkeypatch) -> N
         "pairwise",
         "--epochs",
         "1",
+        "--algorithm",
+        "vafl",
+        "--unprotected",
     ]
 
     def run(threshold: int, folder: str) -> int:

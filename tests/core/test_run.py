@@ -37,7 +37,7 @@ def tiny() -> VerticalData:
 
 
 def test_a_run_folder_has_everything(tiny: VerticalData, tmp_path: Path) -> None:
-    run = train(tiny, Plan(epochs=2, sigma=1.0, record_views=True), tmp_path / "run")
+    run = train(tiny, Plan(algorithm="vafl", epochs=2, sigma=1.0, record_views=True), tmp_path / "run")
     names = {str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*") if p.is_file()}
     expected = {"plan.toml", "metrics.jsonl", "result.json", "models/server.safetensors"}
     for party in ("p0", "p1", "p2"):
@@ -54,7 +54,7 @@ def test_a_run_folder_has_everything(tiny: VerticalData, tmp_path: Path) -> None
 
 
 def test_views_hold_what_each_observer_got_and_nothing_else(tiny: VerticalData, tmp_path: Path) -> None:
-    train(tiny, Plan(epochs=1, sigma=1.0, record_views=True), tmp_path / "run")
+    train(tiny, Plan(algorithm="vafl", epochs=1, sigma=1.0, record_views=True), tmp_path / "run")
     server = View(tmp_path / "run" / "views" / "p0")
     assert {seen.sender for seen in server.messages("embedding", sent=False)} == {"p1", "p2"}
     party = View(tmp_path / "run" / "views" / "p1")
@@ -72,7 +72,7 @@ def test_views_hold_what_each_observer_got_and_nothing_else(tiny: VerticalData, 
 
 
 def test_tampering_with_a_run_is_found(tiny: VerticalData, tmp_path: Path) -> None:
-    train(tiny, Plan(epochs=1, sigma=1.0), tmp_path / "run")
+    train(tiny, Plan(algorithm="vafl", epochs=1, sigma=1.0), tmp_path / "run")
     ledger = tmp_path / "run" / "ledger" / "p1.jsonl"
     text = ledger.read_text()
     ledger.write_text("\n".join(text.splitlines()[:-1]) + "\n")
@@ -87,14 +87,14 @@ def test_existing_folder_is_never_touched(tiny: VerticalData, tmp_path: Path) ->
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious.txt").write_text("keep")
     with pytest.raises(RunError, match="exists already"):
-        train(tiny, Plan(epochs=1), tmp_path / "run")
+        train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
 
 def test_folder_that_cannot_be_made(tiny: VerticalData, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be made"):
-        train(tiny, Plan(epochs=1), tmp_path / "file" / "run")
+        train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "file" / "run")
 
 
 def test_load_run_says_what_is_missing(tiny: VerticalData, tmp_path: Path) -> None:
@@ -102,20 +102,20 @@ def test_load_run_says_what_is_missing(tiny: VerticalData, tmp_path: Path) -> No
         load_run(tmp_path / "none")
     with pytest.raises(RunError, match="holds no run"):
         load_run(tmp_path)
-    train(tiny, Plan(epochs=1), tmp_path / "run")
+    train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     with pytest.raises(RunError, match=r"has not finished; go on with: securevfl train --resume"):
         load_run(tmp_path / "run")
 
 
 def test_resume_needs_the_same_plan(tiny: VerticalData, tmp_path: Path) -> None:
-    train(tiny, Plan(epochs=1), tmp_path / "run")
+    train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     with pytest.raises(RunError, match="finished; there is nothing to resume"):
-        train(tiny, Plan(epochs=1), tmp_path / "run", resume=True)
+        train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match=r"belongs to another plan: epochs was 1, now it is 2"):
-        train(tiny, Plan(epochs=2), tmp_path / "run", resume=True)
+        train(tiny, Plan(algorithm="vafl", epochs=2, unprotected=True), tmp_path / "run", resume=True)
     with pytest.raises(PlanError, match="resume needs the folder"):
-        train(tiny, Plan(), resume=True)
+        train(tiny, Plan(algorithm="vafl", unprotected=True), resume=True)
 
 
 PARENT = """
@@ -177,7 +177,7 @@ def killed(ends: Callable[[str], int]) -> Callable[..., None]:
 def test_killed_twice_and_resumed_gives_the_same_result(
     tiny: VerticalData, tmp_path: Path, changes: dict, killed: Callable[..., None]
 ) -> None:
-    plan = {"epochs": 5, "batch": 16, "patience": 9, **changes}
+    plan = {"algorithm": "vafl", "unprotected": True, "epochs": 5, "batch": 16, "patience": 9, **changes}
     straight = train(tiny, Plan.from_flat(plan), tmp_path / "straight")
     steps = 12 if changes.get("algorithm") in ("vafl-sync", "central") else 36  # server steps per epoch
     killed(tmp_path / "broken", plan, after=steps + 5)  # in the second epoch
@@ -197,7 +197,7 @@ def test_killed_twice_and_resumed_gives_the_same_result(
 def test_frozen_releases_survive_a_kill_without_paying_twice(
     tiny: VerticalData, tmp_path: Path, killed
 ) -> None:
-    plan = {"epochs": 4, "batch": 16, "encoder_training": "none", "sigma": 2.0}
+    plan = {"algorithm": "vafl", "epochs": 4, "batch": 16, "encoder_training": "none", "sigma": 2.0}
     killed(tmp_path / "run", plan, after=60)
     run = train(tiny, Plan.from_flat(plan), tmp_path / "run", resume=True)
     assert run.privacy["p1"]["mu"] == pytest.approx(1.0)
@@ -216,7 +216,8 @@ def dying(self, message):
             os._exit(9)
     post(self, message)
 VirtualNetwork.post = dying
-train(VerticalData.load({data!r}, parties=3), Plan(epochs=3, sigma=1.0, record_views=True), {out!r})
+plan = Plan(algorithm="vafl", epochs=3, sigma=1.0, record_views=True)
+train(VerticalData.load({data!r}, parties=3), plan, {out!r})
 """
 
 
@@ -228,7 +229,7 @@ def test_dying_between_ledger_and_network_over_counts(tmp_path: Path, ends) -> N
 
 
 def test_budget_stops_training_and_keeps_the_evaluation(tiny: VerticalData, tmp_path: Path) -> None:
-    plan = Plan(epochs=50, sigma=10.0, budget_epsilon=60.0)
+    plan = Plan(algorithm="vafl", epochs=50, sigma=10.0, budget_epsilon=60.0)
     run = train(tiny, plan, tmp_path / "run")
     assert run.stopped is not None and run.stopped.startswith("budget: owner 'p")
     assert run.test["auc"] is not None
@@ -239,12 +240,12 @@ def test_budget_stops_training_and_keeps_the_evaluation(tiny: VerticalData, tmp_
 
 def test_budget_too_small_for_anything(tiny: VerticalData, tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded):
-        train(tiny, Plan(epochs=5, sigma=1.0, budget_epsilon=0.5), tmp_path / "run")
+        train(tiny, Plan(algorithm="vafl", epochs=5, sigma=1.0, budget_epsilon=0.5), tmp_path / "run")
     assert all(e.is_session for e in read_ledger(tmp_path / "run" / "ledger" / "p1.jsonl"))
 
 
 def test_a_resumed_run_keeps_its_old_spending(tiny: VerticalData, tmp_path: Path, killed) -> None:
-    plan = {"epochs": 20, "batch": 16, "sigma": 10.0, "budget_epsilon": 60.0}
+    plan = {"algorithm": "vafl", "epochs": 20, "batch": 16, "sigma": 10.0, "budget_epsilon": 60.0}
     killed(tmp_path / "run", plan, after=50)
     run = train(tiny, Plan.from_flat(plan), tmp_path / "run", resume=True)
     assert run.privacy["p1"]["epsilon"] <= 60.0
@@ -252,17 +253,17 @@ def test_a_resumed_run_keeps_its_old_spending(tiny: VerticalData, tmp_path: Path
 
 def test_views_need_a_folder(tiny: VerticalData) -> None:
     with pytest.raises(PlanError, match="give an output folder"):
-        train(tiny, Plan(record_views=True))
+        train(tiny, Plan(algorithm="vafl", record_views=True, unprotected=True))
 
 
 def test_early_stop(tiny: VerticalData) -> None:
-    run = train(tiny, Plan(epochs=200, patience=2, learning_rate=2.0))
+    run = train(tiny, Plan(algorithm="vafl", epochs=200, patience=2, learning_rate=2.0, unprotected=True))
     assert run.stopped is not None and run.stopped.startswith("early") and len(run.metrics) < 200
 
 
 def test_divergence_is_reported_not_released(tiny: VerticalData) -> None:
     with pytest.raises(TrainingDiverged, match="lower the learning rate"):
-        train(tiny, Plan(epochs=30, learning_rate=1e30, model="mlp"))
+        train(tiny, Plan(algorithm="vafl", epochs=30, learning_rate=1e30, model="mlp", unprotected=True))
 
 
 def test_own_modules(tiny: VerticalData) -> None:
@@ -275,16 +276,24 @@ def test_own_modules(tiny: VerticalData) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(self.layer(x))
 
-    plan = Plan(embedding=5, epochs=5)
+    plan = Plan(algorithm="vafl", embedding=5, epochs=5, unprotected=True)
     run = train(tiny, plan, encoders={p: Own() for p in tiny.parties}, head=nn.Linear(15, 1))
     assert run.test["auc"] is not None and run.test["auc"] > 0.6
     with pytest.raises(PlanError, match="'p7', which is not a party"):
         train(tiny, plan, encoders={"p7": Own()})
     with pytest.raises(PlanError):
-        train(tiny, Plan(embedding=3), encoders={p: Own() for p in tiny.parties})
+        train(
+            tiny,
+            Plan(algorithm="vafl", embedding=3, unprotected=True),
+            encoders={p: Own() for p in tiny.parties},
+        )
     coupled = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     with pytest.raises(PlanError, match=r"couples records .* use LayerNorm"):
-        train(tiny, Plan(embedding=5, encoder_training="none", sigma=1.0), encoders={"p1": coupled})
+        train(
+            tiny,
+            Plan(algorithm="vafl", embedding=5, encoder_training="none", sigma=1.0),
+            encoders={"p1": coupled},
+        )
 
 
 def test_sparse_features_train_like_dense_ones() -> None:
@@ -295,18 +304,18 @@ def test_sparse_features_train_like_dense_ones() -> None:
     labels = (blocks[0].sum(1) > np.median(blocks[0].sum(1))).astype(int)
     dense = VerticalData.from_arrays(blocks, labels)
     thin = VerticalData.from_arrays([sparse.csr_array(block) for block in blocks], labels)
-    plan = Plan(epochs=3, scaling="none")
+    plan = Plan(algorithm="vafl", epochs=3, scaling="none", unprotected=True)
     assert train(dense, plan).metrics == train(thin, plan).metrics
 
 
 def test_hidden_noise_perturbs_training_and_is_not_counted(tiny: VerticalData) -> None:
-    plan = Plan(model="mlp", hidden=(8,), epochs=2, sigma=1.0)
+    plan = Plan(algorithm="vafl", model="mlp", hidden=(8,), epochs=2, sigma=1.0)
     noisy = train(tiny, plan.with_changes(hidden_noise=(0.5,)))
     assert noisy.privacy["p1"]["mu"] == train(tiny, plan).privacy["p1"]["mu"]
 
 
 def test_result_is_plain_json(tiny: VerticalData) -> None:
-    result = train(tiny, Plan(epochs=1)).result
+    result = train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True)).result
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert {"algorithm", "test", "privacy", "time", "messages", "bytes", "labels"} <= set(result)
     assert result["privacy"]["p1"]["epsilon"] is None  # infinite
@@ -345,7 +354,12 @@ def test_a_run_that_cannot_begin_leaves_no_file_open(
     if failing == "ledger of p1":
         monkeypatch.setattr(Tracked, "_begin_session", broken)
     with pytest.raises(SecureVFLError):
-        train(tiny, Plan(epochs=1, record_views=True), tmp_path / "run", encoders=encoders)
+        train(
+            tiny,
+            Plan(algorithm="vafl", epochs=1, record_views=True, unprotected=True),
+            tmp_path / "run",
+            encoders=encoders,
+        )
     assert Tracked.opened and Tracked.all_closed()
     assert not (tmp_path / "run").exists()
 
@@ -354,11 +368,11 @@ def test_a_party_cannot_have_the_servers_name():
     blocks = {name: np.ones((20, 2), np.float32) for name in ("bank", "server")}
     data = VerticalData.from_arrays(blocks, np.arange(20) % 2)
     with pytest.raises(PlanError, match="a party is called 'server', which names the label holder's role"):
-        train(data, Plan(epochs=1))
+        train(data, Plan(algorithm="vafl", epochs=1, unprotected=True))
 
 
 def test_a_cluster_that_is_not_there_leaves_no_folder(tiny: VerticalData, tmp_path: Path) -> None:
     """Whoever installs Ray, or starts the cluster, can give the same command again."""
     with pytest.raises(SecureVFLError, match="Ray"):
-        train(tiny, Plan(epochs=1), tmp_path / "run", ray="127.0.0.1:1")
+        train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run", ray="127.0.0.1:1")
     assert not (tmp_path / "run").exists()

@@ -128,7 +128,7 @@ def test_without_a_residual_histogram_its_share_goes_to_the_last_fit(tmp_path):
 
 def test_the_histogram_is_exact_where_nothing_is_protected():
     data = people(rows=500)
-    run = train(data, CARD.with_changes(epsilon=0.0))
+    run = train(data, CARD.with_changes(epsilon=0.0, unprotected=True))
     for party, block in zip(data.parties, data.train, strict=True):
         card = run.predictor.encoders[party]
         for place, values in enumerate(card.split(np.asarray(block, np.float64))):
@@ -145,7 +145,7 @@ def test_the_protocol_does_what_the_simulation_does(monkeypatch, parties):
     monkeypatch.syspath_prepend(str(ROOT))
     bench = importlib.import_module("benchmarks.scorecards")
     data = people(rows=3000, parties=parties)
-    run = train(data, CARD.with_changes(epsilon=0.0))
+    run = train(data, CARD.with_changes(epsilon=0.0, unprotected=True))
     blocks = [
         [bench.Column(str(i), np.asarray(block[:, i], float)) for i in range(block.shape[1])]
         for block in data.train
@@ -276,7 +276,7 @@ def test_auto_decides_by_public_facts(tmp_path):
         )[1]
     )
     assert "sets epochs" in choose(auto.with_changes(epochs=20), large)[1]
-    assert "nothing is protected" in choose(Plan(algorithm="sealed"), large)[1]
+    assert "nothing is protected" in choose(Plan(algorithm="sealed", unprotected=True), large)[1]
     with pytest.raises(PlanError, match="62 openings"):
         resolve(CARD.with_changes(epsilon=4.0, epochs=20), large)
     with pytest.raises(PlanError, match="whole person"):

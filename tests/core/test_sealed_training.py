@@ -41,7 +41,10 @@ def make_data(*, parties=2, task="binary", records=RECORDS, columns=4, seed=0):
 
 
 def run(data, out=None, **fields):
-    return train(data, Plan.from_flat({"algorithm": "sealed", "epochs": 30, **fields}), out)
+    """Trains; without noise where a test asks for none."""
+    return train(
+        data, Plan.from_flat({"algorithm": "sealed", "unprotected": True, "epochs": 30, **fields}), out
+    )
 
 
 # -- agreement ----------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ def test_the_dealer_sees_no_traffic_and_members_see_masks(tmp_path):
     run(make_data(parties=3), tmp_path / "run", epsilon=4.0, epochs=3, record_views=True)
     dealer = [seen for seen in View(tmp_path / "run" / "views" / "dealer") if not seen.sent]
     assert {seen.kind for seen in dealer} == {"sealed-hello", "sealed-ready"}
-    assert all(set(seen.fields) <= {"round", "session"} for seen in dealer)
+    assert all(set(seen.fields) <= {"round", "session", "stage"} for seen in dealer)
     received = [seen for seen in View(tmp_path / "run" / "views" / "p1") if not seen.sent]
     assert {seen.kind for seen in received} == {
         "sealed-begin",
@@ -291,7 +294,7 @@ def test_rows_never_exceed_the_clip_and_round_toward_zero():
         assert gap.min() > -1e-9 and gap.max() < 1 + 1e-6
     with pytest.raises(TrainingDiverged):
         clip_to_integers(np.array([[np.inf]]), 1.0)
-    prepared = Preparation(centre=np.ones(7), scale=2.0, clip=1.0)(rows)
+    prepared = Preparation(centre=np.ones(7), scale=np.full(7, 2.0), clip=1.0)(rows)
     assert np.array_equal(prepared.T, clip_to_integers((rows - 1) * 2, 1.0))
 
 
@@ -311,7 +314,7 @@ def test_a_networks_operand_is_its_clipped_jacobian():
         # float32 Jacobians (1e-6 relative) and truncation by less than 2^-14.
         assert np.abs(operand[:, 2 * record : 2 * record + 2].T - wanted).max() < 2.0**-14 + 1e-5
     total = np.arange(model.width, dtype=float)[:, None]
-    model.set_gradients(total, 2)
+    model.set_gradients(total, 2, ridge=0.0)
     flat = torch.cat([p.grad.reshape(-1) for p in encoder.parameters()])
     assert np.allclose(flat.numpy(), total[:, 0] / 2)
 

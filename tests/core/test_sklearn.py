@@ -21,7 +21,7 @@ from securevfl.privacy.ledger import verify_lines
 from securevfl.sklearn import VerticalClassifier, VerticalRegressor
 
 
-@parametrize_with_checks([VerticalClassifier(), VerticalRegressor()])
+@parametrize_with_checks([VerticalClassifier(unprotected=True), VerticalRegressor(unprotected=True)])
 def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -34,7 +34,7 @@ def binary() -> tuple[Any, Any]:
 def test_classifier_is_as_good_as_logistic_regression(binary: tuple[Any, Any]) -> None:
     X, y = binary
     names = np.array(["no", "yes"])[y]
-    model = VerticalClassifier(parties=3).fit(X[:150], names[:150])
+    model = VerticalClassifier(parties=3, unprotected=True).fit(X[:150], names[:150])
     central = LogisticRegression().fit(X[:150], names[:150])
     # 50 rows: two of them may fall on the other side of a slightly different plane.
     assert model.score(X[150:], names[150:]) >= central.score(X[150:], names[150:]) - 2 / 50
@@ -46,7 +46,7 @@ def test_classifier_is_as_good_as_logistic_regression(binary: tuple[Any, Any]) -
 def test_regressor_predicts_in_the_units_of_the_labels() -> None:
     X, y = make_regression(150, 5, noise=5.0, random_state=0)
     y = 1000 + y
-    model = VerticalRegressor().fit(X[:100], y[:100])
+    model = VerticalRegressor(unprotected=True).fit(X[:100], y[:100])
     central = LinearRegression().fit(X[:100], y[:100])
     assert model.score(X[100:], y[100:]) >= central.score(X[100:], y[100:]) - 0.02
     assert abs(model.predict(X).mean() - 1000) < 100
@@ -54,7 +54,7 @@ def test_regressor_predicts_in_the_units_of_the_labels() -> None:
 
 def test_pipeline_and_grid_search(binary: tuple[Any, Any]) -> None:
     X, y = binary
-    pipeline = make_pipeline(StandardScaler(), VerticalClassifier(epochs=2))
+    pipeline = make_pipeline(StandardScaler(), VerticalClassifier(epochs=2, unprotected=True))
     search = GridSearchCV(pipeline, {"verticalclassifier__parties": [2, 3]}, cv=2).fit(X, y)
     assert search.best_score_ > 0.6 and np.isfinite(search.cv_results_["mean_test_score"]).all()
 
@@ -138,16 +138,18 @@ def test_bad_settings_are_value_errors(
 
 def test_more_parties_than_columns_means_one_column_each(binary: tuple[Any, Any]) -> None:
     X, y = binary
-    assert clone(VerticalClassifier(parties=9, epochs=1)).fit(X, y).parties_ == [f"p{i}" for i in range(6)]
-    alone = VerticalClassifier(epochs=1).fit(X[:, :1], y)
+    assert clone(VerticalClassifier(parties=9, epochs=1, unprotected=True)).fit(X, y).parties_ == [
+        f"p{i}" for i in range(6)
+    ]
+    alone = VerticalClassifier(epochs=1, unprotected=True).fit(X[:, :1], y)
     assert alone.parties_ == ["p0"] and alone.privacy_ == {}
 
 
 def test_secure_sums_predict_the_total(binary: tuple[Any, Any]) -> None:
     X, y = binary
-    plain = VerticalClassifier(parties=3, epochs=2, plan_fields={"fusion": "sum"}).fit(X, y)
-    summed = VerticalClassifier(parties=3, epochs=2, protocol="two-tree").fit(X, y)
+    plain = VerticalClassifier(parties=3, epochs=2, plan_fields={"fusion": "sum"}, unprotected=True).fit(X, y)
+    summed = VerticalClassifier(parties=3, epochs=2, protocol="two-tree", unprotected=True).fit(X, y)
     # Fixed point with 32 fraction bits rounds each of a few dozen steps by about 1e-9; Adam may magnify it.
     assert np.allclose(plain.predict_proba(X), summed.predict_proba(X), atol=1e-3)
     with pytest.raises(PlanError, match="at least 3 parties"):
-        VerticalClassifier(parties=2, protocol="two-tree").fit(X, y)
+        VerticalClassifier(parties=2, protocol="two-tree", unprotected=True).fit(X, y)

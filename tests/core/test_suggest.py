@@ -17,9 +17,9 @@ from securevfl.sweeps import suggest as module
 from securevfl.sweeps.suggest import Shape, public_shape, suggest
 
 FEW = {
-    "frozen": {"encoder_training": "none", "embedding": 1, "epochs": 2},
-    "impossible": {"encoder_training": "none", "protocol": "two-tree"},
-    "dp": {"encoder_training": "dp", "epochs": 1},
+    "frozen": {"algorithm": "vafl", "encoder_training": "none", "embedding": 1, "epochs": 2},
+    "impossible": {"algorithm": "vafl", "encoder_training": "none", "protocol": "two-tree"},
+    "dp": {"algorithm": "vafl", "encoder_training": "dp", "epochs": 1},
 }
 NAME = "synthetic:rows=200,features=6"
 
@@ -117,7 +117,7 @@ def test_a_missing_folder_is_left_open_in_the_command() -> None:
 
 def test_what_cannot_be_suggested() -> None:
     with pytest.raises(PlanError, match="give --epsilon"):
-        suggest(Plan(source={"data": NAME}))
+        suggest(Plan(unprotected=True, source={"data": NAME}))
     with pytest.raises(PlanError, match="at least two"):
         suggest(Plan(epsilon=1.0, source={"data": NAME, "parties": 1}))
 

@@ -60,7 +60,7 @@ def test_the_algorithms_own_defaults_hold_where_the_file_says_nothing() -> None:
 
 def test_the_id_follows_from_the_plan_and_the_audit_alone() -> None:
     one = parse_sweep("epochs = 5\nclip = 2\n").points[0].id
-    assert one == parse_sweep("clip = 2.0\nepochs = 5\nbatch = 64\ntitle = 'x'\n").points[0].id
+    assert one == parse_sweep("clip = 2.0\nepochs = 5\nepsilon = 1\ntitle = 'x'\n").points[0].id
     assert one == parse_sweep("epochs = 5\nclip = 2\n", overrides={"data_folder": "/d"}).points[0].id
     assert one != parse_sweep("epochs = 6\nclip = 2\n").points[0].id
     assert one != parse_sweep("epochs = 5\nclip = 2\n[audit]\ncanaries = 9\n").points[0].id

@@ -16,7 +16,7 @@ from securevfl.errors import MissingExtra, PlanError, SecureVFLError
 from securevfl.federation.callbacks import Callback
 from securevfl.trackers import MLflow, TensorBoard, build_tracker, scalars
 
-PLAN = Plan(epochs=2, batch=20, sigma=1.0)
+PLAN = Plan(algorithm="vafl", epochs=2, batch=20, sigma=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_an_error_is_told_and_goes_on_to_the_caller(tiny: VerticalData) -> None:
 def test_a_refused_plan_starts_nothing(tiny: VerticalData) -> None:
     diary = Diary()
     with pytest.raises(SecureVFLError):
-        train(tiny, Plan(protocol="two-tree"), callbacks=[diary])
+        train(tiny, Plan(algorithm="vafl", protocol="two-tree", unprotected=True), callbacks=[diary])
     assert diary.lines == []
 
 
@@ -194,7 +194,19 @@ def test_command_line(tensorboard: type[StandInWriter], tmp_path: Path) -> None:
 
     from securevfl.cli import app
 
-    line = ["train", "--data", "breast-cancer", "--parties", "2", "--epochs", "1", "--json"]
+    line = [
+        "train",
+        "--algorithm",
+        "vafl",
+        "--unprotected",
+        "--data",
+        "breast-cancer",
+        "--parties",
+        "2",
+        "--epochs",
+        "1",
+        "--json",
+    ]
     done = CliRunner().invoke(app, [*line, "--tracker", "tensorboard", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert tensorboard.made[0].folder == str(tmp_path / "run-tensorboard") and tensorboard.made[0].closed

@@ -52,7 +52,7 @@ def weights_of(run) -> np.ndarray:
 
 
 def plan_of(**changes) -> Plan:
-    return Plan.from_flat({"epochs": 2, "batch": 30, **changes})
+    return Plan.from_flat({"algorithm": "vafl", "unprotected": True, "epochs": 2, "batch": 30, **changes})
 
 
 # -- the totals are right ---------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def masked_words(folder: Path, observer: str) -> np.ndarray:
 def test_masked_values_look_uniform_to_everybody(
     protocol: str, observers: tuple[str, ...], tiny: VerticalData, tmp_path: Path
 ) -> None:
-    train(tiny, plan_of(protocol=protocol, record_views=True), tmp_path / "run")
+    train(tiny, plan_of(protocol=protocol, record_views=True, record_words=True), tmp_path / "run")
     for observer in observers:
         words = masked_words(tmp_path / "run", observer)
         assert words.size > 200
@@ -269,7 +269,13 @@ def test_the_noise_is_really_there(protocol: str, collusion: int, shares: float)
     """Distributed: every party a share, sized for 4 - t honest ones. Otherwise 3 parties add all of it."""
     data = VerticalData.load("synthetic:rows=1500,features=8", parties=4)
     plan = Plan(
-        protocol=protocol, sigma=2.0, collusion=collusion, encoder_training="none", epochs=1, batch=1200
+        algorithm="vafl",
+        protocol=protocol,
+        sigma=2.0,
+        collusion=collusion,
+        encoder_training="none",
+        epochs=1,
+        batch=1200,
     )
     resolved, scaled = resolve(plan, data)
     encoders = {name: Silent(width) for name, width in zip(scaled.parties, scaled.widths, strict=True)}

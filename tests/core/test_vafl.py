@@ -38,7 +38,14 @@ def weights(run: Any) -> torch.Tensor:
 def test_one_party_without_delay_is_centralised_sgd(model: str, optimiser: str) -> None:
     data = VerticalData.load(TINY, parties=1)
     plan = Plan(
-        label_holder="server", epochs=3, batch=16, model=model, optimiser=optimiser, learning_rate=0.02
+        algorithm="vafl",
+        label_holder="server",
+        epochs=3,
+        batch=16,
+        model=model,
+        optimiser=optimiser,
+        learning_rate=0.02,
+        unprotected=True,
     )
     federated = train(data, plan)
     central = train(data, plan.with_changes(algorithm="central"))
@@ -53,7 +60,14 @@ def test_synchronous_training_is_the_centralised_block_model(task: str, fusion: 
     name = {"binary": TINY, "multiclass": TINY + ",classes=4", "regression": TINY + ",task=regression"}[task]
     data = VerticalData.load(name, parties=3)
     plan = Plan(
-        algorithm="vafl-sync", epochs=4, batch=20, fusion=fusion, model="mlp", hidden=(8,), learning_rate=0.05
+        algorithm="vafl-sync",
+        epochs=4,
+        batch=20,
+        fusion=fusion,
+        model="mlp",
+        hidden=(8,),
+        learning_rate=0.05,
+        unprotected=True,
     )
     federated, central = train(data, plan), train(data, plan.with_changes(algorithm="central"))
     # Sums over parties may be taken in another order: a few float32 units per step, 40 steps.
@@ -63,7 +77,7 @@ def test_synchronous_training_is_the_centralised_block_model(task: str, fusion: 
 
 
 def test_label_holder_without_features_learns_the_same(tiny: VerticalData) -> None:
-    plan = Plan(algorithm="vafl-sync", epochs=2)
+    plan = Plan(algorithm="vafl-sync", epochs=2, unprotected=True)
     with_features, without = train(tiny, plan), train(tiny, plan.with_changes(label_holder="server"))
     assert torch.allclose(weights(with_features), weights(without), atol=1e-6)
     assert set(with_features.privacy) == {"p0", "p1", "p2"}
@@ -90,7 +104,7 @@ def watched(data: VerticalData, **changes: Any) -> Watch:
     original = module.VAFLServer
     module.VAFLServer = Watch  # type: ignore[misc]
     try:
-        plan, scaled = resolve(Plan.from_flat(changes), data)
+        plan, scaled = resolve(Plan.from_flat({"algorithm": "vafl", **changes}), data)
         carrier = VirtualCarrier(plan, scaled)
         drive(Schedule(carrier).train())
         carrier.close()
@@ -128,17 +142,21 @@ def test_t_sync_waits_for_t_distinct_parties(tiny: VerticalData, t: int) -> None
 
 def test_stragglers_hold_up_only_synchronous_training(tiny: VerticalData) -> None:
     slow = {"p2": 0.1}
-    asynchronous = train(tiny, Plan(epochs=5, settings={"speeds": slow})).result["time"]["virtual"]
-    synchronous = train(tiny, Plan(algorithm="vafl-sync", epochs=5, settings={"speeds": slow})).result[
-        "time"
-    ]["virtual"]
+    asynchronous = train(
+        tiny, Plan(algorithm="vafl", epochs=5, settings={"speeds": slow}, unprotected=True)
+    ).result["time"]["virtual"]
+    synchronous = train(
+        tiny, Plan(algorithm="vafl-sync", epochs=5, settings={"speeds": slow}, unprotected=True)
+    ).result["time"]["virtual"]
     assert asynchronous * 3 < synchronous
     assert synchronous == pytest.approx(5 * 3 * 10)  # 5 epochs of 3 steps at 10 units
 
 
 def test_a_straggler_slower_than_an_epoch_still_takes_part(tiny: VerticalData) -> None:
     """Its step goes on across epoch boundaries instead of starting anew."""
-    run = train(tiny, Plan(epochs=12, batch=64, settings={"speeds": {"p2": 0.1}}))
+    run = train(
+        tiny, Plan(algorithm="vafl", epochs=12, batch=64, settings={"speeds": {"p2": 0.1}}, unprotected=True)
+    )
     assert (
         run.privacy["p2"]["releases"] > tiny.n_train + tiny.n_test
     )  # more than initial upload and evaluation
@@ -146,7 +164,13 @@ def test_a_straggler_slower_than_an_epoch_still_takes_part(tiny: VerticalData) -
 
 @pytest.mark.parametrize("wire", [False, True])
 def test_same_seed_same_metrics(tiny: VerticalData, wire: bool) -> None:
-    plan = Plan(epochs=3, evaluate_every=1, settings={"delays": "poisson", "latency": 0.3, "delay_bound": 20})
+    plan = Plan(
+        algorithm="vafl",
+        epochs=3,
+        evaluate_every=1,
+        settings={"delays": "poisson", "latency": 0.3, "delay_bound": 20},
+        unprotected=True,
+    )
     first, second = train(tiny, plan), train(tiny, plan.with_changes(settings={"wire": wire}))
     assert first.metrics == second.metrics
     assert torch.equal(weights(first), weights(second))
@@ -154,7 +178,7 @@ def test_same_seed_same_metrics(tiny: VerticalData, wire: bool) -> None:
 
 
 def test_vafl_reaches_the_centralised_model(cancer: VerticalData) -> None:
-    plan = Plan(epochs=20, batch=32)
+    plan = Plan(algorithm="vafl", epochs=20, batch=32, unprotected=True)
     central = train(cancer, plan.with_changes(algorithm="central")).test["auc"]
     for algorithm in ("vafl", "vafl-tsync", "vafl-sync"):
         slow = plan.with_changes(algorithm=algorithm, settings={"delays": "poisson", "wait_for": 2})
@@ -186,7 +210,7 @@ def test_ledger_matches_the_formula_of_its_mode(tiny: VerticalData, training: st
 
 
 def test_refreshes_are_counted(tiny: VerticalData) -> None:
-    plan = Plan(epochs=2, batch=16, sigma=4.0)
+    plan = Plan(algorithm="vafl", epochs=2, batch=16, sigma=4.0)
     assert (
         train(tiny, plan.with_changes(settings={"delay_bound": 2})).privacy["p1"]["releases"]
         > train(tiny, plan).privacy["p1"]["releases"]
@@ -194,10 +218,12 @@ def test_refreshes_are_counted(tiny: VerticalData) -> None:
 
 
 def test_frozen_mode_sends_no_gradients(tiny: VerticalData) -> None:
-    run = train(tiny, Plan(encoder_training="none", sigma=1.0, epochs=3))
+    run = train(tiny, Plan(algorithm="vafl", encoder_training="none", sigma=1.0, epochs=3))
     assert set(run.privacy) == {"p1", "p2"}
     assert run.result["labels"].startswith("not exposed")
-    before = VirtualCarrier(*resolve(Plan(encoder_training="none", sigma=1.0), tiny)).encoders
+    before = VirtualCarrier(
+        *resolve(Plan(algorithm="vafl", encoder_training="none", sigma=1.0), tiny)
+    ).encoders
     for party in ("p1", "p2"):
         for old, new in zip(before[party].parameters(), run.encoders[party].parameters(), strict=True):
             assert torch.equal(old, new)
@@ -208,6 +234,7 @@ def test_frozen_mode_sends_no_gradients(tiny: VerticalData) -> None:
 @pytest.mark.parametrize("delays", ["constant", "poisson", "exponential"])
 def test_a_target_epsilon_is_kept(tiny: VerticalData, training: str, epsilon: float, delays: str) -> None:
     plan = Plan(
+        algorithm="vafl",
         encoder_training=training,
         epsilon=epsilon,
         epochs=3,
@@ -224,17 +251,32 @@ def test_a_target_epsilon_is_kept(tiny: VerticalData, training: str, epsilon: fl
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_private_updates_are_ordinary_ones_but_for_clip_and_noise(tiny: VerticalData, model: str) -> None:
     """With a wide clip and next to no noise the per-record path gives the raw path's weights."""
-    common = {"sigma": 1e-7, "clip": 1e4, "scaling": "public", "epochs": 4, "model": model, "hidden": (8,)}
+    common = {"algorithm": "vafl", "sigma": 1e-7, "clip": 1e4, "scaling": "public", "epochs": 4}
+    common |= {"model": model, "hidden": (8,)}
     raw = train(tiny, Plan.from_flat(common))
     private = train(
         tiny,
-        Plan.from_flat({"encoder_training": "dp", "gradient_sigma": 1e-7, "gradient_clip": 1e4, **common}),
+        Plan.from_flat(
+            {
+                "encoder_training": "dp",
+                "gradient_sigma": 1e-7,
+                "gradient_clip": 1e4,
+                **common,
+            }
+        ),
     )
     # Noise of 1e-7 on embeddings and gradients, rate 0.1, 12 steps, and float32 rounding.
     assert torch.allclose(weights(raw), weights(private), atol=1e-5)
     clipped = train(
         tiny,
-        Plan.from_flat({"encoder_training": "dp", "gradient_sigma": 1e-7, "gradient_clip": 1e-3, **common}),
+        Plan.from_flat(
+            {
+                "encoder_training": "dp",
+                "gradient_sigma": 1e-7,
+                "gradient_clip": 1e-3,
+                **common,
+            }
+        ),
     )
     assert not torch.allclose(weights(raw), weights(clipped), atol=1e-3)
 
@@ -243,7 +285,15 @@ def test_private_updates_are_ordinary_ones_but_for_clip_and_noise(tiny: Vertical
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion-mnist", "fashion_mnist")])
 def test_images_with_seven_parties(data_folder: str, name: str, folder: str) -> None:
     data = VerticalData.load(name, parties=7, folder=f"{data_folder}/{folder}")
-    plan = Plan(epochs=5, batch=600, optimiser="momentum", learning_rate=0.05, settings={"delays": "poisson"})
+    plan = Plan(
+        algorithm="vafl",
+        epochs=5,
+        batch=600,
+        optimiser="momentum",
+        learning_rate=0.05,
+        settings={"delays": "poisson"},
+        unprotected=True,
+    )
     central = train(data, plan.with_changes(algorithm="central")).test["accuracy"]
     federated = train(data, plan).test["accuracy"]
     assert federated is not None and central is not None and federated >= central - 0.01
@@ -252,7 +302,7 @@ def test_images_with_seven_parties(data_folder: str, name: str, folder: str) -> 
 @pytest.mark.slow
 def test_a9a(data_folder: str) -> None:
     data = VerticalData.load("a9a", parties=[67, 56], folder=f"{data_folder}/a9a")
-    plan = Plan(epochs=5, batch=100, scaling="none", learning_rate=0.3)
+    plan = Plan(algorithm="vafl", epochs=5, batch=100, scaling="none", learning_rate=0.3, unprotected=True)
     central = train(data, plan.with_changes(algorithm="central")).test["auc"]
     federated = train(data, plan).test["auc"]
     assert federated is not None and central is not None and federated >= central - 0.005
@@ -266,7 +316,16 @@ def test_parties_computed_together_are_parties_computed_alone(
     """Encoders of one shape share a batched product; nothing else changes, clip and gates included."""
     from securevfl.algorithms.local import StackedModels
 
-    plan = Plan(algorithm="vafl-sync", epochs=3, batch=20, model=model, hidden=(8,), sigma=sigma, clip=0.5)
+    plan = Plan(
+        algorithm="vafl-sync",
+        epochs=3,
+        batch=20,
+        model=model,
+        hidden=(8,),
+        sigma=sigma,
+        clip=0.5,
+        unprotected=True,
+    )
     carrier = VirtualCarrier(*resolve(plan, tiny))
     assert all(role.model.stack is not None for role in carrier.roles[1:])  # type: ignore[attr-defined]
     together = train(tiny, plan)
@@ -279,13 +338,21 @@ def test_parties_computed_together_are_parties_computed_alone(
 
 def test_memory_and_own_rates_stay_with_the_parties(tiny: VerticalData) -> None:
     for changes in ({"optimiser": "adam"}, {"learning_rates": {"p1": 0.2}}, {"encoder_training": "none"}):
-        carrier = VirtualCarrier(*resolve(Plan.from_flat({"algorithm": "vafl-sync", **changes}), tiny))
+        carrier = VirtualCarrier(
+            *resolve(Plan.from_flat({"unprotected": True, "algorithm": "vafl-sync", **changes}), tiny)
+        )
         assert all(role.model.stack is None for role in carrier.roles[1:])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("delays", ["poisson", "exponential"])
 def test_synchronous_schedules_never_drift_apart(tiny: VerticalData, delays: str) -> None:
     """A party that is early at the end of an epoch has its upload put off; the batch comes again."""
-    plan = Plan(algorithm="vafl-sync", epochs=6, batch=50, settings={"delays": delays, "latency": 0.7})
+    plan = Plan(
+        algorithm="vafl-sync",
+        epochs=6,
+        batch=50,
+        settings={"delays": delays, "latency": 0.7},
+        unprotected=True,
+    )
     federated, central = train(tiny, plan), train(tiny, plan.with_changes(algorithm="central"))
     assert torch.allclose(weights(federated), weights(central), atol=1e-5, rtol=0)

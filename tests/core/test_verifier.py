@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "verify_ledger.py"
 PLANS: dict[str, dict[str, object]] = {
     "vafl": {"algorithm": "vafl", "sigma": 2.0, "record_views": True},
     "fdml": {"algorithm": "fdml", "protocol": "pairwise", "sigma": 1.0},
-    "afsgd": {"algorithm": "afsgd", "protocol": "two-tree"},
+    "afsgd": {"algorithm": "afsgd", "protocol": "two-tree", "unprotected": True},
     "flex": {"algorithm": "flex", "sigma": 1.0},
     "sealed": {"algorithm": "sealed", "epsilon": 1.0, "record_views": True},
 }

@@ -23,7 +23,7 @@ from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import OPENED, View
 
 PARTIES = ("bank", "clinic", "shop")
-BASE = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5, record_views=True)
+BASE = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5, record_views=True, unprotected=True)
 CASES = {
     "plain": BASE.with_changes(evaluate_every=1),
     "embeddings on two trees": BASE.with_changes(protocol="two-tree"),

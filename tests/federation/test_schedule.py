@@ -87,7 +87,7 @@ def trained(carrier: Scripted) -> Schedule:
 
 
 def test_all_parts_in_their_order() -> None:
-    carrier = Scripted([3.0, 2.0, 1.0], Plan(epochs=3, evaluate_every=1))
+    carrier = Scripted([3.0, 2.0, 1.0], Plan(algorithm="vafl", epochs=3, evaluate_every=1, unprotected=True))
     schedule = trained(carrier)
     assert carrier.done == [
         *(("prepare", 0), ("epoch", 1), ("evaluate", 1), ("epoch", 2), ("evaluate", 2), ("epoch", 3)),
@@ -103,7 +103,7 @@ def test_all_parts_in_their_order() -> None:
     ("losses", "epochs"), [([3, 2, 2, 2, 1], 4), ([3, 3, 3, 1, 1], 3), ([5, 4, 3, 2, 1], 5)]
 )
 def test_it_stops_when_nothing_improves(losses: list[float], epochs: int) -> None:
-    carrier = Scripted(losses, Plan(epochs=5, patience=2))
+    carrier = Scripted(losses, Plan(algorithm="vafl", epochs=5, patience=2, unprotected=True))
     schedule = trained(carrier)
     assert schedule.epochs == epochs and (schedule.stopped is not None) == (epochs < 5)
     assert carrier.done[-1] == ("final", epochs)
@@ -112,7 +112,12 @@ def test_it_stops_when_nothing_improves(losses: list[float], epochs: int) -> Non
 def test_a_run_that_had_stopped_early_does_not_train_on(tmp_path: Path) -> None:
     """It was interrupted in its final evaluation."""
     folder = folder_with(tmp_path, [3.0, 3.0, 3.0])
-    carrier = Scripted([3.0, 3.0, 3.0, 1.0], Plan(epochs=4, patience=2), start=3, folder=folder)
+    carrier = Scripted(
+        [3.0, 3.0, 3.0, 1.0],
+        Plan(algorithm="vafl", epochs=4, patience=2, unprotected=True),
+        start=3,
+        folder=folder,
+    )
     schedule = trained(carrier)
     assert carrier.done == [("final", 3)] and str(schedule.stopped).startswith("early")
 
@@ -122,7 +127,12 @@ def test_lines_are_those_of_the_epochs_that_are_kept(tmp_path: Path) -> None:
     for written in ([3.0, 2.0, 9.0], [3.0]):
         path = tmp_path / str(len(written))
         path.mkdir()
-        carrier = Scripted([3.0, 2.0, 1.0], Plan(epochs=3), start=2, folder=folder_with(path, written))
+        carrier = Scripted(
+            [3.0, 2.0, 1.0],
+            Plan(algorithm="vafl", epochs=3, unprotected=True),
+            start=2,
+            folder=folder_with(path, written),
+        )
         trained(carrier)
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         assert [(line["epoch"], line["loss"]) for line in lines] == [(1, 3.0), (2, 2.0), (3, 1.0)]
@@ -130,27 +140,29 @@ def test_lines_are_those_of_the_epochs_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_refusal_ends_training_and_leaves_the_final_evaluation() -> None:
-    carrier = Scripted([3.0, 2.0, 1.0], Plan(epochs=3), refuses=("epoch", 3))
+    carrier = Scripted(
+        [3.0, 2.0, 1.0], Plan(algorithm="vafl", epochs=3, unprotected=True), refuses=("epoch", 3)
+    )
     schedule = trained(carrier)
     assert schedule.epochs == 2 and schedule.stopped == "budget: owner 'p1' has spent its budget"
     assert carrier.done[-1] == ("final", 2) and carrier.ended == (2, schedule.stopped)
 
 
 def test_where_even_the_evaluation_is_refused_the_figures_are_unknown() -> None:
-    carrier = Scripted([3.0], Plan(epochs=1), refuses=("final", 1))
+    carrier = Scripted([3.0], Plan(algorithm="vafl", epochs=1, unprotected=True), refuses=("final", 1))
     schedule = trained(carrier)
     assert schedule.metrics[-1]["test"] == {"auc": None} and str(schedule.stopped).startswith("budget")
 
 
 def test_a_budget_for_nothing_is_an_error() -> None:
-    carrier = Scripted([3.0], Plan(epochs=1), refuses=("epoch", 1))
+    carrier = Scripted([3.0], Plan(algorithm="vafl", epochs=1, unprotected=True), refuses=("epoch", 1))
     with pytest.raises(BudgetExceeded, match="not one step fits"):
         trained(carrier)
     assert carrier.ended is None
 
 
 def test_a_prediction_is_one_part() -> None:
-    carrier = Scripted([], Plan())
+    carrier = Scripted([], Plan(algorithm="vafl", unprotected=True))
     drive(Schedule(carrier).predict())
     assert carrier.done == [("predict", 0)] and carrier.ended == (0, None) and not carrier.saved
 
@@ -162,7 +174,7 @@ def test_a_carrier_that_waits_is_awaited() -> None:
             await super().phase(part, epoch)
 
     with pytest.raises(TypeError, match="await it instead"):
-        drive(Schedule(Waiting([1.0], Plan(epochs=1))).train())
-    carrier = Waiting([1.0], Plan(epochs=1))
+        drive(Schedule(Waiting([1.0], Plan(algorithm="vafl", epochs=1, unprotected=True))).train())
+    carrier = Waiting([1.0], Plan(algorithm="vafl", epochs=1, unprotected=True))
     asyncio.run(Schedule(carrier).train())
     assert carrier.ended == (1, None)

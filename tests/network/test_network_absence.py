@@ -29,7 +29,7 @@ WAITING = "lab, shop away: sums need 3 parties (threshold); waiting"
 
 def plan(**changes: object) -> Plan:
     settings = {"algorithm": "vafl", "protocol": "pairwise", "threshold": 3, "epochs": 3, "batch": 8}
-    return Plan.from_flat({**settings, **changes})
+    return Plan.from_flat({"algorithm": "vafl", "unprotected": True, **settings, **changes})
 
 
 def federation(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from securevfl.cli import app
 from securevfl.data.share import Outline
-from securevfl.errors import InputError
+from securevfl.errors import InputError, PlanError
 from securevfl.network.agreement import Proposal
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import Acceptance, read_party_config, read_server_config
@@ -29,6 +29,7 @@ file = "bank.csv"
 label_column = "y"
 [plan]
 algorithm = "vafl"
+unprotected = true
 epochs = 3
 """
 PARTY = """
@@ -205,7 +206,7 @@ def proposal(plan: Plan) -> Proposal:
     ],
 )
 def test_nothing_local_is_taken_from_a_proposal(name, table, value):
-    content = json.loads(proposal(Plan()).to_json())
+    content = json.loads(proposal(Plan(algorithm="vafl", unprotected=True)).to_json())
     line = f"{name} = {json.dumps(value)}\n"
     if table:
         content["plan"] = content["plan"].split("[simulation]")[0] + f"[{table}]\n{line}"
@@ -221,7 +222,7 @@ def test_acceptance_objects():
     assert Acceptance(epsilon=4.0, algorithms=["vafl"]).objection(plan, "d") == ""
     assert "at most epsilon 3" in Acceptance(epsilon=3.0).objection(plan, "d")
     assert "at most epsilon 4" in Acceptance(epsilon=4.0, delta=1e-6).objection(plan, "d")
-    assert "no budget" in Acceptance(epsilon=4.0).objection(Plan(), "d")
+    assert "no budget" in Acceptance(epsilon=4.0).objection(Plan(algorithm="vafl", unprotected=True), "d")
     assert "algorithm 'vafl'" in Acceptance(algorithms=["sealed"]).objection(plan, "d")
     assert "protocol 'plain'" in Acceptance(protocols=["bfv"]).objection(plan, "d")
     assert "not e" in Acceptance(digest="e").objection(plan, "d")
@@ -339,3 +340,13 @@ def test_organisations_train_on_their_descriptions(folder):
     assert result["test"]["auc"] is not None
     outline = json.loads((folder / "bank-run" / "outline.json").read_text())
     assert (outline["n_train"], outline["n_test"], outline["widths"]) == (30, 10, [6, 2 + 65])
+
+
+def test_a_plan_without_protection_needs_the_word(folder):
+    bare = SERVER.replace("unprotected = true\n", "")
+    with pytest.raises(PlanError, match="unprotected=True, --unprotected"):
+        read_server_config(written(folder, bare))
+    default = read_server_config(written(folder, bare.replace('algorithm = "vafl"\nepochs = 3\n', ""))).plan
+    assert (default.algorithm, default.model, default.epsilon) == ("sealed", "auto", 1.0)
+    with pytest.raises(PlanError, match="--unprotected"):  # every organisation asks for itself
+        proposal(Plan(algorithm="vafl")).complete("clinic", None, [])

@@ -22,22 +22,22 @@ from securevfl.settings.plan import Plan
 
 BANK = """
 id = "customer"
-label = "default"
+label = "defaulted"
 label_holder = "bank"
 task = "binary"
 [parties.bank]
 file = "bank.csv"
 [parties.bank.columns]
 age = { bounds = [18, 100] }
-job = { values = ["clerk", "manager"] }
-vip = { kind = "flag" }
+job = { values = ["clerk", "managing"] }
+important = { kind = "flag" }
 """
 SHOP = """
 id = "customer"
 [parties.shop]
 file = "shop.csv"
 [parties.shop.columns]
-city = { kind = "category" }
+hometown = { kind = "category" }
 """
 
 
@@ -45,21 +45,21 @@ def write_tables(folder: Path, rows: int = 700) -> dict[str, OwnTable]:
     """Own tables of a bank and a shop, gaps and text included; each knows its own description alone."""
     generator = np.random.default_rng(0)
     age, spent = generator.uniform(18, 90, rows), generator.lognormal(3, 1, rows)
-    job = generator.choice(["clerk", "manager", "farmer"], rows)
-    city = generator.choice(["Rome", "Oslo", "Lima"], rows)
-    odds = 1.5 * (job == "manager") - 0.04 * (age - 50) + (city == "Oslo") - 0.02 * spent
+    job = generator.choice(["clerk", "managing", "farmer"], rows)
+    city = generator.choice(["Rome", "Reykjavik", "Lima"], rows)
+    odds = 1.5 * (job == "managing") - 0.04 * (age - 50) + (city == "Reykjavik") - 0.02 * spent
     label = (generator.random(rows) < 1 / (1 + np.exp(-odds))).astype(int)
     gaps = generator.random(rows) < 0.1
     with (folder / "bank.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["customer", "age", "job", "vip", "default"])
+        table.writerow(["customer", "age", "job", "important", "defaulted"])
         for i in range(rows):
             table.writerow(
                 [f"c{i:04d}", "" if gaps[i] else age[i], job[i], "yes" if i % 3 else "no", label[i]]
             )
     with (folder / "shop.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["customer", "spent", "city"])
+        table.writerow(["customer", "spendings", "hometown"])
         for i in range(rows):
             table.writerow([f"c{i:04d}", spent[i], "" if gaps[-i] else city[i]])
     (folder / "bank.toml").write_text(BANK)
@@ -70,7 +70,13 @@ def write_tables(folder: Path, rows: int = 700) -> dict[str, OwnTable]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("described")
-    plan = Plan(algorithm="sealed", model="scorecard", epsilon=8.0, record_views=True)
+    plan = Plan(
+        algorithm="sealed",
+        model="scorecard",
+        epsilon=8.0,
+        record_views=True,
+        settings={"adversary": "semi-honest"},
+    )
     federation = Federation(folder, plan, parties=("bank", "shop"), helpers=("dealer",), test_fraction=0.3)
     federation.tables = write_tables(folder)
     return federation, asyncio.run(federation.run())
@@ -92,7 +98,10 @@ def test_a_scorecard_of_described_columns_trains_over_a_network(trained):
 
 def test_no_name_or_value_of_a_column_reaches_the_other(trained):
     federation, _ = trained
-    words = {"bank": (b"Oslo", b"city", b"spent"), "shop": (b"manager", b"vip", b"default")}
+    words = {
+        "bank": (b"Reykjavik", b"hometown", b"spendings"),
+        "shop": (b"managing", b"important", b"defaulted"),
+    }
     for name, secrets in words.items():
         for path in (federation.folder / name).rglob("*"):
             content = path.read_bytes() if path.is_file() else b""

@@ -32,7 +32,7 @@ def nothing(columns, width):
 
 text = "no function"
 """
-PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, embedding=4, seed=3)
+PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, embedding=4, seed=3, unprotected=True)
 
 
 def federation(folder: Path) -> Federation:

@@ -28,7 +28,7 @@ Arm = Callable[[Process], None]
 
 def plan(algorithm: str = "vafl-sync", **changes: object) -> Plan:
     settings = {"epochs": 3, "batch": 16, "evaluate_every": 1, "record_views": False, "seed": 7}
-    return Plan.from_flat({"algorithm": algorithm, **settings, **changes})
+    return Plan.from_flat({"unprotected": True, "algorithm": algorithm, **settings, **changes})
 
 
 def told(kind: str, count: int = 1) -> Arm:

@@ -28,7 +28,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.protocols.wire import pack
 from securevfl.settings.plan import Plan
 
-PLAN = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=2, batch=16, seed=3)
+PLAN = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=2, batch=16, seed=3, unprotected=True)
 
 
 def state(node: Any) -> tuple[Any, ...]:

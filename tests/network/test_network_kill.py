@@ -206,7 +206,7 @@ def compare(company: Company, plan: Plan, results: Mapping[str, Any]) -> None:
 def test_kills_at_random_moments(tmp_path, case, seed):
     algorithm, changes = CASES[case]
     settings = {"algorithm": algorithm, "epochs": 4, "batch": 16, "seed": 5, **changes}
-    plan = Plan.from_flat({**settings})
+    plan = Plan.from_flat({"algorithm": "vafl", "unprotected": True, **settings})
     company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
     for name in company.names:
         company.start(name)
@@ -241,7 +241,7 @@ def test_a_kill_in_every_phase_of_every_protocol(tmp_path, protocol, victim):
         "record_views": True,
         "evaluate_every": 1,
     }
-    plan = Plan.from_flat({**settings, **changes})
+    plan = Plan.from_flat({"algorithm": "vafl", "unprotected": True, **settings, **changes})
     company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
     for name in company.names:
         company.start(name)

@@ -41,7 +41,7 @@ from securevfl.privacy.views import View, read_heads
 from securevfl.protocols import FixedPoint
 from securevfl.settings.plan import Plan
 
-PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5)
+PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5, unprotected=True)
 COUNT = 7
 REQUEST = Request(
     run="test",

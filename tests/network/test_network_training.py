@@ -26,7 +26,7 @@ from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import OPENED, View
 from securevfl.settings.plan import Plan
 
-PLAN = Plan(epochs=2, batch=16, learning_rate=0.5)
+PLAN = Plan(algorithm="vafl", epochs=2, batch=16, learning_rate=0.5, unprotected=True)
 
 
 def run(federation: Federation) -> dict:
@@ -260,7 +260,7 @@ def differently_spelled(federation: Federation) -> None:
 def test_ids_that_are_spelled_differently_are_the_same_people(tmp_path, align, crash):
     if align == "psi":
         pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
-    plan = Plan(algorithm="vafl-sync", epochs=2, batch=16, seed=7)
+    plan = Plan(algorithm="vafl-sync", epochs=2, batch=16, seed=7, unprotected=True)
     given = Federation(tmp_path / "net", plan, align=align, normalise="trim-casefold")
     expected = train(together(given.tables, plan), plan)
     differently_spelled(given)
@@ -290,7 +290,9 @@ def attempt(given: Federation, bank: Coordinator | None = None) -> dict[str, str
 
 
 def test_two_records_that_become_the_same_are_named_to_their_owner_alone(tmp_path):
-    given = Federation(tmp_path, Plan(epochs=1), normalise="trim-casefold")
+    given = Federation(
+        tmp_path, Plan(algorithm="vafl", epochs=1, unprotected=True), normalise="trim-casefold"
+    )
     table = given.tables["clinic"]
     ids = np.array([*table.ids[:-1], table.ids[0].upper()])
     given.tables["clinic"] = replace(table, ids=ids)
@@ -304,7 +306,11 @@ def test_two_records_that_become_the_same_are_named_to_their_owner_alone(tmp_pat
 @pytest.mark.parametrize("label", ["17", "ill"])
 def test_nobody_learns_a_label_from_labels_that_cannot_be_used(tmp_path, label):
     """A party that brings one record alone would else be told the label of its choice."""
-    given = Federation(tmp_path, Plan(epochs=1), task="regression" if label == "ill" else "")
+    given = Federation(
+        tmp_path,
+        Plan(algorithm="vafl", epochs=1, unprotected=True),
+        task="regression" if label == "ill" else "",
+    )
     given.tables["bank"] = replace(given.tables["bank"], labels=np.array([label] * 60))
     ended = attempt(given)
     assert "labels are" in ended["bank"]
@@ -315,7 +321,7 @@ def test_nobody_learns_a_label_from_labels_that_cannot_be_used(tmp_path, label):
 
 def test_a_coordinator_cannot_find_ids_in_one_way_and_keep_them_in_another(tmp_path):
     """Records would be known by IDs that are not those of later predictions, and would not pay again."""
-    given = Federation(tmp_path, Plan(epochs=1))
+    given = Federation(tmp_path, Plan(algorithm="vafl", epochs=1, unprotected=True))
     loud = {name: replace(table, ids=np.char.upper(table.ids)) for name, table in given.tables.items()}
     given.tables = loud
     bank = given.coordinator()

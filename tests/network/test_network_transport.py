@@ -26,7 +26,7 @@ from securevfl.network.session import Session, new_incarnation
 from securevfl.protocols.wire import pack
 from securevfl.settings.plan import Plan
 
-PLAN = Plan(algorithm="vafl-sync", epochs=1, batch=16)
+PLAN = Plan(algorithm="vafl-sync", epochs=1, batch=16, unprotected=True)
 METHOD = f"/{transport.SERVICE}/{transport.METHOD}"
 
 

@@ -37,9 +37,10 @@ from securevfl.data.binning import (
 )
 from securevfl.data.columns import Column
 from securevfl.errors import PlanError, ProtocolError
+from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
-from securevfl.protocols.sealed.round import RoundMachine
 from securevfl.settings.plan import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -155,6 +156,17 @@ class CardGeometry(SealedGeometry):
             series=None if opening == "labels" else self.series,
             share_stds=self.stds_of(opening),
             entry=1.0 if one_hot else math.inf,
+            checked=self.checked,
+            groups=self.groups_of(opening) if self.checked and one_hot else (),
+            complement=self.checked and opening == "labels",
+        )
+
+    def groups_of(self, opening: str) -> tuple[tuple[int, ...], ...]:
+        """Sizes of every member's groups of one-hot columns; a lone constant column is a group of one."""
+        return tuple(
+            tuple(most_bins(column) for column in (() if name == SERVER else self.columns[member]))
+            or (1,) * width
+            for member, (name, width) in enumerate(zip(self.members, self.widths_of(opening), strict=True))
         )
 
     def check(self) -> None:
@@ -196,7 +208,7 @@ def calibrated(plan: Plan, data: VerticalData) -> Plan:
     """The plan with the noise for its target epsilon."""
     if not plan.epsilon:
         return plan
-    mu = gdp_mu(plan.epsilon, plan.delta) * (1 - 1e-9)  # a hair for rounding
+    mu = gdp_mu(plan.epsilon, plan.accounted_delta) * (1 - 1e-9)  # a hair for rounding
     sigma = CardGeometry(plan=plan, data=data).shifts.diameter / mu
     return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=plan.budget_epsilon or plan.epsilon)
 
@@ -383,12 +395,18 @@ class CardMember(SealedMember):
         """Where each column's cells begin."""
         return [int(s) for s in np.cumsum([0, *(most_bins(column) for column in self.columns)])[:-1]]
 
-    def _round(self, party: SealedParty, rows: Any, chosen: Any) -> RoundMachine:
-        number, labels = self.exchange.next_round(), self.labels
-        if self.opening == "labels":
-            both = None if labels is None else np.column_stack([labels, 1 - labels])
-            return party.round(round=number, labels=both)
-        return party.round(round=number, scores=self._train_scores(), labels=labels)
+    def _session_labels(self) -> Floats | None:
+        labels = self.labels
+        if labels is None or self.opening != "labels":
+            return labels
+        return np.column_stack([labels, 1 - labels])
+
+    def _round(self, party: SealedParty, rows: Any, chosen: Any) -> Machine:
+        number, labels = self.exchange.next_round(), self._session_labels()
+        scores = None if self.opening == "labels" else self._train_scores()
+        if isinstance(party, CheckedParty):
+            return party.round(round=number, scores=scores)
+        return party.round(round=number, scores=scores, labels=labels)
 
     def _price(self) -> tuple[float, float]:
         if self.opening not in self._prices:

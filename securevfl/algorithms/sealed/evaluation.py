@@ -22,11 +22,12 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.metric_totals import Estimate, MetricTotals
 from securevfl.algorithms.base import Setup, expect
 from securevfl.algorithms.messages import SealedSpread
-from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
+from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.settings import SealedGeometry, integer_stds
 from securevfl.errors import AccountingError, ProtocolError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import STATISTIC, TOTAL
+from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
 from securevfl.protocols.sealed.series import Waves
@@ -77,7 +78,7 @@ class Evaluation:
     def mu(self) -> float:
         """What all evaluations of a run may cost a test record: no more than training costs one of its."""
         plan = self.settings.plan
-        limit = gdp_mu(plan.budget_epsilon, plan.delta) if plan.budget_epsilon else math.inf
+        limit = gdp_mu(plan.budget_epsilon, plan.accounted_delta) if plan.budget_epsilon else math.inf
         return min(self.settings.whole_mu, limit * (1 - 1e-9))
 
     @cached_property
@@ -116,6 +117,8 @@ class Evaluation:
             series=Waves(totals.period, tuple(totals.amplitudes.tolist())),
             share_stds=integer_stds(tuple(map(tuple, shares))) if each else ((0,) * members,) * members,
             entry=1.0,
+            checked=settings.checked,
+            groups=tuple((2,) if m == holder else () for m in range(members)) if settings.checked else (),
         )
 
     def scale(self, spreads: Sequence[float]) -> float:
@@ -228,10 +231,10 @@ class Evaluator:
         if self.holds_labels:
             positive = np.asarray(self.setup.data.y_test) > 0
             operand = np.stack([positive, ~positive]).astype(np.int32) << OPERAND_BITS
-        party = SealedParty(
-            self.evaluation.protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream
-        )
-        assumption = ASSUMPTION.format(self.setup.plan.collusion)
+        protocol, plan = self.evaluation.protocol, self.setup.plan
+        made = CheckedParty if protocol.checked else SealedParty
+        party = made(protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream)
+        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
         await self.exchange.follow(
             self.gate.hide(party.setup(), mechanism="masked", observers=self.observers, assumption=assumption)
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
-from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
+from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
@@ -26,9 +26,10 @@ from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.rows import Rows
+from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.round import RoundMachine
 
 
 def shared_schedule(settings: SealedGeometry) -> Batches | None:
@@ -98,18 +99,14 @@ class SealedMember:
         self.optimiser = build_optimiser(groups, plan, rate, self.address)
 
     def _labels(self) -> npt.NDArray[np.float64]:
-        """(records, outputs), as the protocol wants them."""
+        """(records, outputs); those of a regression between -1 and 1."""
         data, plan = self.setup.data, self.setup.plan
         if data.task == "multiclass":
             return np.asarray(np.eye(data.outputs)[data.y_train])
         labels = np.asarray(data.y_train, np.float64).reshape(-1, 1)
         if data.task == "regression":
-            labels = np.clip(
-                2 * (labels - plan.settings.label_low) / (plan.settings.label_high - plan.settings.label_low)
-                - 1,
-                -1,
-                1,
-            )
+            low, high = plan.settings.label_low, plan.settings.label_high
+            labels = np.clip(2 * (labels - low) / (high - low) - 1, -1, 1)
         return labels
 
     @property
@@ -131,15 +128,27 @@ class SealedMember:
 
     async def _open_session(self) -> SealedParty:
         """Fresh masks for the static operands, and a note of what hides the rest."""
-        party = SealedParty(
-            self._protocol(), self.index, operand=self._operand(), noise=self.gate.noise.stream
-        )
-        assumption = ASSUMPTION.format(self.setup.plan.collusion)
+        party = self._new_party(self._protocol())
+        plan = self.setup.plan
+        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
         session = self.gate.hide(
             party.setup(), mechanism="masked", observers=self.observers, assumption=assumption
         )
         await self.exchange.follow(session)
         return party
+
+    def _new_party(self, protocol: SealedProtocol) -> SealedParty:
+        noise = self.gate.noise.stream
+        if not protocol.checked:
+            return SealedParty(protocol, self.index, operand=self._operand(), noise=noise)
+        operand = self._operand()
+        if operand is None:
+            raise ProtocolError(f"{self.address} has an operand that changes, which nothing can prove")
+        return CheckedParty(protocol, self.index, operand=operand, labels=self._session_labels(), noise=noise)
+
+    def _session_labels(self) -> npt.NDArray[np.float64] | None:
+        """Labels as a checked session proves them, once for all its rounds."""
+        return self.labels
 
     def _protocol(self) -> SealedProtocol:
         return self.settings.protocol(*member_shapes(self.setup, self.settings))
@@ -158,8 +167,14 @@ class SealedMember:
     # -- training -------------------------------------------------------------------------------------------
 
     async def iterate(self) -> int:
-        """One iteration; returns the number of records in it."""
+        """One iteration; returns the number of records in it.
+
+        A checked session does not outlive an iteration that is broken off, for whatever reason: masks, keys
+        and coins serve once, and what was not verified is never judged a second time.
+        """
         party = self._session
+        if party.protocol.checked:
+            self._party = None
         if self.delay is not None:
             await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
         rows = None if self.batches is None else self.batches.next()
@@ -177,15 +192,22 @@ class SealedMember:
         await self.exchange.follow(opening)
         std = party.protocol.total_std(self.index)
         self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
+        self._party = party
         return len(chosen)
 
-    def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> RoundMachine:
-        model = self.ready_model
+    def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> Machine:
+        model, bound = self.ready_model, self.settings.score_bound(self.index)
+        scores = np.clip(model.scores(rows), -bound, bound)
+        labels = None if self.labels is None else self.labels[chosen]
+        if labels is not None and self.setup.data.task == "regression":
+            scores, labels = scores - labels, np.zeros_like(labels)
+        if isinstance(party, CheckedParty):
+            return party.round(round=self.exchange.next_round(), rows=rows, scores=scores)
         return party.round(
             round=self.exchange.next_round(),
             rows=rows,
-            scores=model.scores(rows),
-            labels=None if self.labels is None else self.labels[chosen],
+            scores=scores,
+            labels=labels,
             operand=None if model.static else model.operand(rows),
         )
 
@@ -202,7 +224,7 @@ class SealedMember:
         model, plan = self.ready_model, self.setup.plan
         if self.optimiser is None:
             raise ProtocolError(f"{self.address} has nothing to learn with")
-        model.set_gradients(total, count)
+        model.set_gradients(total, count, ridge=self.settings.ridge)
         self.optimiser.step()
         self.steps += 1
         with torch.no_grad():
@@ -271,10 +293,8 @@ class SealedMember:
         """Takes up a saved state."""
         saved = state["preparation"]
         if saved is not None:
-            centre = np.asarray(saved["centre"], np.float64)
-            self.preparation = Preparation(
-                centre=centre, scale=float(saved["scale"]), clip=float(saved["clip"])
-            )
+            centre, scale = (np.asarray(saved[name], np.float64) for name in ("centre", "scale"))
+            self.preparation = Preparation(centre=centre, scale=scale, clip=float(saved["clip"]))
         self._build()
         with torch.no_grad():
             for number, parameter in enumerate(self.ready_model.parameters):

@@ -57,8 +57,8 @@ class SealedModel(ABC):
         """The integers of the given records; a static model is asked for all of them, once."""
 
     @abstractmethod
-    def set_gradients(self, total: Floats, count: int) -> None:
-        """Writes the gradients of the mean loss, from a total over `count` records."""
+    def set_gradients(self, total: Floats, count: int, *, ridge: float) -> None:
+        """Writes the gradients of the mean loss, from a total over `count` records; ridge pulls to zero."""
 
 
 class LinearModel(SealedModel):
@@ -125,10 +125,10 @@ class LinearModel(SealedModel):
     def operand(self, rows: Rows | None) -> Operand:
         return self._operand if rows is None else self._operand[:, rows]
 
-    def set_gradients(self, total: Floats, count: int) -> None:
+    def set_gradients(self, total: Floats, count: int, *, ridge: float) -> None:
         if self.weight is not None:
             found = torch.from_numpy(total[: self._features].T / count)
-            self.weight.grad = found.to(self.weight)
+            self.weight.grad = found.to(self.weight) + ridge * self.weight.detach()
         if self.bias is not None:
             # The parameter is constant * bias': one step on bias' moves it by constant^2.
             self.bias.grad = torch.from_numpy(total[-1] * (self._constant * _UNIT / count)).to(self.bias)
@@ -205,7 +205,7 @@ class NetworkModel(SealedModel):
         flat = torch.cat([found[name].reshape(len(inputs), self._outputs, -1) for name in weights], dim=2)
         return np.asarray(flat.reshape(len(inputs), -1).cpu().numpy(), np.float64)
 
-    def set_gradients(self, total: Floats, count: int) -> None:
+    def set_gradients(self, total: Floats, count: int, *, ridge: float) -> None:
         flat = torch.from_numpy(total[:, 0] / count)
         parts = torch.split(flat, [p.numel() for p in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
@@ -240,8 +240,8 @@ def build_model(
     if not isinstance(encoder, PreparedLinear):
         return _build_network(setup, index)
     if preparation is not None:
-        centre = torch.from_numpy(np.array(preparation.centre))
-        encoder.prepare(centre=centre, scale=preparation.scale, clip=preparation.clip)
+        centre, scale = (torch.from_numpy(np.array(each)) for each in (preparation.centre, preparation.scale))
+        encoder.prepare(centre=centre, scale=scale, clip=preparation.clip)
     return _build_linear(setup, index, preparation, biased=biased)
 
 

@@ -19,18 +19,21 @@ from securevfl.errors import ProtocolError
 from securevfl.models import metric_names, metrics
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
-from securevfl.protocols.contract import SETUP_ROUND
+from securevfl.privacy.rows import Rows
+from securevfl.protocols.contract import DEALER as DEALER_PLACE
+from securevfl.protocols.contract import SETUP_ROUND, Envelope
+from securevfl.protocols.sealed.checked_dealer import CheckedDealer, DealerMachine
 from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.messages import Ready
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
 
 def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
-    """Opened scores as the loss knows them: of regression in the units of the labels."""
+    """Opened scores as the loss knows them: of regression in the units of the labels, and in their range."""
     values = torch.from_numpy(np.asarray(outputs, np.float64))
     if setup.data.task == "regression":
-        values = setup.plan.settings.label_low + (values + 1) / 2 * (
-            setup.plan.settings.label_high - setup.plan.settings.label_low
-        )
+        low, high = setup.plan.settings.label_low, setup.plan.settings.label_high
+        values = low + (values.clamp(-1, 1) + 1) / 2 * (high - low)
     return values.float()
 
 
@@ -149,6 +152,11 @@ class SealedServer(ServerRole):
         self.test, self.opened, self.test_is = state["test"], state["opened"], state["test_is"]
 
 
+def dealer_of(protocol: SealedProtocol) -> SealedDealer:
+    """The dealer of a protocol."""
+    return CheckedDealer(protocol) if protocol.checked else SealedDealer(protocol)
+
+
 class DealerRole(Role):
     """The dealer: waits until all members are ready, then deals. It learns the schedule and nothing else."""
 
@@ -159,7 +167,7 @@ class DealerRole(Role):
         self.link = setup.links[DEALER]
         self.exchange = SealedExchange(self.link, settings)
         self.batches = shared_schedule(settings)
-        self.dealer = SealedDealer(self._protocol(0))
+        self.dealer = dealer_of(self._protocol(0))
         self._session = False
         self._round = 0
         self._done = 0
@@ -183,15 +191,27 @@ class DealerRole(Role):
 
     async def _all_ready(self, round: int) -> None:  # noqa: A002
         for message in await self._hear(SealedReady.kind):
-            if message["round"] != round:
+            if (message["round"], message["stage"]) != (round, 0):
                 raise ProtocolError(f"{message.sender} is in round {message['round']}, not in {round}")
+
+    async def _serve(self, machine: DealerMachine) -> None:
+        """Deals what a checked session or round needs, step by step."""
+        await self.exchange.deal(machine.start())
+        while not machine.done:
+            message = await self.link.receive()
+            if message.kind != SealedReady.kind:
+                raise ProtocolError(f"dealer received {message.kind!r} from {message.sender} out of turn")
+            said = Ready(round=message["round"], stage=message["stage"])
+            member = self.settings.members.index(message.sender)
+            await self.exchange.deal(machine.receive(Envelope(member, DEALER_PLACE, said)))
 
     async def _begin(self) -> None:
         """Starts a phase, or a new session if one has lost its."""
         hellos = await self._hear(SealedHello.kind)
         fresh = not (self._session and all(hello["session"] for hello in hellos))
         if fresh:
-            self.dealer = SealedDealer(self._protocol(self._done))
+            self._session = False
+            self.dealer = dealer_of(self._protocol(self._done))
         await self._lead(hellos, self.dealer, fresh=fresh)
         self._session = True
 
@@ -202,7 +222,10 @@ class DealerRole(Role):
             await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
             await self._all_ready(SETUP_ROUND)
-            await self.exchange.deal(dealer.setup())
+            if isinstance(dealer, CheckedDealer):
+                await self._serve(dealer.session())
+            else:
+                await self.exchange.deal(dealer.setup())
 
     async def _next_round(self) -> int:
         await self._all_ready(self._round)
@@ -214,17 +237,24 @@ class DealerRole(Role):
         for _ in range(self.settings.iterations):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
-            await self.exchange.deal(self.dealer.deal(round=number, rows=rows))
+            await self._deal(self.dealer, number, rows)
         self._done += 1
+
+    async def _deal(self, dealer: SealedDealer, number: int, rows: Rows | None) -> None:
+        """Deals for one round."""
+        if isinstance(dealer, CheckedDealer):
+            await self._serve(dealer.iteration(round=number, rows=rows))
+        else:
+            await self.exchange.deal(dealer.deal(round=number, rows=rows))
 
     async def evaluate(self) -> None:
         """Deals for one evaluation, whose masks are its own: those of training stay."""
         evaluation = Evaluation(settings=self.settings)
         if not evaluation.offered:
             return
-        dealer = SealedDealer(evaluation.protocol)
+        dealer = dealer_of(evaluation.protocol)
         await self._lead(await self._hear(SealedHello.kind), dealer, fresh=True)
-        await self.exchange.deal(dealer.deal(round=await self._next_round()))
+        await self._deal(dealer, await self._next_round(), None)
 
     def state(self) -> dict[str, Any]:
         return {"batches": None if self.batches is None else self.batches.state(), "done": self._done}

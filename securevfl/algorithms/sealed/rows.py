@@ -32,19 +32,19 @@ class Preparation:
 
     Attributes:
         centre: Subtracted from each row.
-        scale: Multiplies each row.
+        scale: Multiplies each column.
         clip: Bound of the L2 norm.
     """
 
     centre: Floats
-    scale: float
+    scale: Floats
     clip: float
 
     @classmethod
     def of(cls, encoder: PreparedLinear) -> Preparation:
         """The one that a trained encoder carries."""
-        centre = encoder.centre.detach().cpu().numpy().copy()
-        return cls(centre=centre, scale=float(encoder.scale), clip=float(encoder.clip))
+        centre, scale = (each.detach().cpu().numpy().copy() for each in (encoder.centre, encoder.scale))
+        return cls(centre=centre, scale=scale, clip=float(encoder.clip))
 
     def __call__(self, block: Any) -> npt.NDArray[np.int32]:
         """Rows as integers at 2^14, (width, rows): each row's norm is at most clip * 2^14, exactly."""
@@ -85,10 +85,14 @@ def prepare_rows(
     data, width = settings.data, settings.data.widths[party]
     bounds = data.bounds[party]
     if not settings.plan.settings.centring or bounds is None:
-        return Preparation(centre=np.zeros(width), scale=1.0, clip=clip)
+        return Preparation(centre=np.zeros(width), scale=np.ones(width), clip=clip)
     low, high = bounds[:, 0], bounds[:, 1]
     diameter = max(float(np.linalg.norm(high - low)), 1e-9)
-    first, second, factor = settings.centring_sigmas(diameter)
+    own = settings.scales_columns(width)
+    # With scales of their own every column's squares, in units of its width, are at most 1.
+    units = np.maximum(high - low, 1e-9) if own else np.ones(width)
+    moved = math.sqrt(width) if own else diameter**2
+    first, second, factor = settings.centring_sigmas(diameter, moved)
     block, count = data.train[party], data.n_train
     rows = np.arange(count, dtype=np.int64)
     shared: dict[str, Any] = {"rows": rows, "observers": observers}
@@ -101,16 +105,25 @@ def prepare_rows(
         kind="means",
     )
     centre = np.clip(sums / count, low, high)
+
+    def squares_of(piece: Floats) -> Floats:
+        found = np.square((np.clip(piece, low, high) - centre) / units)
+        return found if own else found.sum(1, keepdims=True)
+
     squares = gate.noisy_statistic(
-        _total(block, lambda piece: np.square(np.clip(piece, low, high) - centre).sum(1, keepdims=True)),
+        _total(block, squares_of),
         **shared,
-        change=diameter**2,
-        counted=diameter**2 * factor,
+        change=moved,
+        counted=moved * factor,
         sigma=second,
         kind="scale",
     )
-    spread = max(float(squares[0]) / count, _LEAST * diameter**2)
-    return Preparation(centre=centre, scale=clip / math.sqrt(spread), clip=clip)
+    if not own:
+        spread = max(float(squares[0]) / count, _LEAST * diameter**2)
+        return Preparation(centre=centre, scale=np.full(width, clip / math.sqrt(spread)), clip=clip)
+    # Half a row's worth of noise at least, so that a column of noise alone is not blown up.
+    mean = np.maximum(squares / count, max(_LEAST, 2 * second / count))
+    return Preparation(centre=centre, scale=clip / (units * np.sqrt(width * mean)), clip=clip)
 
 
 def _total(block: Any, part: Any) -> Floats:

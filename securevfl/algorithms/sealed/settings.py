@@ -19,6 +19,10 @@ BIAS = 0.25
 """The constant column of the label holder, as a share of the clip."""
 MEANS = 0.75
 """Share of the centring budget for the means; the rest is for the scale."""
+SCALE_NOISE = 0.02
+"""Most noise in a column's mean square (of values between -1 and 1) with which it is worth a scale."""
+RIDGE = {"classes": 1.0, "regression": 6.0}
+"""Pull to zero in units of the fit's noise, chosen on uci-credit and a9a, and on the diabetes set."""
 _MIN_STD = 1 << 14  # as for the noise of secure sums: discreteness is below any float's resolution
 _ROUNDING_VARIANCE = 9  # a discrete Gaussian protects like a real one of variance less by 9
 
@@ -57,19 +61,36 @@ class SealedGeometry:
 
     @property
     def series(self) -> SineSeries:
-        """The function of the summed score."""
-        return identity_series(period=6.0) if self.data.task == "regression" else logistic_series()
+        """The function of the summed score; of a regression, of the score less the label.
+
+        The label holder knows its label, so it subtracts it from its own score before the masked phase: the
+        residual is then bounded by the series alone, 1 instead of 1 and the largest score. With labels and
+        scores in [-1, 1] the distance is at most 2, half a period: beyond 1 the series turns back (large
+        errors count less, as in robust regression) but never has the wrong sign.
+        """
+        return identity_series(period=4.0) if self.data.task == "regression" else logistic_series()
 
     @property
     def label_range(self) -> tuple[float, float]:
-        """Labels as the protocol sees them."""
-        return (-1.0, 1.0) if self.data.task == "regression" else (0.0, 1.0)
+        """Labels as the protocol subtracts them; those of a regression are inside the score."""
+        return (0.0, 0.0) if self.data.task == "regression" else (0.0, 1.0)
+
+    def score_bound(self, member: int) -> float:
+        """What a member's own scores are clamped to, a rule for each record by itself."""
+        if self.data.task != "regression":
+            return math.inf
+        return 1.0 if member == self.label_holder else 1.0 / (len(self.members) - 1)
 
     @property
     def unit_rate(self) -> float:
         """Half the inverse smoothness of the loss in all weights together: f' is at most 1/4 or 1."""
         slope = 1.0 if self.data.task == "regression" else 0.25
         return 0.5 / (slope * sum(clip * clip for clip in self.clips))
+
+    @property
+    def checked(self) -> bool:
+        """Whether members may do anything, so that everything is proved and authenticated."""
+        return bool(self.plan.settings.adversary == "malicious")
 
     @property
     def batch(self) -> int:
@@ -111,7 +132,8 @@ class SealedGeometry:
             protects=self.plan.settings.protect,
             residual_bound=max(high - label_low, label_high - low) + rounding,
             residual_change=high - low + 2 * rounding,
-            label_change=label_high - label_low,
+            # Inside the score a label moves the residual like anything else that moves the score.
+            label_change=label_high - label_low or high - low + 2 * rounding,
             outputs=self.data.outputs,
         )
 
@@ -143,13 +165,14 @@ class SealedGeometry:
             return 0.0, 0.0
         return mu * self.sigma * (1 + 1e-12), self.sigma
 
-    def centring_sigmas(self, diameter: float) -> tuple[float, float, float]:
+    def centring_sigmas(self, diameter: float, squares: float) -> tuple[float, float, float]:
         """Noise for a party's sums of columns and of squared distances, and the factor of their sensitivity.
 
         All parties' statistics concern the same person, so each pays for all of them.
 
         Args:
             diameter: How far two rows of the party can be apart.
+            squares: How far one row can move the sums of squares.
         """
         factor = math.sqrt(len(self.data.parties)) if self.plan.settings.protect == "person" else 1.0
         if not self.plan.sigma:
@@ -157,10 +180,32 @@ class SealedGeometry:
         share = self.plan.settings.centring / (1 - self.plan.settings.centring)
         squared = share * self.plan.epochs * (self.shifts.diameter / self.plan.sigma) ** 2
         means, scale = math.sqrt(squared * MEANS), math.sqrt(squared * (1 - MEANS))
-        return diameter * factor / means, diameter**2 * factor / scale, factor
+        return diameter * factor / means, squares * factor / scale, factor
 
-    def protocol(self, widths: tuple[int, ...], static: tuple[bool, ...]) -> SealedProtocol:
-        """The public configuration of the protocol."""
+    def scales_columns(self, width: int) -> bool:
+        """Whether each column gets a scale of its own: where noise leaves something of it. Public.
+
+        A column inside loose bounds varies little; with one scale for all it would hardly count.
+        """
+        squares = math.sqrt(width)
+        return self.centring_sigmas(1.0, squares)[1] <= SCALE_NOISE * self.data.n_train
+
+    @cached_property
+    def ridge(self) -> float:
+        """Pull of the weights to zero, per record, in proportion to the noise of the whole fit.
+
+        What the noise of all iterations together can move a weight by is the least that the data must say.
+        """
+        if not self.sigma or self.plan.model != "linear" or self.plan.l2:
+            return 0.0
+        each = math.fsum(math.fsum(row) for row in self.variances) / len(self.members)
+        strength = RIDGE["regression" if self.data.task == "regression" else "classes"]
+        return strength * math.sqrt(each / self.plan.epochs) / self.data.n_train
+
+    def protocol(
+        self, widths: tuple[int, ...], static: tuple[bool, ...], *, checked: bool | None = None
+    ) -> SealedProtocol:
+        """The public configuration of the protocol; checked as the plan says, unless it is told."""
         low, high = self.label_range
         return SealedProtocol(
             widths=widths,
@@ -174,6 +219,7 @@ class SealedGeometry:
             label_low=low,
             label_high=high,
             share_stds=self.share_stds,
+            checked=self.checked if checked is None else checked,
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.sealed.adversary import check_slack, settled
 from securevfl.algorithms.sealed.card import CARD, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
@@ -20,6 +21,30 @@ from securevfl.models.heads import SumHead
 from securevfl.settings.plan import Plan
 
 _HAIR = 1 - 1e-9  # of mu, for rounding
+WIDE = 62
+"""Columns of a party above which the rate grows with them."""
+ITERATIONS = ((80, 2000.0), (40, 500.0), (20, 0.0))
+"""Iterations of a linear model, and the least mu N that they are worth."""
+
+
+def _fitting(plan: Plan, data: VerticalData) -> Plan:
+    """Iterations and rate that fit the data, where the plan leaves them open; public facts alone decide.
+
+    Every iteration costs, so few are made where mu N is small. Wide rows of norm 1 have small entries, and
+    their directions need larger steps. Regression's weights are small, its curvature is four times that of
+    the logistic loss at most and has no bound from below.
+    """
+    usual = Plan(algorithm=plan.algorithm)
+    if (plan.epochs, plan.learning_rate) != (usual.epochs, usual.learning_rate) or plan.learning_rates:
+        return plan
+    if plan.model != "linear" or plan.batch < data.n_train or plan.optimiser != usual.optimiser:
+        return plan
+    rate = 1.0 if data.task == "regression" else usual.learning_rate * max(1.0, max(data.widths) / WIDE)
+    if not plan.epsilon:
+        return plan.with_changes(learning_rate=rate)
+    size = gdp_mu(plan.epsilon, plan.delta) * data.n_train
+    epochs = next((count for count, least in ITERATIONS if size >= least), ITERATIONS[-1][0])
+    return plan.with_changes(learning_rate=rate, epochs=epochs)
 
 
 class Sealed(Algorithm):
@@ -65,6 +90,7 @@ class Sealed(Algorithm):
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
         if plan.model == "auto":
             plan = plan.with_changes(model=choose(plan, data)[0])
+        plan = plan.with_changes(settings={"adversary": settled(plan, data, apart=self.apart)[0]})
         if plan.model == CARD:
             return card_plan(plan, data)
         bounds = [table for table in data.bounds if table is not None]
@@ -79,7 +105,7 @@ class Sealed(Algorithm):
         if scaling == "auto":
             small = known and all(np.abs(table).max(initial=0.0) <= 1 for table in bounds)
             scaling = "none" if small or not known else "public"
-        return plan.with_changes(
+        return _fitting(plan, data).with_changes(
             batch=min(plan.batch, data.n_train),
             embedding=data.outputs,
             fusion="sum",
@@ -89,18 +115,23 @@ class Sealed(Algorithm):
         )
 
     def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
-        """Which model `auto` stands for, and why."""
-        return ("model {} ({})".format(*choose(plan, data)),) if plan.model == "auto" else ()
+        """Which model and which adversary `auto` stands for, and why."""
+        found = ["model {} ({})".format(*choose(plan, data))] if plan.model == "auto" else []
+        if plan.settings.adversary == "auto":
+            chosen = plan.with_changes(model=choose(plan, data)[0]) if plan.model == "auto" else plan
+            found.append("adversary {} ({})".format(*settled(chosen, data, apart=self.apart)))
+        return tuple(found)
 
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
         if plan.model == CARD:
             plan = calibrated(plan, data)
             CardGeometry(plan=plan, data=data).check()
+            check_slack(plan, data)
             return plan
         settings = SealedGeometry(plan=plan, data=data)
         if plan.epsilon:
-            mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
+            mu = gdp_mu(plan.epsilon, plan.accounted_delta) * _HAIR
             each = mu * ((1 - plan.settings.centring) / plan.epochs) ** 0.5
             budget = plan.budget_epsilon or plan.epsilon
             sigma = settings.shifts.diameter / each
@@ -109,4 +140,5 @@ class Sealed(Algorithm):
         settings.protocol(
             (1,) * len(settings.members), (True,) * len(settings.members)
         )  # does it fit the ring?
+        check_slack(plan, data)
         return plan

@@ -1,0 +1,181 @@
+"""Masks: words that are not uniform and fresh are found, whatever the reason; sound ones raise no alarm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securevfl import Plan, VerticalData, audit, train
+from securevfl.attacks.source import Source
+from securevfl.auditing.masks import MaskEvidence, ReuseTest, WordTest
+from securevfl.auditing.reconciliation import reconcile
+from securevfl.auditing.verdicts import ErrorBudget, Verdict
+from securevfl.privacy.views import SAMPLE, View, sketch_of
+from securevfl.protocols.sealed import party
+from securevfl.protocols.sealed import protocol as sealed_protocol
+from securevfl.protocols.stream import KeyStream
+
+DATA = "synthetic:rows=60,features=6,informative=4"
+BUDGET = ErrorBudget(delta=1e-5, epsilon=1.0)
+
+
+def uniform(count: int, dtype: Any = np.uint64) -> Any:
+    return KeyStream.from_os_entropy().words(count, dtype)
+
+
+def p_value(*messages: Any) -> float:
+    test = WordTest(messages[0].itemsize)
+    for words in messages:
+        test.add(sketch_of(words), words.size)
+    return test.p_value()
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.uint32])
+def test_sound_masks_have_no_small_p_values(dtype: Any) -> None:
+    """400 streams: fewer than 1 in 100 may be below 1e-4, else the tests are not what they say."""
+    found = [p_value(uniform(40, dtype), uniform(300, dtype)) for _ in range(400)]
+    assert sum(value < 1e-4 for value in found) <= 1
+
+
+def values(count: int) -> Any:
+    """What is encoded in a ring of 64 bits with 32 of them for fractions."""
+    return np.random.default_rng(1).normal(0, 2.0**34, count).astype(np.int64).view(np.uint64)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda words, values: values,
+        lambda words, values: np.where(np.arange(len(words)) % 2, words, values),
+        lambda words, values: (words & np.uint64(2**32 - 1)) + values,
+        lambda words, values: words | np.uint64(1 << 40),
+        lambda words, values: np.where(np.arange(len(words)) == 130, 0, words).astype(np.uint64),
+    ],
+    ids=["none", "every-second", "lower-half", "one-bit", "a-single-zero"],
+)
+def test_words_that_are_not_uniform_are_found(spoil: Callable[[Any, Any], Any]) -> None:
+    assert p_value(*(spoil(uniform(200), values(200)) for _ in range(6))) < 1e-9
+
+
+def test_a_mask_that_is_used_twice_is_found_and_fresh_ones_are_not() -> None:
+    mask = uniform(40)
+    for reused in (False, True):
+        test = ReuseTest()
+        seen = [
+            test.seen_before(
+                sketch_of((mask if reused else uniform(40)) + values(40) * np.uint64(number + 1)),
+                ("k", "f", 1, number),
+            )
+            for number in range(20)
+        ]
+        assert any(seen) is reused
+        assert test.odds() < 1e-12
+
+
+def test_the_same_words_may_go_to_several_receivers_and_in_one_round_only() -> None:
+    words, test = sketch_of(uniform(40)), ReuseTest()
+    assert not test.seen_before(words, ("k", "f", 0, 1))
+    assert not test.seen_before(words, ("k", "f", 0, 1))
+    assert test.seen_before(words, ("k", "f", 0, 2))
+
+
+def test_a_sketch_holds_the_first_words_and_others_without_a_pattern() -> None:
+    words = uniform(4096)
+    sketch = sketch_of(words)
+    assert len(sketch.sample) == SAMPLE and np.array_equal(sketch.sample[:32], words[:32])
+    places = [int(np.flatnonzero(words == word)[0]) for word in sketch.sample[32:]]
+    assert {place % 2 for place in places} == {0, 1}
+    assert sketch.least == min(min(int(w), 2**64 - int(w)) for w in words)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, **options: Any) -> Path:
+    plan = Plan(
+        algorithm="sealed", model="linear", epsilon=1.0, epochs=3, batch=16, record_views=True,
+        source={"data": DATA, "parties": 3}, **options,
+    )  # fmt: skip
+    train(VerticalData.load(DATA, parties=3), plan, folder)
+    return folder
+
+
+def test_views_of_sealed_training_hold_neither_seeds_nor_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every seed that the dealer drew and every masked word is searched for in the bytes of all files."""
+    seeds: list[bytes] = []
+    drawn: list[Any] = []
+    honest = sealed_protocol.expand
+
+    def expand(seed: bytes, purpose: str, shape: Any, dtype: Any = np.uint64) -> Any:
+        seeds.append(seed)
+        words = honest(seed, purpose, shape, dtype)
+        drawn.append(words)
+        return words
+
+    for module in ("dealer", "party", "round"):
+        monkeypatch.setattr(f"securevfl.protocols.sealed.{module}.expand", expand)
+    folder = trained(tmp_path / "run")
+    everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert len(set(seeds)) > 6
+    assert not any(seed in everything or seed.hex().encode() in everything for seed in seeds)
+    view = View(folder / "views" / "p1")
+    kinds = {seen.kind: seen for seen in view}
+    assert "seed" not in kinds["sealed-deal"].fields and "words" not in kinds["sealed-operand"].fields
+    whole = trained(tmp_path / "whole", record_words=True)
+    again = {seen.kind: seen for seen in View(whole / "views" / "p1")}
+    assert "seed" not in again["sealed-deal"].fields and "words" in again["sealed-operand"].fields
+    size, full = ((f / "views" / "p1" / "arrays.bin").stat().st_size for f in (folder, whole))
+    assert size < full
+
+
+def test_a_run_whose_rows_travel_unmasked_is_violated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = sealed_protocol.expand
+
+    def expand(seed: bytes, purpose: str, shape: Any, dtype: Any = np.uint64) -> Any:
+        words = honest(seed, purpose, shape, dtype)
+        return np.zeros_like(words) if purpose == "operand" else words
+
+    with monkeypatch.context() as patch:
+        for module in ("dealer", "party", "round"):
+            patch.setattr(f"securevfl.protocols.sealed.{module}.expand", expand)
+        folder = trained(tmp_path / "run")
+    assert party.expand is honest
+    report = audit(folder, "none", canaries=-1)
+    assert report.verdict == "violated"
+    assert any("masked words are not uniform" in r for f in report.content["findings"] for r in f["reasons"])
+
+
+def test_words_that_nobody_declared_uniform_are_not_tested(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    for path in (folder / "views").glob("*/messages.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line["sketches"].pop("words", None)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = [f for f in reconcile(Source(folder)) if f.verdict is not Verdict.HOLDS]
+    assert found and {f.verdict for f in found} == {Verdict.NOT_TESTED}
+    assert all("not declared uniform" in f.reasons[0] for f in found)
+
+
+def test_receipts_that_are_lost_or_old_are_violations(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    path = folder / "receipts" / "p1.json"
+    kept = json.loads(path.read_text())
+    owner = next(iter(kept))
+    for change in ({}, {**kept, owner: [owner, 0, kept[owner][2]]}):
+        path.write_text(json.dumps(change))
+        reasons = [r for f in reconcile(Source(folder)) if f.verdict is Verdict.VIOLATED for r in f.reasons]
+        assert any("kept no receipt" in reason for reason in reasons)
+
+
+def test_nothing_masked_gives_no_finding() -> None:
+    assert list(MaskEvidence().findings(BUDGET)) == []
