@@ -29,6 +29,7 @@ from securevfl.privacy.schemas import (
     released_table,
 )
 from securevfl.privacy.views import OPENED
+from securevfl.protocols.alignment.protocol import PrivateAlignment
 from securevfl.protocols.sealed.messages import BETWEEN, DEALT
 from securevfl.protocols.sealed.protocol import Deal, MaskedScores, Operand, Phase, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
@@ -311,3 +312,4 @@ declare_protocol(
 )
 declare_protocol(Operand, Phase, Share, MaskedScores, *BETWEEN, senders=MEMBERS, routed=False)
 declare_protocol(Seed, Deal, ScoreDeal, *DEALT, senders=(DEALER,), routed=False)
+declare_protocol(*PrivateAlignment.messages, senders=(PARTY,), routed=False)

@@ -492,7 +492,7 @@ class _Books:
 
     def _sealed(self, line: _Line, entry: Entry) -> None:
         content, number = entry.content, line.header["fields"]["round"]
-        if entry.is_session or content["mechanism"] in HIDDEN:
+        if not entry.is_release or content["mechanism"] in HIDDEN:
             self._violate(line, f"opens a round that no entry is about, it names entry {entry.index}")
             return
         self._use(line, entry)
@@ -529,7 +529,7 @@ class _Books:
             if count != records:
                 self._violate(line, f"has {count} lines, {records} records were announced")
         content = entry.content
-        fits = not entry.is_session and content["kind"] == asked["fields"]["purpose"]
+        fits = entry.is_release and content["kind"] == asked["fields"]["purpose"]
         if fields["from"] < 0 or receiver == self.owner:
             return  # none of its own values are in it, or it obtains the total itself
         if fits and content["mechanism"] in HIDDEN:
@@ -577,7 +577,7 @@ class _Books:
             if entry.is_session:
                 self._report(unused, broken=True)
                 unused = []
-            elif content["mechanism"] in HIDDEN or not content["observers"]:
+            elif not entry.is_release or content["mechanism"] in HIDDEN or not content["observers"]:
                 continue
             elif self.uses.get(entry.index):
                 self._report(unused, broken=False)

@@ -26,6 +26,7 @@ from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import load_own
+from securevfl.federation.threads import fitting_threads
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
 from securevfl.settings.plan import UNPROTECTED, Plan
 
@@ -177,7 +178,7 @@ def train(
         folder.create(resolved)
     make = partial(VirtualCarrier, encoders=encoders or {}, head=head) if ray is None else _actors_on(ray)
     begun = time.monotonic()
-    with nullcontext() if folder is None else folder.locked():
+    with nullcontext() if folder is None else folder.locked(), fitting_threads(resolved, scaled):
         schedule, carrier = _run(make, resolved, scaled, folder, progress, callbacks, resume=resume)
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)

@@ -536,7 +536,7 @@ def spent_so_far(name: str, plan: Plan, *, records: int, folder: RunFolder | Non
     path = None if folder is None else folder.ledger(name)
     if path is not None and path.exists():
         for entry in read_ledger(path):
-            if not entry.is_session:
+            if entry.is_release:
                 budget.charge(to_record(name, entry.content))
     return budget
 

@@ -32,6 +32,7 @@ from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.site import PARTS, Site, hosts_of
+from securevfl.federation.threads import fitting_threads
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import CommonDataError, Facts, Understanding
@@ -242,7 +243,7 @@ class Participant(ABC):
         path = self.folder.path
         file = path / AGREEMENT_FILE
         if not file.exists():
-            own = {ALIGNMENT_FILE, AGREEMENT_FILE}
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE, "ledger"}
             if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
@@ -340,7 +341,8 @@ class Participant(ABC):
             self.tell_absent(peer)
         try:
             async with asyncio.timeout(self.config.network.phase_timeout or None):
-                await site.run(part)
+                with fitting_threads(site.plan, site.data):
+                    await site.run(part)
         except TimeoutError as error:
             raise NetworkError(
                 f"{part} of epoch {epoch} took more than {self.config.network.phase_timeout:g} s; "
