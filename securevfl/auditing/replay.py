@@ -327,12 +327,20 @@ class _Evidence:
             folder=None,
         )
         gate.noise = Silence()
+        self._begin_alike(gate)
         folder = self.source.files.journal(name)
         if folder.is_dir():
             kept = _Kept(folder, self.spool, lambda: self.part, shake=self.shake)
             gate.journal = self.journals[name] = kept
         self.gates[name] = gate
         return gate
+
+    def _begin_alike(self, gate: Gate) -> None:
+        """Over a network notes precede the first release; journals name values by their entry's place."""
+        path = self.source.files.ledger(gate.owner)
+        releases = (e.index for e in read_ledger(path) if e.is_release) if path.is_file() else iter(())
+        for _ in range(gate.ledger.head.position + 1, next(releases, 0)):
+            gate.ledger.note_alignment(way="replay", observers=(), ids=0, most=0)
 
     def hides(self, kind: str) -> bool:
         """Whether messages of a kind are masked or encrypted, and so never the same twice."""
