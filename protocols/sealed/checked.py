@@ -43,9 +43,9 @@ _PIECE = 1 << 12
 """Records at a time: waves, tags and tables of a piece stay in the cache."""
 
 
-def expand_field(seed: bytes, purpose: str, shape: tuple[int, ...]) -> Elements:
-    """Uniform field elements that dealer and member both derive from a seed."""
-    return FIELD.draw(KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")), shape)
+def field_stream(seed: bytes, purpose: str) -> KeyStream:
+    """The stream of field elements that dealer and member both derive from a seed."""
+    return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}"))
 
 
 def blind(protocol: SealedProtocol, member: int, seed: bytes, shape: tuple[int, ...]) -> Ring:
@@ -80,6 +80,18 @@ def commitment(session: bytes, number: int, member: int, nonce: bytes, word: int
     """What a member is bound to before anybody opens."""
     content = b"securevfl/sealed/commitment" + session + number.to_bytes(8, "big") + member.to_bytes(4, "big")
     return hashlib.sha256(content + nonce + word.to_bytes(8, "big")).digest()
+
+
+def _each_wave(factors: npt.NDArray[np.int64], words: Elements) -> Elements:
+    """(rows, waves): sines, then cosines of the sum of two phases, from the parts of each."""
+    count = len(words) // 2
+    found = np.empty((words.shape[1], len(words)), np.uint64)
+    for k in range(count):
+        cosine, sine = factors[k], factors[count + k]
+        pair = words[[k, count + k]]
+        found[:, k] = FIELD.by_small(np.stack([cosine, sine]), pair)
+        found[:, count + k] = FIELD.by_small(np.stack([-sine, cosine]), pair)
+    return found
 
 
 class CheckedRound(CheckedMachine):
@@ -231,18 +243,18 @@ class CheckedRound(CheckedMachine):
         protocol, first = self._protocol, wave_holder(self._protocol, self.round)
         tags = deal.tags
         if self.address != (first + 1) % protocol.members:
-            tags = expand_field(deal.seed, "tags", tag_shape(protocol, self._count))
+            tags = FIELD.draw(field_stream(deal.seed, "tags"), tag_shape(protocol, self._count))
         waves = deal.waves
         if protocol.series is not None and self.address != first:
-            waves = expand_field(deal.seed, "waves", protocol.wave_shape(self._count))
+            waves = FIELD.draw(field_stream(deal.seed, "waves"), protocol.wave_shape(self._count))
         self._blind = blind(protocol, self.address, deal.seed, self._shape)
         share, tag = self._constants()
         share = FIELD.add(share, self._blind)
         wave_tags, blind_tags = tags_of(protocol, tags)
         tag = FIELD.add(tag, blind_tags)
         if protocol.series is not None:
-            share = FIELD.add(share, self._by_waves(waves.reshape(wave_tags.shape)))
-            tag = FIELD.add(tag, self._by_waves(wave_tags))
+            added, tagged = self._by_waves(waves.reshape(wave_tags.shape), wave_tags)
+            share, tag = FIELD.add(share, added), FIELD.add(tag, tagged)
         self._blinded, self._tags = share, tag
 
     def _constants(self) -> tuple[Elements, Elements]:
@@ -256,27 +268,27 @@ class CheckedRound(CheckedMachine):
         mine = offset if self.address == 0 else 0
         return FIELD.add(FIELD.negative(labels), mine), FIELD.add(FIELD.negative(tags), offset * session.key)
 
-    def _by_waves(self, words: Elements) -> Elements:
-        """sum_k sin(k d) words[cosine k] + cos(k d) words[sine k] for the public phase d; or every wave."""
+    def _by_waves(self, waves: Elements, tags: Elements) -> tuple[Elements, Elements]:
+        """sum_k sin(k d) waves[cosine k] + cos(k d) waves[sine k] for the public phase d; and of tags.
+
+        Where all waves are totalled as they are, each is an output of its own.
+        """
         series = self._protocol.series
         if series is None:
             raise ProtocolError("a round without a series has no waves")
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
-        table, count = sine_table().view(np.int64), len(series.harmonics)
-        out = np.empty(self._shape, np.uint64)
+        table = sine_table().view(np.int64)
+        added, tagged = np.empty(self._shape, np.uint64), np.empty(self._shape, np.uint64)
         for start in range(0, self._count, _PIECE):
             part = slice(start, start + _PIECE)
             places = np.stack(list(phase_places(delta[part], series.harmonics)))
-            sines, cosines = table[places], table[places + QUARTER]
-            mine = words[:, part]
-            if isinstance(series, SineSeries):
-                out[part] = FIELD.by_small(np.concatenate([cosines, sines]), mine)
-                continue
-            for k in range(count):
-                pair = mine[[k, count + k], :, 0]
-                out[part, k] = FIELD.by_small(np.stack([cosines[k, :, 0], sines[k, :, 0]]), pair)
-                out[part, count + k] = FIELD.by_small(np.stack([-sines[k, :, 0], cosines[k, :, 0]]), pair)
-        return out
+            factors = table[np.concatenate([places + QUARTER, places])]
+            for words, out in ((waves[:, part], added), (tags[:, part], tagged)):
+                if isinstance(series, SineSeries):
+                    out[part] = FIELD.by_small(factors, words)
+                else:
+                    out[part] = _each_wave(factors[:, :, 0], words[:, :, 0])
+        return added, tagged
 
     def _share_for(self, member: int, deal: CheckedDeal) -> CheckedShare:
         """B_j and q_mj = -E_m' V_j + c'_mj + e_mj."""

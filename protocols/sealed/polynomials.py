@@ -79,15 +79,28 @@ class Packing:
     # -- what the prover tells ------------------------------------------------------------------------------
 
     def squares(
-        self, values: Integers, tops: Elements, weights: Elements, *, bound: int, bits: bool
+        self,
+        values: Integers,
+        tops: Elements,
+        weights: Elements,
+        *,
+        bound: int,
+        bits: bool,
+        known: dict[str, list[list[int]]] | None = None,
     ) -> Elements:
-        """P at 0..2L: sum c f^2, less sum c f if `bits`, of integers of magnitude at most `bound`."""
-        field = self.field
+        """P at 0..2L: sum c f^2, less sum c f if `bits`, of integers of magnitude at most `bound`.
+
+        What does not depend on the tops is kept in `known`, for the next verifier.
+        """
+        field, known = self.field, {} if known is None else known
+        if not known:
+            known["squares"] = field.weighted_gram(weights, values, bound)
+            known["values"] = [field.weighted_sums(weights, values, bound)] if bits else []
         weighted = field.mul(tops, weights)
         side = field.weighted_sums(weighted, values, bound)
-        inner = field.weighted_gram(weights, values, bound)
-        gram = [[field.dot(weighted, tops), *side], *([s, *row] for s, row in zip(side, inner, strict=True))]
-        line = [field.total(weighted), *field.weighted_sums(weights, values, bound)] if bits else []
+        inner = ([s, *row] for s, row in zip(side, known["squares"], strict=True))
+        gram = [[field.dot(weighted, tops), *side], *inner]
+        line = [field.total(weighted), *known["values"][0]] if bits else []
         out = []
         for x in range(2 * self.length + 1):
             at = self.basis(self.length, x)

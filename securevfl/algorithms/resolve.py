@@ -175,7 +175,7 @@ def with_label_bounds(plan: Plan, bounds: tuple[float, float] | None) -> Plan:
 def _check_bounds(plan: Plan, data: VerticalData) -> None:
     """Says what to add to a description whose columns cannot be scaled; models that bin columns need none."""
     scales = plan.scaling == "public" or (plan.scaling == "auto" and plan.mode != "strict")
-    bins = plan.model in ("auto", "scorecard", "trees")
+    bins = plan.model in ("auto", "scorecard", "profile", "trees")
     hint = data.bounds_to_add() if scales and not bins and data.scaling == "none" else ""
     if hint:
         raise PlanError(

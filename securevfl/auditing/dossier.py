@@ -229,6 +229,7 @@ def public(content: Mapping[str, Any]) -> dict[str, Any]:
             for owner, row in content["owners"].items()
         },
         "canaries": content["canaries"],
+        "training_again": content["training_again"],
         "seed": content["seed"],
         "budget": content["budget"],
         "environment": content["environment"],

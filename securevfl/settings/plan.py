@@ -29,7 +29,7 @@ from securevfl.settings.families import (
 )
 
 DEFAULT_ALGORITHM = "sealed"
-MODELS = ("auto", "linear", "scorecard", "mlp", "cnn", "lstm", "trees")
+MODELS = ("auto", "linear", "scorecard", "profile", "mlp", "cnn", "lstm", "trees")
 HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
@@ -75,7 +75,8 @@ class Plan(_Keywords):
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``; of sealed training also
-            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone; of the
+            ``scorecard``, ``profile`` (bins and label histograms without a score, see ``securevfl profile``),
+            or ``auto``, its default: linear or scorecard by public facts alone; of the
             baselines ``central`` and ``local`` also ``trees``, scikit-learn's HistGradientBoosting.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.

@@ -343,7 +343,8 @@ def test_ledgers_go_on_and_the_label_holder_keeps_their_heads(tmp_path):
     before = len(read_ledger(tmp_path / "clinic" / "ledger" / "clinic.jsonl"))
     fine(Prediction(federation, new_rows(federation.names), strangers()).run())
     entries = read_ledger(tmp_path / "clinic" / "ledger" / "clinic.jsonl")  # verifies the whole chain
-    assert [entry.content["kind"] for entry in entries[before:]] == ["session", "prediction"]
+    kinds = [entry.content["kind"] for entry in entries[before:]]
+    assert kinds == ["session", "alignment", "session", "prediction"]
     heads = json.loads((tmp_path / "bank" / "receipts" / "bank.json").read_text())
     assert heads["clinic"][1:] == [entries[-1].index, entries[-1].digest]
     gather([tmp_path / name for name in federation.names], tmp_path / "joint")

@@ -22,7 +22,7 @@ from securevfl.errors import InputError, NetworkError
 from securevfl.network.config import Acceptance
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.folders import gather, load_truth
-from securevfl.privacy.ledger import read_records
+from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import OPENED, View
 from securevfl.settings.plan import Plan
 
@@ -182,8 +182,9 @@ def test_a_party_that_does_not_accept_stops_the_run(tmp_path):
     assert "no budget" in str(clinic)
     assert "does not accept the plan" in str(bank)
     assert isinstance(shop, NetworkError)
-    assert not (tmp_path / "clinic" / "ledger").exists()
-    assert not (tmp_path / "bank" / "ledger").exists()
+    for name in ("clinic", "bank"):  # records were aligned, and nothing was released
+        entries = read_ledger(tmp_path / name / "ledger" / f"{name}.jsonl")
+        assert [entry.content["kind"] for entry in entries] == ["session", "alignment"]
 
 
 def test_others_are_not_told_the_text_of_an_unforeseen_error(tmp_path, monkeypatch):
@@ -243,7 +244,7 @@ def test_different_ids_are_found_before_training(tmp_path):
         return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     bank, *_ = asyncio.run(attempt())
-    assert "shop does not have exactly the IDs of bank" in str(bank)
+    assert "bank, clinic, shop do not have exactly the same IDs" in str(bank)
 
 
 def differently_spelled(federation: Federation) -> None:

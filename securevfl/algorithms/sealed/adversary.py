@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.accountants.sealed import checked_slack
-from securevfl.algorithms.sealed.card import CARD, CardGeometry, geometry_of
+from securevfl.algorithms.sealed.card import CARDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import Evaluation
 from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.data import VerticalData
@@ -21,7 +21,7 @@ def obstacle(plan: Plan, data: VerticalData) -> str:
     found = {
         "labels of a regression have no proof": data.task == "regression",
         f"rows of model {plan.model!r} change in every iteration and would need a proof each time": plan.model
-        not in ("linear", CARD),
+        not in ("linear", *CARDS),
         f"proofs of rows take clips up to 64, not {plan.clip:g}": plan.clip > 64,
         "proofs of rows take up to 4,090 columns": plan.model == "linear" and max(data.widths) > 4090,
     }
@@ -67,7 +67,7 @@ def check_slack(plan: Plan, data: VerticalData) -> None:
 
 def slack(plan: Plan, data: VerticalData) -> float:
     """Delta' of a calibrated plan."""
-    if plan.model == CARD:
+    if plan.model in CARDS:
         geometry = CardGeometry(plan=plan, data=data)
         protocols = [(geometry.protocol_of(opening), 1) for opening in geometry.openings]
         mu = geometry.mu

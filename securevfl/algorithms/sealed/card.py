@@ -44,7 +44,9 @@ from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
 from securevfl.settings.plan import Plan
 
 Floats = npt.NDArray[np.float64]
-CARD = "scorecard"
+CARD, PROFILE = "scorecard", "profile"
+CARDS = (CARD, PROFILE)
+"""Models of bins. A profile has bins and label histograms, and no score."""
 CARD_FROM = 300.0
 """Least mu N / sqrt(f) at which `model = "auto"` makes a scorecard."""
 NO_NOISE = 1e5
@@ -90,11 +92,19 @@ class CardGeometry(SealedGeometry):
             colluders=self.plan.collusion,
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
+            profile=self.plan.model == PROFILE,
         )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is a model to evaluate."""
+        return self.plan.model != PROFILE
 
     @cached_property
     def openings(self) -> tuple[str, ...]:
         """The opening of every epoch."""
+        if not self.evaluates:
+            return ("labels",)
         residuals = ("residuals",) if self.noise.residuals else ()
         return ("labels", *("first",) * TOTALS["first"], *residuals, *("last",) * TOTALS["last"])
 
@@ -177,7 +187,7 @@ class CardGeometry(SealedGeometry):
 
 def geometry_of(plan: Plan, data: VerticalData) -> SealedGeometry:
     """The settings of a sealed run, by its model."""
-    return (CardGeometry if plan.model == CARD else SealedGeometry)(plan=plan, data=data)
+    return (CardGeometry if plan.model in CARDS else SealedGeometry)(plan=plan, data=data)
 
 
 # -- which model --------------------------------------------------------------------------------------------
@@ -191,15 +201,15 @@ def card_plan(plan: Plan, data: VerticalData) -> Plan:
     """
     reason = obstacle(plan, data)
     if reason:
-        raise PlanError(f"a scorecard cannot be made: {reason}")
+        raise PlanError(f"a {plan.model} cannot be made: {reason}")
     fixed = plan.with_changes(
-        model=CARD, batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
+        batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
     )
     openings = CardGeometry(plan=calibrated(fixed, data), data=data).openings
     usual = Plan(algorithm=plan.algorithm).epochs
     if plan.epochs not in (usual, len(openings)):
         raise PlanError(
-            f"a scorecard of this data has {len(openings)} openings, not {plan.epochs}: leave epochs open"
+            f"a {plan.model} of this data has {len(openings)} openings, not {plan.epochs}: leave epochs open"
         )
     return fixed.with_changes(epochs=len(openings), settings={"centring": 0.0})
 
@@ -528,6 +538,10 @@ class CardMember(SealedMember):
 
     # -- the card -------------------------------------------------------------------------------------------
 
+    def conclude(self) -> None:
+        """Leaves the card in the module."""
+        self._write_card()
+
     def _test_scores(self) -> tuple[Floats, float]:
         """By the card as it is now, which is also written into the module."""
         self._write_card()
@@ -565,13 +579,18 @@ class CardMember(SealedMember):
             encoder.fill(
                 place,
                 feature.bins,
-                information=shape.information,
+                information=shape.information if self.settings.evaluates else self._information(counts),
                 values=shape.values,
                 errors=shape.errors,
                 evidence=feature.tables[0].values,
                 positive=counts.positive,
                 negative=counts.negative,
             )
+
+    def _information(self, counts: tables.Counts) -> float:
+        """For a ranking: without a model nothing else depends on it, so no feature is cut off at zero."""
+        std = self.settings.noise.std("labels", self.index)
+        return tables.expected_information(counts, q=self.rate, records=self.setup.data.n_train, std=std)
 
     # -- state ----------------------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ class Evaluation:
     @property
     def offered(self) -> bool:
         """Whether there are totals for the task, and records to take them over."""
-        return self.settings.data.task == "binary" and self.settings.data.n_test > 0
+        data = self.settings.data
+        return self.settings.evaluates and data.task == "binary" and data.n_test > 0
 
     @cached_property
     def totals(self) -> MetricTotals:

@@ -256,6 +256,9 @@ class SealedMember:
         shift = constant if self.index == self.settings.label_holder else 0.0
         return await self.evaluator.open(self.tested, spread=self._spread(), shift=shift)
 
+    def conclude(self) -> None:
+        """Leaves what was learnt in the modules, where nothing is evaluated."""
+
     def _test_scores(self) -> tuple[npt.NDArray[np.float64], float]:
         """Scores of the test part by the model as it is now, and the constant in them."""
         model = self.ready_model

@@ -63,6 +63,9 @@ class PartyRole(Role):
                 await self.member.link.send(SERVER, SealedOpened(count=count))
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            self.member.conclude()
+            return
         figures = await self.member.evaluate()
         if figures is not None:
             await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=figures[None])))
@@ -115,6 +118,8 @@ class SealedServer(ServerRole):
         return message
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            return
         figures = None if self.member is None else await self.member.evaluate()
         if self.member is None and Evaluation(settings=self.settings).offered:
             figures = np.array((await self._from_home(SealedOutputs.kind))["values"])[0]

@@ -45,6 +45,11 @@ class SealedGeometry:
         return self.data.parties if self.holds_features else (*self.data.parties, SERVER)
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is a model to evaluate."""
+        return True
+
+    @property
     def holds_features(self) -> bool:
         """Whether the label holder is one of the parties."""
         return self.plan.label_holder == "party" and self.data.label_holder in self.data.parties

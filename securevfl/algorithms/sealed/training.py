@@ -12,7 +12,7 @@ import numpy as np
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.sealed.adversary import check_slack, settled
-from securevfl.algorithms.sealed.card import CARD, CardGeometry, calibrated, card_plan, choose, geometry_of
+from securevfl.algorithms.sealed.card import CARDS, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.data import VerticalData
@@ -91,7 +91,7 @@ class Sealed(Algorithm):
         if plan.model == "auto":
             plan = plan.with_changes(model=choose(plan, data)[0])
         plan = plan.with_changes(settings={"adversary": settled(plan, data, apart=self.apart)[0]})
-        if plan.model == CARD:
+        if plan.model in CARDS:
             return card_plan(plan, data)
         bounds = [table for table in data.bounds if table is not None]
         known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
@@ -124,7 +124,7 @@ class Sealed(Algorithm):
 
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
-        if plan.model == CARD:
+        if plan.model in CARDS:
             plan = calibrated(plan, data)
             CardGeometry(plan=plan, data=data).check()
             check_slack(plan, data)
