@@ -272,15 +272,22 @@ class Gate:
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
 
     def open_scores(
-        self, machine: Machine, *, rows: Rows | None, vectors: int, observers: tuple[str, ...]
+        self,
+        machine: Machine,
+        *,
+        rows: Rows | None,
+        vectors: int,
+        observers: tuple[str, ...],
+        kind: str = PREDICTION,
     ) -> Accounted:
-        """Writes down that a sealed model's exact scores of new records are about to be opened.
+        """Writes down that a sealed model's exact scores of single records are about to be opened.
 
         Args:
             machine: The machine that does it.
             rows: The records; None where they cannot be told from those that were trained on.
             vectors: How many records.
             observers: Organisations that obtain the scores.
+            kind: ``prediction`` or ``held back``.
 
         Raises:
             BudgetExceeded: A record was trained on, or tested with, and its exact score would void a promise.
@@ -292,7 +299,7 @@ class Gate:
                 "tested with, and an exact score would void their epsilon; give records that it never saw, "
                 "with their IDs"
             )
-        head = self._account(EXACT, rows=rows, vectors=vectors, kind=PREDICTION, observers=observers)
+        head = self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
 
     def noisy_statistic(

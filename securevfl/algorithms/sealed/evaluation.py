@@ -24,6 +24,7 @@ from securevfl.algorithms.base import Setup, expect
 from securevfl.algorithms.messages import SealedSpread
 from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.settings import SealedGeometry, integer_stds
+from securevfl.algorithms.sealed.stack import records_held
 from securevfl.errors import AccountingError, ProtocolError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import STATISTIC, TOTAL
@@ -60,8 +61,17 @@ class Evaluation:
     @property
     def offered(self) -> bool:
         """Whether there are totals for the task, and records to take them over."""
-        data = self.settings.data
-        return self.settings.evaluates and data.task == "binary" and data.n_test > 0
+        return self.settings.evaluates and self.settings.data.task == "binary" and self.records > 0
+
+    @property
+    def held(self) -> int:
+        """Records at the front of the test part on which the label holder decides about a stack."""
+        return records_held(self.settings.data.n_train) if self.settings.plan.settings.stack else 0
+
+    @property
+    def records(self) -> int:
+        """Records of one evaluation."""
+        return self.settings.data.n_test - self.held
 
     @cached_property
     def totals(self) -> MetricTotals:
@@ -112,8 +122,8 @@ class Evaluation:
             static=(True,) * members,
             clips=tuple(float(m == holder) for m in range(members)),
             label_holder=holder,
-            records=settings.data.n_test,
-            batch=settings.data.n_test,
+            records=self.records,
+            batch=self.records,
             outputs=2 * totals.harmonics,
             series=Waves(totals.period, tuple(totals.amplitudes.tolist())),
             share_stds=integer_stds(tuple(map(tuple, shares))) if each else ((0,) * members,) * members,
@@ -134,7 +144,7 @@ class Evaluation:
         shaped = opened.reshape(2, 2, -1).reshape(4, -1)
         known: dict[str, Any] = {
             "positives": positives,
-            "records": self.settings.data.n_test,
+            "records": self.records,
             "noise": self.protocol.total_std(self.settings.label_holder),
             "positives_noise": self.positives_sigma,
         }
@@ -196,12 +206,12 @@ class Evaluator:
         scale = await self._agree(spread)
         await self.exchange.begin(session=False)
         party = await self._session()
-        brought = np.clip(scale * (scores - shift), -self.evaluation.clamp, self.evaluation.clamp)
+        data, clamp, held = self.setup.data, self.evaluation.clamp, self.evaluation.held
+        brought = np.clip(scale * (scores[held:] - shift), -clamp, clamp)
         machine = party.round(round=self.exchange.next_round(), scores=brought)
-        data = self.setup.data
         opening = self.gate.open_totals(
             machine,
-            rows=np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64),
+            rows=np.arange(data.n_train + held, data.n_train + data.n_test, dtype=np.int64),
             sensitivity=self.evaluation.sensitivity,
             sigma=self.evaluation.sigma,
             kind=KIND,
@@ -213,6 +223,10 @@ class Evaluator:
             return None
         opened = self.gate.keep(TOTAL, machine.result(), std=party.protocol.total_std(self.exchange.index))
         return self.evaluation.figures(opened, positives=self._positives(), scale=scale, shift=shift)
+
+    @property
+    def _positive(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.setup.data.y_test[self.evaluation.held :]) > 0
 
     async def _agree(self, spread: float) -> float:
         """Everybody tells everybody how far its scores spread, before any of them meets the dealer."""
@@ -228,9 +242,9 @@ class Evaluator:
 
     async def _session(self) -> SealedParty:
         """Masks of the label holder's operand (y, 1 - y), for this evaluation alone."""
-        operand = np.zeros((0, self.setup.data.n_test), np.int32)
+        operand = np.zeros((0, self.evaluation.records), np.int32)
         if self.holds_labels:
-            positive = np.asarray(self.setup.data.y_test) > 0
+            positive = self._positive
             operand = np.stack([positive, ~positive]).astype(np.int32) << OPERAND_BITS
         protocol, plan = self.evaluation.protocol, self.setup.plan
         made = CheckedParty if protocol.checked else SealedParty
@@ -243,7 +257,7 @@ class Evaluator:
 
     def _positives(self) -> float:
         """How many positives there are, with noise; part of the opening that was just written down."""
-        exact = np.array([float((np.asarray(self.setup.data.y_test) > 0).sum())])
+        exact = np.array([float(self._positive.sum())])
         sigma = self.evaluation.positives_sigma
         if not sigma:
             return float(exact[0])

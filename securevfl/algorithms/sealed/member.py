@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from securevfl.accountants.records import HELD_BACK
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
 from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
@@ -255,6 +256,22 @@ class SealedMember:
             return None
         shift = constant if self.index == self.settings.label_holder else 0.0
         return await self.evaluator.open(self.tested, spread=self._spread(), shift=shift)
+
+    async def open_held_back(self) -> None:
+        """With a stack, at the end: exact scores of the records that were held back, to the label holder."""
+        held, data = self.evaluator.evaluation.held, self.setup.data
+        if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
+            return
+        await self.begin()
+        machine = self._session.score(self.tested[:held], round=self.exchange.next_round())
+        if self.index == self.settings.label_holder:  # it only receives
+            await self.exchange.follow(machine)
+            return
+        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
+        to = (self.setup.label_holder,)
+        await self.exchange.follow(
+            self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)
+        )
 
     def conclude(self) -> None:
         """Leaves what was learnt in the modules, where nothing is evaluated."""

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
+from securevfl.algorithms.local import Records
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember
 from securevfl.algorithms.sealed.evaluation import FEDERATED, FIGURES, SIMULATED, UNOPENED, Evaluation
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
+from securevfl.algorithms.sealed.stack import decide
 from securevfl.errors import ProtocolError
-from securevfl.models import metric_names, metrics
+from securevfl.models import evaluate, metric_names, metrics
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
@@ -69,6 +71,7 @@ class PartyRole(Role):
         figures = await self.member.evaluate()
         if figures is not None:
             await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=figures[None])))
+        await self.member.open_held_back()
 
     def test_scores(self) -> np.ndarray[Any, Any] | None:
         return self.member.tested
@@ -90,10 +93,12 @@ class SealedServer(ServerRole):
         self.setup, self.settings = setup, settings
         self.link = setup.links[SERVER]
         self.member = None if settings.holds_features else member_of(setup, settings, SERVER)
+        self.evaluation = Evaluation(settings=settings)
         self.processed = 0
         self.epochs_done = 0
         self.loss: float | None = None
         self.test: dict[str, float | None] = {}
+        self.stack: dict[str, Any] | None = None
 
     async def prepare(self) -> None:
         if self.member is not None:
@@ -121,7 +126,7 @@ class SealedServer(ServerRole):
         if not self.settings.evaluates:
             return
         figures = None if self.member is None else await self.member.evaluate()
-        if self.member is None and Evaluation(settings=self.settings).offered:
+        if self.member is None and self.evaluation.offered:
             figures = np.array((await self._from_home(SealedOutputs.kind))["values"])[0]
         self.test = dict.fromkeys(metric_names(self.setup.data.task))
         if figures is not None:
@@ -136,9 +141,26 @@ class SealedServer(ServerRole):
 
     def measure(self, outputs: np.ndarray[Any, Any]) -> None:
         """Takes the exact figures of a simulation, which no organisation of the federation knows."""
-        labels = torch.from_numpy(np.array(self.setup.data.y_test))
-        self.predictions = in_label_units(self.setup, outputs)
-        self.test, self.test_is = metrics(self.setup.data.task, self.predictions, labels), SIMULATED
+        data, held = self.setup.data, self.evaluation.held
+        if held:
+            self._decide(np.asarray(outputs, np.float64)[:, 0], held)
+        self.predictions = in_label_units(self.setup, outputs)[held:]
+        labels = torch.from_numpy(np.array(data.y_test[held:]))
+        self.test, self.test_is = metrics(data.task, self.predictions, labels), SIMULATED
+
+    def _decide(self, total: Any, held: int) -> None:
+        """At the end the label holder chooses what it will use; nobody hears of it."""
+        if self.epochs_done < self.setup.plan.epochs:
+            return
+        data, holder = self.setup.data, self.setup.label_holder
+        block = data.test[data.parties.index(holder)]
+        records = Records(block, block[:0], self.setup.device)
+        own = evaluate(self.setup.encoders[holder], records[np.arange(len(data.y_test))])
+        self.stack = decide(data, own[:, 0].double().numpy(), total, held=held, seed=self.setup.plan.seed)
+
+    def conclusions(self) -> dict[str, Any]:
+        """The stack, where the plan has one."""
+        return {} if self.stack is None else {"stack": self.stack}
 
     def state(self) -> dict[str, Any]:
         return {
@@ -255,11 +277,14 @@ class DealerRole(Role):
     async def evaluate(self) -> None:
         """Deals for one evaluation, whose masks are its own: those of training stay."""
         evaluation = Evaluation(settings=self.settings)
-        if not evaluation.offered:
-            return
-        dealer = dealer_of(evaluation.protocol)
-        await self._lead(await self._hear(SealedHello.kind), dealer, fresh=True)
-        await self._deal(dealer, await self._next_round(), None)
+        if evaluation.offered:
+            dealer = dealer_of(evaluation.protocol)
+            await self._lead(await self._hear(SealedHello.kind), dealer, fresh=True)
+            await self._deal(dealer, await self._next_round(), None)
+        if evaluation.held and self._done >= self.settings.plan.epochs:
+            await self._begin()
+            number = await self._next_round()
+            await self.exchange.deal(self.dealer.deal_scores(round=number, count=evaluation.held))
 
     def state(self) -> dict[str, Any]:
         return {"batches": None if self.batches is None else self.batches.state(), "done": self._done}
