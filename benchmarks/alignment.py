@@ -28,18 +28,59 @@ from securevfl.protocols import Envelope, PrivateAlignment
 from securevfl.protocols.alignment import curve
 from securevfl.protocols.contract import HELPER
 
-BLINDED = 40_000  # IDs a side without a helper
+BLINDED = 100_000  # IDs a side without a helper
 GOAL_BLINDED = 180.0  # microseconds of processor time per ID, both sides together
 GOAL_HELPED = 4.0  # per ID and side
 GOAL_MEMORY, GOAL_WALL, FULL = 4.0, 120.0, 10_000_000
 BEFORE = 315.0  # openmined-psi, as it was used here
 _FRAME = struct.Struct("<qqQ")
 
+PEERS = {"ECDH": 100_000, "RR22": 1_000_000}  # protocol of spu -> IDs a side
+
+# Two processes of spu on this machine, files in and files out; what both used.
 PEER = """
-import json, sys, threading, time
-import spu, spu.psi as psi
-names, count, folder = {"ecdh": psi.PsiProtocol.PROTOCOL_ECDH, "rr22": psi.PsiProtocol.PROTOCOL_RR22}, \
-    int(sys.argv[1]), sys.argv[2]
+import json, resource, socket, subprocess, sys, time
+side, protocol, count, folder, ports = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]
+if side == "both":
+    sockets = [socket.socket() for _ in range(2)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [str(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    for rank, shift in ((0, 0), (1, count // 2)):
+        with open(f"{folder}/in{rank}.csv", "w") as file:
+            file.write("id\n")
+            file.writelines(f"person-{i:09d}\n" for i in range(shift, shift + count))
+    begun = time.perf_counter()
+    children = [
+        subprocess.Popen([sys.executable, *sys.argv[:1], str(rank), *sys.argv[2:], *ports], stdout=2)
+        for rank in range(2)
+    ]
+    failed = [child.wait() for child in children]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(json.dumps({"wall": time.perf_counter() - begun, "seconds": used.ru_utime + used.ru_stime}))
+    sys.exit(any(failed))
+import spu.psi as psi
+from spu import libspu
+rank = int(side)
+desc = libspu.link.Desc()
+for index, port in enumerate(ports):
+    desc.add_party(f"p{index}", f"127.0.0.1:{port}")
+context = libspu.link.create_brpc(desc, rank)
+config = psi.PsiExecuteConfig(
+    protocol_conf=psi.PsiProtocolConfig(
+        protocol=psi.parse_protocol(f"PROTOCOL_{protocol}"),
+        broadcast_result=True,
+        ecdh_params=psi.EcdhParams(curve=psi.EllipticCurveType.CURVE_25519),
+    ),
+    input_params=psi.InputParams(path=f"{folder}/in{rank}.csv", selected_keys=["id"], keys_unique=True),
+    output_params=psi.OutputParams(path=f"{folder}/out{rank}.csv"),
+)
+report = psi.psi_execute(config, context)
+found = sum(1 for _ in open(f"{folder}/out{rank}.csv")) - 1
+if found != count - count // 2:
+    sys.exit(f"{found} common")
 """
 
 
@@ -119,7 +160,7 @@ def run_party(side: int, file: Path, count: int, out: Path) -> None:
 
 
 def helped(count: int, folder: Path) -> float:
-    """Two parties and a helper, each a process, from files; microseconds per ID of the slower side."""
+    """Two parties and a helper, each a process, from files; microseconds per ID of all three together."""
     files = [folder / f"ids{side}.txt" for side in (0, 1)]
     for side, file in enumerate(files):
         with file.open("w", encoding="ascii") as out:
@@ -159,7 +200,7 @@ def helped(count: int, folder: Path) -> float:
         + (f" (goal {GOAL_WALL:.0f} s: {words[2]})" if count == FULL else "")
         + f"; load {os.getloadavg()[0]:.1f}"
     )
-    return each
+    return 1e6 * (own + sum(party["seconds"] for party in used)) / count
 
 
 def carry(parties: list[subprocess.Popen[bytes]]) -> None:
@@ -192,6 +233,30 @@ def carry(parties: list[subprocess.Popen[bytes]]) -> None:
 # -- peers --------------------------------------------------------------------------------------------------
 
 
+def peers(ours: dict[str, float], folder: Path) -> None:
+    """What spu needs per ID, both sides together, and how that compares."""
+    default = Path("build/bench-spu/bin/python")
+    interpreter = os.environ.get("SECUREVFL_BENCH_SPU") or (str(default) if default.exists() else "")
+    if not interpreter:
+        install = f"python -m venv {default.parents[1]} && {default.parent}/pip install spu 'numpy<2'"
+        print(f"spu is not installed, so there are no ratios to it: {install}")
+        return
+    script = folder / "peer.py"
+    script.write_text(PEER)
+    for protocol, count in PEERS.items():
+        command = [interpreter, str(script), "both", protocol, str(count), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(f"spu {protocol} failed: {done.stderr.strip().splitlines()[-1]}")
+            continue
+        each = 1e6 * json.loads(done.stdout.splitlines()[-1])["seconds"] / count
+        ratios = ", ".join(f"{what} takes {own / each:.2f} times that" for what, own in ours.items())
+        print(
+            f"spu {protocol}, {count:,} x {count:,}: {each:.1f} us of processor time per ID, both sides; "
+            f"{ratios}"
+        )
+
+
 def main() -> None:
     if sys.argv[1:2] == ["party"]:
         side, file, count, out = sys.argv[2:]
@@ -200,9 +265,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ids", type=int, default=1_000_000)
     options = parser.parse_args()
-    blinded()
+    ours = {"ours without a helper": blinded()}
     with tempfile.TemporaryDirectory() as folder:
-        helped(options.ids, Path(folder))
+        ours["ours with one"] = helped(options.ids, Path(folder))
+        peers(ours, Path(folder))
 
 
 if __name__ == "__main__":

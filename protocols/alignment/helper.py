@@ -6,6 +6,7 @@ try out IDs.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -35,6 +36,7 @@ from securevfl.protocols.alignment.script import NONCE_BYTES, AlignmentMachine, 
 from securevfl.protocols.contract import HELPER, Address
 from securevfl.protocols.keys import SIGNATURE_BYTES, Authenticator, PairKeys, PartyKeys, key_statement
 from securevfl.protocols.stream import derive_key
+from securevfl.protocols.wire import pack
 
 PART_BYTES = 32
 PIECE = 1 << 16  # values, 1 MiB
@@ -67,7 +69,7 @@ class HelpedMachine(AlignmentMachine):
         self._authenticator = authenticator
 
     def _play(self) -> Script[Rows]:
-        key = yield from self._agree_on_key()
+        key, counts = yield from self._agree_on_key()
         listed = KeyedList(key, self.address, self._ids, self._normalisation)
         if listed.count != COPIES * self._id_count + 2 * DUMMIES:
             raise ProtocolError(f"{self._id_count} IDs were announced, but there are others")
@@ -75,7 +77,7 @@ class HelpedMachine(AlignmentMachine):
             round=self.round,
             nonce=bytes(NONCE_BYTES),
             count=listed.count,
-            about=self._about,
+            about=_with_sizes(self._about, counts),
             public=b"",
             signature=b"",
         )
@@ -86,8 +88,8 @@ class HelpedMachine(AlignmentMachine):
         yield from self._agree(listed.digest(rows), "other common records")
         return rows
 
-    def _agree_on_key(self) -> Script[bytes]:
-        """A key of which every party has contributed a part, and which no helper or relay sees."""
+    def _agree_on_key(self) -> Script[tuple[bytes, dict[Address, int]]]:
+        """A key of which every party has contributed a part, and which no helper or relay sees; and sizes."""
         keys = PartyKeys(hybrid=False)
         own = b""
         if self._authenticator is not None:
@@ -107,7 +109,8 @@ class HelpedMachine(AlignmentMachine):
             if len(parts[other]) != PART_BYTES:
                 raise ProtocolError(f"{self._name(other)} contributes {len(parts[other])} bytes to the key")
         secret = b"".join(parts[address] for address in sorted(parts))
-        return derive_key(secret, purpose="alignment/key", context=greeted.salt, length=32)
+        key = derive_key(secret, purpose="alignment/key", context=greeted.salt, length=32)
+        return key, greeted.counts
 
     def _check_signature(self, other: Address, hello: AlignHello) -> None:
         if self._authenticator is None:
@@ -127,6 +130,12 @@ class HelpedMachine(AlignmentMachine):
             under_way += 1
         for _ in range(under_way):
             yield from self._get(HELPER, AlignMore)
+
+
+def _with_sizes(about: bytes, counts: dict[Address, int]) -> bytes:
+    """What parties tell the helper, so that nobody brings it more than it announced to the others."""
+    sizes = [counts[address] for address in sorted(counts)]
+    return hashlib.sha256(pack("securevfl alignment sizes 1", {"about": about, "sizes": sizes})).digest()
 
 
 def _pieces(parts: Iterator[Values]) -> Iterator[bytes]:
@@ -150,14 +159,17 @@ class HelperMachine(AlignmentMachine):
     """
 
     def _play(self) -> Script[None]:
-        lists = {}
+        lists, hellos = {}, {}
         for party in self._parties:
-            hello = yield from self._get(party, AlignHello)
-            if hello.about != self._about:
-                raise ProtocolError(f"{self._name(party)} aligns in another way, or for another purpose")
+            hellos[party] = hello = yield from self._get(party, AlignHello)
             if not 2 * DUMMIES <= hello.count <= COPIES * self._most + 2 * DUMMIES:
                 raise ProtocolError(f"{self._name(party)} brings {hello.count} values, too few or too many")
             lists[party] = _Arriving(hello.count)
+        counts = {party: (hello.count - 2 * DUMMIES) // COPIES for party, hello in hellos.items()}
+        if any(hello.about != _with_sizes(self._about, counts) for hello in hellos.values()):
+            raise ProtocolError(
+                "the parties align in different ways, or bring other numbers than they announced"
+            )
         while any(not each.over for each in lists.values()):
             waiting = [party for party, each in lists.items() if not each.done]
             if waiting:

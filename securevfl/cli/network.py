@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +17,13 @@ from rich.console import Console
 
 from securevfl.cli.show import number, print_json
 from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news
-from securevfl.errors import InputError
+from securevfl.errors import InputError, readable
 
 if TYPE_CHECKING:
-    from securevfl.network.agreement import Understanding
     from securevfl.network.participant import Participant
+    from securevfl.network.progress import RunProgress
 
+EVERY = 1.0  # seconds between two lines of progress, so that quick epochs do not fill a screen
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
@@ -54,18 +58,13 @@ def serve(
         if out.exists():
             raise InputError(f"{out} exists already; choose another file for the scores")
         again, purpose = f"{again} --predict {predict} --out {out}", Predicting(predict, out)
-    follow, say = partial(_epoch, json=json), partial(_say, json=json)
-    _run(Coordinator(settings, purpose, on_epoch=follow, say=say), again, json)
+    say = partial(_say, json=json)
+    node = Coordinator(settings, purpose, on_epoch=lambda line: _epoch(line, node, json), say=say)
+    _run(node, again, json)
 
 
 def join(
     config: Annotated[Path, typer.Option("--config", help="This organisation's party.toml.")],
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes", help="Accept the plan, or the prediction, without asking; rules in [accept] still hold."
-        ),
-    ] = False,
     predict: Annotated[
         Path | None,
         typer.Option(
@@ -83,13 +82,11 @@ def join(
 
     settings = read_party_config(config)
     again, say = f"securevfl join --config {config}", partial(_say, json=json)
-
-    async def confirm(agreement: Understanding) -> bool:
-        return yes or await _ask(agreement)
-
     purpose = None if predict is None else Predicting(predict)
     again += "" if predict is None else f" --predict {predict}"
-    _run(Member(settings, purpose, confirm=confirm, say=say), again, json)
+    node = Member(settings, purpose, confirm=_ask, say=say)
+    node.on_progress = _following(json)
+    _run(node, again, json)
 
 
 def gather(
@@ -110,25 +107,40 @@ def gather(
 
 
 def _say(text: str, json: bool) -> None:
-    typer.echo(text, err=json)
+    typer.echo(readable(text), err=json)
 
 
-def _epoch(line: dict[str, Any], json: bool) -> None:
-    measured = _measured(line["test"])
-    loss = "unknown" if line["loss"] is None else number(line["loss"])
-    _say(f"epoch {line['epoch']}: loss {loss}" + (f", test {measured}" if measured else ""), json)
+def _epoch(line: dict[str, Any], node: Participant, json: bool) -> None:
+    """What the label holder knows after an epoch: the loss, what it has spent, who is away."""
+    now, measured = node.progress(), _measured(line["test"])
+    loss = "" if line["loss"] is None else f", loss {number(line['loss'])}"
+    words = f"epoch {line['epoch']}" if now is None else now.words
+    _say(f"{words}{loss}" + (f", test {measured}" if measured else ""), json)
+
+
+def _following(json: bool) -> Callable[[RunProgress], None]:
+    """Says after an epoch where the run is, at most once a second, and always at the last."""
+    said = -math.inf
+
+    def follow(now: RunProgress) -> None:
+        nonlocal said
+        if time.monotonic() - said > EVERY or now.epoch >= now.epochs:
+            said = time.monotonic()
+            _say(now.words, json)
+
+    return follow
 
 
 def _measured(test: dict[str, float | None]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in test.items() if value is not None)
 
 
-async def _ask(agreement: Understanding) -> bool:
+async def _ask(question: str) -> bool:
     if not sys.stdin.isatty():
-        typer.echo("nobody is here to ask: give --yes, or write rules under [accept]", err=True)
+        typer.echo("nobody is here to ask: write rules under [accept] in party.toml", err=True)
         return False
     while True:
-        typer.echo(f"Take part as agreed ({agreement.digest})? [y/N]: ", nl=False)
+        typer.echo(f"{readable(question)} [y/N]: ", nl=False)
         answer = (await _line()).strip().lower()
         if answer in ("y", "yes", "n", "no", ""):
             return answer.startswith("y")

@@ -8,7 +8,7 @@ import pytest
 
 from securevfl.errors import ProtocolError
 from securevfl.protocols import Envelope, PrivateAlignment, drive
-from securevfl.protocols.alignment.helper import HelperMachine
+from securevfl.protocols.alignment.helper import HelpedMachine, HelperMachine
 from securevfl.protocols.alignment.keyed import COPIES, DUMMIES, KeyedList, as_values
 from securevfl.protocols.alignment.messages import AlignHello, AlignMarks, AlignPiece
 from securevfl.protocols.contract import HELPER
@@ -166,6 +166,41 @@ def test_the_helper_refuses_lists_that_are_no_lists(change):
                 envelope = Envelope(envelope.sender, envelope.receiver, message)
             machine = helper if envelope.receiver == HELPER else parties[envelope.receiver]
             pending += machine.receive(envelope)
+
+
+def test_nobody_brings_the_helper_more_than_it_has_announced():
+    class Understates(HelpedMachine):
+        def _hello(self, count, public=b"", signature=b""):
+            return super()._hello(10, public, signature)
+
+    cheat = Understates(
+        0, ids=SETS[0], count=30, normalisation="exact", others=[1, HELPER], about=HELPED._about(), most=100
+    )
+    with pytest.raises(ProtocolError, match="bring other numbers than they announced"):
+        drive([cheat, HELPED.machine(1, SETS[1]), HELPED.machine(HELPER)])
+
+
+def test_copies_and_dummies_used_for_guesses_are_noticed():
+    """A party has 3 n + 256 places for values; whoever puts n IDs' worth of guesses into each is caught."""
+
+    class Guesses(KeyedList):
+        def _copies(self):
+            first, *_, dummies = super()._copies()
+            more = [
+                KeyedList(self._key, 0, [f"p{20 + 30 * k + i}" for i in range(30)], "exact") for k in (0, 1)
+            ]
+            yield from (first, *(each._hashes for each in more), dummies)
+
+    honest = HELPED.machine(1, SETS[1])
+    cheat = HELPED.machine(0, [f"x{i}" for i in range(30)])
+
+    def keyed(key, address, ids, normalisation):
+        return (Guesses if address == 0 else KeyedList)(key, address, ids, normalisation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("securevfl.protocols.alignment.helper.KeyedList", keyed)
+        with pytest.raises(ProtocolError, match="withholds common records or makes some up"):
+            drive([cheat, honest, HELPED.machine(HELPER)])
 
 
 class Signs(Authenticator):
