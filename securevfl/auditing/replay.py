@@ -327,12 +327,20 @@ class _Evidence:
             folder=None,
         )
         gate.noise = Silence()
+        self._begin_alike(gate)
         folder = self.source.files.journal(name)
         if folder.is_dir():
             kept = _Kept(folder, self.spool, lambda: self.part, shake=self.shake)
             gate.journal = self.journals[name] = kept
         self.gates[name] = gate
         return gate
+
+    def _begin_alike(self, gate: Gate) -> None:
+        """Over a network notes precede the first release; journals name values by their entry's place."""
+        path = self.source.files.ledger(gate.owner)
+        releases = (e.index for e in read_ledger(path) if e.is_release) if path.is_file() else iter(())
+        for _ in range(gate.ledger.head.position + 1, next(releases, 0)):
+            gate.ledger.note_alignment(way="replay", observers=(), ids=0, most=0)
 
     def hides(self, kind: str) -> bool:
         """Whether messages of a kind are masked or encrypted, and so never the same twice."""
@@ -795,7 +803,8 @@ class _Judge:
     def _rounding(self, kind: str, std: float) -> float:
         """The error of an exact replay: masks make sealed totals round differently each time."""
         sealed = kind == TOTAL and self.source.plan.mode == "sealed"
-        return _RING_ERROR * float(self.source.known.n_train**0.5) / std if sealed else 0.0
+        records = max(self.source.known.n_train, self.source.known.n_test)
+        return _RING_ERROR * float(records**0.5) / std if sealed else 0.0
 
     def _error(self, first: Seen, exact: Floats, std: float, second: Seen | None) -> float:
         """How far two replays are apart at one value, with a margin, in standard deviations of its noise."""
