@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,6 +127,30 @@ def test_a_page_of_a_task_runs_top_to_bottom(page: str, tmp_path: Path, monkeypa
         else:
             program.write_text(code)
             run_program(program)
+
+
+TASKS = (
+    "install", "quickstart", "data", "profile", "sweeps", "clusters", "extending", "network", "predict",
+    "certificates", "operations",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("page", TASKS)
+def test_a_task_fits_on_a_page(page: str) -> None:
+    assert len((DOCS / f"{page}.md").read_text(encoding="utf-8").split()) <= 800
+
+
+def test_the_page_on_installing_names_what_is_there() -> None:
+    """Its commands fetch packages, so they are not run; the files, variables and options must exist."""
+    text = (DOCS / "install.md").read_text(encoding="utf-8")
+    for name in re.findall(r"(?:--constraint|--requirement) (\S+)|CONSTRAINTS=(\S+)", text):
+        assert (ROOT / (name[0] or name[1])).is_file()
+    extras = re.search(r"Extras: (.*?)\n\n", text, re.DOTALL)
+    assert extras is not None
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\[(\w+)\]", extras[1])) <= set(known)
+    assert "CONSTRAINTS ?=" in (ROOT / "Makefile").read_text()
+    assert "_SECUREVFL_COMPLETE=source_zsh" in text
 
 
 def test_the_site_is_built_and_leads_nowhere_else(tmp_path: Path) -> None:

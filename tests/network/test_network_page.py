@@ -43,7 +43,7 @@ class Page:
 
     def __init__(self, folder: Path, address: str) -> None:
         text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", address)
-        page = text[: text.index("## What happens")]
+        page = text[: text.index("## Consent")]
         blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
         tables, (server, party) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]
         certificates, self.serve, self.join, self.audit = [code for kind, code in blocks if kind == "sh"]
