@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from securevfl.algorithms.exchange import Exchange
 from securevfl.data.share import own_ids
-from securevfl.errors import ProtocolError
+from securevfl.errors import NetworkError, ProtocolError
 from securevfl.network.agreement import CommonDataError
 from securevfl.network.participant import Participant
 from securevfl.privacy.alignments import alignments_so_far, let_align
 from securevfl.privacy.ledger import Ledger
+from securevfl.privacy.payloads import Accounted
 from securevfl.protocols.alignment.blinded import NotTheSame
 from securevfl.protocols.alignment.protocol import HELPED, KINDS, SAME, PrivateAlignment
 from securevfl.protocols.contract import HELPER, Address
@@ -85,8 +86,16 @@ class AligningExchange(Exchange):
         return await asyncio.to_thread(act, *args, **named)
 
 
-async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[str] | None:
+async def align(
+    who: Participant, phase: bytes, arranged: Arrangement, sizes: Mapping[str, int]
+) -> list[str] | None:
     """Takes part in an alignment; the common IDs in an order that all know, None at the helper.
+
+    Args:
+        who: The organisation.
+        phase: Whose messages belong together.
+        arranged: What everybody means alike.
+        sizes: How many IDs everybody with data has said it will bring.
 
     Raises:
         BudgetExceeded: The records were aligned as often as they may be.
@@ -103,13 +112,14 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
         normalisation=arranged.normalise,
         kind=arranged.kind,
         most=limits.ids,
+        sizes=[sizes[name] for name in arranged.members],
         names=arranged.members,
         context=pack("alignment", {"run": who.session, "of": list(arranged.everybody)}),
     )
     with who.mesh.meeting(phase, arranged.everybody) as link:
         exchange = AligningExchange(link, arranged.places, protocol.read)
         if who.name == arranged.helper:
-            await exchange.follow(exchange.assist(protocol.machine(HELPER)))
+            await _follow(who, exchange, exchange.assist(protocol.machine(HELPER)))
             return None
         ids = own_ids(who.comparable(arranged.normalise))
         signing = who.mesh.authenticator(who.mesh.coordinator, dict(enumerate(arranged.members)), "")
@@ -127,7 +137,7 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
                 before=alignments_so_far(who.folder.ledger(who.name)),
             )
         try:
-            await exchange.follow(source)
+            await _follow(who, exchange, source)
         except NotTheSame as error:
             if arranged.kind != SAME:
                 raise
@@ -136,6 +146,16 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
                 "find the common ones"
             ) from error
         return sorted(ids[row] for row in machine.alignment().rows.tolist())
+
+
+async def _follow(who: Participant, exchange: Exchange, source: Accounted) -> None:
+    """Follows a machine; whoever is there and says nothing ends the alignment, as it would end a phase."""
+    seconds = who.config.network.phase_timeout
+    try:
+        async with asyncio.timeout(seconds or None):
+            await exchange.follow(source)
+    except TimeoutError as error:
+        raise NetworkError(f"the alignment took more than {seconds:g} s; raise phase_timeout") from error
 
 
 @contextmanager
