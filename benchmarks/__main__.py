@@ -17,6 +17,7 @@ NAMES = (
     "afsgd",
     "sealed",
     "network",
+    "durations",
     "alignment",
 )
 

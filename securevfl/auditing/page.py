@@ -220,6 +220,7 @@ def _facts(run: dict[str, Any]) -> list[Row]:
     )
     exact = [["test", test or "not evaluated"], ["truth for scoring", run["truth"]]] if "test" in run else []
     return [
+        *([["agreement", run["agreement"]]] if run.get("agreement") else []),
         *([["members", run["adversary"]]] if run.get("adversary") else []),
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],

@@ -126,7 +126,7 @@ class Gathering(Participant):
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
-        introduction.check(self.session, self.config.identity.ca_pem)
+        introduction.check(self.session, self.config.identity)
         if introduction.name != peer:
             raise ProtocolError(f"{peer} introduces itself as another")
         if introduction.incarnation != self.mesh.sessions[peer].incarnation:

@@ -19,7 +19,6 @@ from securevfl.errors import (
     InputError,
     NetworkError,
     ProtocolError,
-    RunError,
     SecureVFLError,
     readable,
 )
@@ -125,7 +124,7 @@ class Member(Participant):
                 await self._tell_failure(error)  # another peer refuses or breaks the rules
             raise
         except SecureVFLError as error:
-            if isinstance(error, AgreementError | RunError):
+            if isinstance(error, AgreementError):
                 self._witness(error)
             await self._tell_failure(error)
             raise

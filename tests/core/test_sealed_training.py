@@ -197,7 +197,7 @@ def test_plans_that_would_void_the_promise_are_refused(fields, reason):
 
 def test_what_does_not_fit_the_ring_is_refused():
     with pytest.raises(EncodingError, match="ring holds"):
-        run(make_data(), epsilon=1e-5)
+        run(make_data(), sigma=1e6)
     with pytest.raises(PlanError, match="label_low"):
         run(make_data(task="regression"))
     with pytest.raises(PlanError, match="at least 2"):

@@ -40,6 +40,7 @@ CASES = {
         epsilon=60.0,
         insecure_reproducible_noise=True,
         record_views=True,
+        settings={"adversary": "semi-honest"},
     ),
     "frozen encoders": BASE.with_changes(
         encoder_training="none", sigma=1.0, insecure_reproducible_noise=True
