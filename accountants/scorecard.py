@@ -26,6 +26,8 @@ from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.errors import AccountingError
 
 SHARES: Mapping[str, float] = {"bins": 0.10, "labels": 0.35, "first": 0.15, "residuals": 0.20, "last": 0.20}
+PROFILE_SHARES: Mapping[str, float] = {"bins": 0.10, "labels": 0.90}
+"""A profile has the first two openings alone."""
 LEVELS = (0.4, 0.3, 0.3)
 """How the bins' share is divided among the three levels of counts."""
 TOTALS: Mapping[str, int] = {"first": 20, "last": 40}
@@ -49,6 +51,7 @@ class ScorecardNoise:
         colluders: t.
         residual_bound: R of the series, rounding included.
         residual_change: rho of the series.
+        profile: Only bins and label histogram, without a model.
     """
 
     mu: float
@@ -59,6 +62,7 @@ class ScorecardNoise:
     colluders: int = 1
     residual_bound: float
     residual_change: float
+    profile: bool = False
 
     def __post_init__(self) -> None:
         checks.positive("mu", self.mu)
@@ -79,15 +83,15 @@ class ScorecardNoise:
     @property
     def residuals(self) -> bool:
         """Whether there is a residual histogram."""
-        return self.size >= RESIDUAL_FROM
+        return self.size >= RESIDUAL_FROM and not self.profile
 
     @property
     def shares(self) -> dict[str, float]:
         """Shares of mu^2 by opening; they sum to 1."""
-        shares = dict(SHARES)
+        shares = dict(PROFILE_SHARES if self.profile else SHARES)
         if not self.binned:
-            shares["last"] += shares.pop("bins")
-        if not self.residuals:
+            shares["labels" if self.profile else "last"] += shares.pop("bins")
+        if not self.residuals and not self.profile:
             shares["last"] += shares.pop("residuals")
         return shares
 

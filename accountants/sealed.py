@@ -83,6 +83,46 @@ def sealed_sigma(*, sensitivity: float, mu: float, iterations: int) -> float:
     return spread / checks.positive("mu", mu)
 
 
+SESSIONS = 1024
+"""Sessions that `checked_slack` covers: a run begins one for each kind of opening and after every stop."""
+
+
+def checked_slack(
+    *,
+    epsilon: float,
+    iterations: int,
+    outputs: int,
+    residual_bound: float,
+    blind_bits: int,
+    bounds: Sequence[int],
+    columns: Sequence[int],
+    sessions: int = SESSIONS,
+) -> float:
+    """Return delta', what a protocol that is checked adds to delta.
+
+    Residuals are hidden by masks of `blind_bits` bits at 28 fraction bits, rows by masks of 60 bits: one
+    replaced record moves their distribution by the first two terms. A false proof is accepted, or a tampered
+    opening passes, with the probability of the third, in which case everything may be lost; (1 + e^epsilon)
+    carries that from one data set to its neighbour. The cipher and the hash are taken to be perfect.
+
+    Args:
+        epsilon: The promised epsilon.
+        iterations: Openings that contain a record.
+        outputs: Residuals per record.
+        residual_bound: R.
+        blind_bits: Bits of each member's mask on its residual share.
+        bounds: Norm bound of every member's rows, in integers.
+        columns: Columns of every member's masked rows, slack included.
+        sessions: How often rows are proved anew.
+    """
+    members, prime = len(bounds), 2.0**61 - 1
+    shares = iterations * outputs * residual_bound * 2.0 ** (29 - blind_bits)
+    rows = sessions * sum(2 * b * math.sqrt(w) for b, w in zip(bounds, columns, strict=True)) * 2.0**-60
+    proofs = sessions * (members * (members - 1) * 80 / (prime - 27) + members * 2.0**-64)
+    tags = 2 * iterations * sessions / prime
+    return shares + rows + (1 + math.exp(min(epsilon, 700.0))) * (proofs + tags)
+
+
 Variances: TypeAlias = tuple[tuple[float, ...], ...]
 """[m][j]: variance of member j's noise on member m's total."""
 

@@ -94,7 +94,6 @@ class Score:
         low: Lower end of its 95 % interval.
         high: Upper end.
         baseline: What somebody without the view achieves.
-        ceiling: The most that the promised mu allows; None where the promise says nothing about the metric.
         note: What a reader must know besides, such as the tolerance or the rate of false positives.
     """
 
@@ -103,7 +102,6 @@ class Score:
     low: float
     high: float
     baseline: float
-    ceiling: float | None = None
     note: str = ""
 
     def __post_init__(self) -> None:

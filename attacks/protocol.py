@@ -170,6 +170,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sealed-operand": ("words",),
     "sealed-phase": ("words",),
     "sealed-share": ("blinded", "product"),
+    "sealed-checked-share": ("product",),
     "sealed-score": ("words",),
 }
 """Messages that carry masked words, and their fields."""

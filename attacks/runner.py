@@ -46,7 +46,7 @@ class Outcome:
     def to_mapping(self) -> dict[str, Any]:
         """The outcome ready for JSON; infinite or unknown is None."""
         figures = {} if self.score is None else vars(self.score)
-        named = {name: _number(figures.get(name)) for name in ("score", "low", "high", "baseline", "ceiling")}
+        named = {name: _number(figures.get(name)) for name in ("score", "low", "high", "baseline")}
         return {
             "name": self.name,
             "family": self.family,

@@ -3,7 +3,7 @@
 The noise is what the ring protocol would add (continuous instead of discrete Gaussian, scores and rows in
 floating point instead of fixed point; both differ by less than 1e-4 of the noise). Set SECUREVFL_DATA to the
 folder with one folder per set. Arguments: names of sets, --epsilons, --splits, --parties, --seeds;
---protocol runs the real protocol, all roles in one process.
+--protocol runs the real protocol, all roles in one process; --profile ranks information values by it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import spearmanr
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
@@ -361,6 +362,19 @@ def run_protocol(name: str, *, epsilon: float, split: int, parties: int) -> None
     )
 
 
+def run_profile(name: str, *, epsilon: float, split: int, parties: int) -> None:
+    """Rank correlation of noisy information values with those of all but exact counts, real protocol."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = VerticalData.from_description(described(name, split, parties, Path(folder)))
+        for target in (epsilon, 1e4):
+            plan = Plan(algorithm="sealed", model="profile", epsilon=target, delta=DELTA)
+            run = train(data, plan)
+            found.append(np.concatenate([run.encoders[p].information.numpy() for p in data.parties]))
+    rank = spearmanr(*found).statistic
+    print(f"{name}, split {split}, epsilon {epsilon:g}: Spearman {rank:.3f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(GOALS))
@@ -370,12 +384,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--no-trees", action="store_true")
     parser.add_argument("--protocol", action="store_true", help="whole runs instead of the simulation")
+    parser.add_argument("--profile", action="store_true", help="rank correlation of information values")
     options = parser.parse_args()
     if "SECUREVFL_DATA" not in os.environ:
         raise SystemExit("set SECUREVFL_DATA to the folder with one folder per data set")
-    if options.protocol:
+    if options.protocol or options.profile:
+        run = run_profile if options.profile else run_protocol
         for name, epsilon, split in itertools.product(options.names, options.epsilons, range(options.splits)):
-            run_protocol(name, epsilon=epsilon, split=split, parties=options.parties)
+            run(name, epsilon=epsilon, split=split, parties=options.parties)
         return
     for name in options.names:
         found = measure(

@@ -34,6 +34,8 @@ KEY_HOLDER: Address = -3
 """Holds the decryption key of a homomorphic sum."""
 DEALER: Address = -4
 """Deals correlated randomness and has no input; the one participant that must see no others' traffic."""
+HELPER: Address = -5
+"""Compares keyed values in an alignment and has no input; it must not collude with a party."""
 
 Shape = tuple[int, ...] | None
 """Of a round's values; None where a participant without an input does not know it yet."""
@@ -43,7 +45,13 @@ SETUP_ROUND = -1
 MAX_ROUND = 1 << 32
 MAX_ATTEMPT = 1 << 16
 
-_NAMES = {COORDINATOR: "coordinator", AGGREGATOR: "aggregator", KEY_HOLDER: "key holder", DEALER: "dealer"}
+_NAMES = {
+    COORDINATOR: "coordinator",
+    AGGREGATOR: "aggregator",
+    KEY_HOLDER: "key holder",
+    DEALER: "dealer",
+    HELPER: "helper",
+}
 
 
 def name_of(address: Address) -> str:

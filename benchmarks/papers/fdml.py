@@ -37,17 +37,17 @@ NOISE = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0)
 CLIP = 5.0
 
 
-def run(data: VerticalData, model: str, algorithm: str, epochs: int, **changes: Any) -> Run:
+def run(data: VerticalData, kind: str, algorithm: str, epochs: int, **changes: Any) -> Run:
     """One training run of the table."""
     own = POOLED if algorithm in ("central", "local") else {"staleness": STALENESS, "speeds": {"p1": 1.2}}
-    if (model, algorithm) == ("NN", "central"):
+    if (kind, algorithm) == ("NN", "central"):
         own = WHOLE
     chosen = {
         "algorithm": algorithm,
         "unprotected": True,
         "epochs": epochs,
         **COMMON,
-        **MODELS[model],
+        **MODELS[kind],
         **own,
         **changes,
     }

@@ -1,5 +1,6 @@
 """Private ID alignment: parties find the IDs that they all have."""
 
-from securevfl.protocols.alignment.protocol import Alignment, PrivateAlignment
+from securevfl.protocols.alignment.protocol import PrivateAlignment
+from securevfl.protocols.alignment.script import Alignment
 
 __all__ = ["Alignment", "PrivateAlignment"]

@@ -44,9 +44,9 @@ _PIECE = 1 << 12
 """Records at a time: waves, tags and tables of a piece stay in the cache."""
 
 
-def expand_field(seed: bytes, purpose: str, shape: tuple[int, ...]) -> Elements:
-    """Uniform field elements that dealer and member both derive from a seed."""
-    return FIELD.draw(KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")), shape)
+def field_stream(seed: bytes, purpose: str) -> KeyStream:
+    """The stream of field elements that dealer and member both derive from a seed."""
+    return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}"))
 
 
 def blind(protocol: SealedProtocol, member: int, seed: bytes, shape: tuple[int, ...]) -> Ring:
@@ -224,18 +224,18 @@ class CheckedRound(CheckedMachine):
         protocol, first = self._protocol, wave_holder(self._protocol, self.round)
         tags = deal.tags
         if self.address != (first + 1) % protocol.members:
-            tags = expand_field(deal.seed, "tags", tag_shape(protocol, self._count))
+            tags = FIELD.draw(field_stream(deal.seed, "tags"), tag_shape(protocol, self._count))
         waves = deal.waves
         if protocol.series is not None and self.address != first:
-            waves = expand_field(deal.seed, "waves", protocol.wave_shape(self._count))
+            waves = FIELD.draw(field_stream(deal.seed, "waves"), protocol.wave_shape(self._count))
         self._blind = blind(protocol, self.address, deal.seed, self._shape)
         share, tag = self._constants()
         share = FIELD.add(share, self._blind)
         tag = FIELD.add(tag, tags[-1])
         if protocol.series is not None:
             flat = waves.reshape(-1, *self._shape)
-            share = FIELD.add(share, self._by_waves(flat))
-            tag = FIELD.add(tag, self._by_waves(tags[:-1]))
+            added, tagged = self._by_waves(flat, tags[:-1])
+            share, tag = FIELD.add(share, added), FIELD.add(tag, tagged)
         self._blinded, self._tags = share, tag
 
     def _constants(self) -> tuple[Elements, Elements]:
@@ -249,20 +249,21 @@ class CheckedRound(CheckedMachine):
         mine = offset if self.address == 0 else 0
         return FIELD.add(FIELD.negative(labels), mine), FIELD.add(FIELD.negative(tags), offset * session.key)
 
-    def _by_waves(self, words: Elements) -> Elements:
-        """sum_k sin(k d) words[cosine k] + cos(k d) words[sine k] for the public phase d."""
+    def _by_waves(self, waves: Elements, tags: Elements) -> tuple[Elements, Elements]:
+        """sum_k sin(k d) waves[cosine k] + cos(k d) waves[sine k] for the public phase d; and of tags."""
         series = self._protocol.series
         if series is None:
             raise ProtocolError("a round without a series has no waves")
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
-        table, count = sine_table().view(np.int64), len(series.harmonics)
-        out = np.empty(self._shape, np.uint64)
+        table = sine_table().view(np.int64)
+        added, tagged = np.empty(self._shape, np.uint64), np.empty(self._shape, np.uint64)
         for start in range(0, self._count, _PIECE):
             part = slice(start, start + _PIECE)
             places = np.stack(list(phase_places(delta[part], series)))
-            factors = np.concatenate([table[places + QUARTER], table[places]])
-            out[part] = FIELD.by_small(factors, words[: 2 * count, part])
-        return out
+            factors = table[np.concatenate([places + QUARTER, places])]
+            added[part] = FIELD.by_small(factors, waves[:, part])
+            tagged[part] = FIELD.by_small(factors, tags[:, part])
+        return added, tagged
 
     def _share_for(self, member: int, deal: CheckedDeal) -> CheckedShare:
         """B_j and q_mj = -E_m' V_j + c'_mj + e_mj."""

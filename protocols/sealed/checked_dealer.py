@@ -10,7 +10,7 @@ import numpy as np
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, SETUP_ROUND, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.checked import blind, expand_field, tag_shape, wave_holder
+from securevfl.protocols.sealed.checked import blind, field_stream, tag_shape, wave_holder
 from securevfl.protocols.sealed.dealer import Rows, SealedDealer, waves_of
 from securevfl.protocols.sealed.field import FIELD, Elements
 from securevfl.protocols.sealed.messages import CheckedDeal, Coin, ProofKeys, ProofSeed, Ready
@@ -201,8 +201,9 @@ class CheckedDealer(SealedDealer):
         count = protocol.count(rows)
         seeds = [os.urandom(KEY_BYTES) for _ in range(protocol.members)]
         first = wave_holder(protocol, number)
-        waves, tags = self._authenticated(seeds, count, first)
-        products = self._products(seeds, rows, count)
+        blinds = self._blinds(seeds, count)
+        waves, tags = self._authenticated(seeds, blinds, first)
+        products = self._products(seeds, blinds, rows)
         nothing = np.empty(0, np.uint64)
         return [
             self._to(
@@ -218,29 +219,30 @@ class CheckedDealer(SealedDealer):
             for member, seed in enumerate(seeds)
         ]
 
-    def _authenticated(self, seeds: list[bytes], count: int, first: int) -> tuple[Elements, Elements]:
+    def _authenticated(self, seeds: list[bytes], blinds: list[Ring], first: int) -> tuple[Elements, Elements]:
         """One member's wave shares, and another's tags of all waves and of V; the rest expand theirs."""
-        protocol, shape = self.protocol, (count, self.protocol.outputs)
-        blinds = np.zeros(shape, np.uint64)
-        for member, seed in enumerate(seeds):
-            blinds += self._blind(member, seed, shape)  # below p in all
-        tags = np.empty(tag_shape(protocol, count), np.uint64)
-        tags[-1] = FIELD.mul(blinds, self._key)
+        protocol, shape = self.protocol, blinds[0].shape
+        tags = np.empty(tag_shape(protocol, shape[0]), np.uint64)
+        tags[-1] = FIELD.mul(np.sum(blinds, axis=0, dtype=np.uint64), self._key)  # below p in all
         waves = np.empty(0, np.uint64)
         if protocol.series is not None:
             mask = np.zeros(shape, np.uint32)
             for seed in seeds:
                 mask += expand(seed, "phase", shape, np.uint32)
             plain = waves_of(mask, protocol.series).view(np.int64)
-            np.take(self._multiples, plain.reshape(-1, *shape) + _WAVE, out=tags[:-1])
+            # Waves are in range by their making; checking every index would cost a copy.
+            np.take(self._multiples, plain.reshape(-1, *shape) + _WAVE, out=tags[:-1], mode="clip")
             waves = FIELD.reduce(plain)
-            for member, seed in enumerate(seeds):
-                if member != first:
-                    waves = FIELD.sub(waves, expand_field(seed, "waves", waves.shape))
-        for member, seed in enumerate(seeds):
-            if member != (first + 1) % protocol.members:
-                tags = FIELD.sub(tags, expand_field(seed, "tags", tags.shape))
+            self._take_shares(waves, seeds, "waves", first)
+        self._take_shares(tags, seeds, "tags", (first + 1) % protocol.members)
         return waves, tags
+
+    @staticmethod
+    def _take_shares(words: Elements, seeds: list[bytes], purpose: str, holder: int) -> None:
+        """Leaves what one member gets once all others have expanded their shares."""
+        for member, seed in enumerate(seeds):
+            if member != holder:
+                FIELD.subtract_drawn(words, field_stream(seed, purpose))
 
     def _blind(self, member: int, seed: bytes, shape: tuple[int, ...]) -> Ring:
         return blind(self.protocol, member, seed, shape)

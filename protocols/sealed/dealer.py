@@ -59,7 +59,7 @@ class SealedDealer:
         count = self.protocol.count(rows)
         seeds = [os.urandom(KEY_BYTES) for _ in range(self.protocol.members)]
         waves = self._waves(seeds, count)
-        products = self._products(seeds, rows, count)
+        products = self._products(seeds, self._blinds(seeds, count), rows)
         return [
             self._to(
                 member,
@@ -99,15 +99,18 @@ class SealedDealer:
             waves -= expand(seed, "waves", waves.shape)
         return waves
 
-    def _products(self, seeds: list[bytes], rows: Rows | None, count: int) -> list[Ring]:
+    def _blinds(self, seeds: list[bytes], count: int) -> list[Ring]:
+        shape = count, self.protocol.outputs
+        return [self._blind(member, seed, shape) for member, seed in enumerate(seeds)]
+
+    def _products(self, seeds: list[bytes], blinds: list[Ring], rows: Rows | None) -> list[Ring]:
         """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every member m."""
         protocol = self.protocol
-        blinds = [self._blind(member, seed, (count, protocol.outputs)) for member, seed in enumerate(seeds)]
         everything = np.sum(blinds, axis=0, dtype=np.uint64)
         products = []
         for member, seed in enumerate(seeds):
             others = protocol.right(member, everything - blinds[member])
-            product = ring_product(self._mask_of(member, seed, rows, count), others)
+            product = ring_product(self._mask_of(member, seed, rows, len(blinds[0])), others)
             for other, theirs in enumerate(seeds):
                 if other != member:
                     product -= expand(theirs, f"product/{member}", product.shape)

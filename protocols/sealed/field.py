@@ -6,6 +6,7 @@ every partial sum is an integer below 2^53; all else is shifts and adds, because
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -38,12 +39,12 @@ class Field:
         if self.bits not in MERSENNE:
             raise InputError(f"2^{self.bits} - 1 is no prime this field is made for; use one of {MERSENNE}")
 
-    @property
+    @functools.cached_property
     def p(self) -> int:
         """The modulus."""
         return (1 << self.bits) - 1
 
-    @property
+    @functools.cached_property
     def _modulus(self) -> np.uint64:
         return np.uint64(self.p)
 
@@ -52,8 +53,8 @@ class Field:
     def reduce(self, words: npt.NDArray[Any]) -> Elements:
         """Any uint64 words modulo p, or signed integers of a smaller magnitude than p."""
         if words.dtype.kind == "i":
-            signed = words.astype(np.int64)
-            return self.reduce(np.where(signed < 0, signed + self.p, signed).view(np.uint64))
+            signed = words.astype(np.int64, copy=False)
+            return np.asarray(signed + ((signed >> 63) & self.p)).view(np.uint64)
         found = words
         for _ in range(-(-64 // self.bits)):
             found = (found & self._modulus) + (found >> np.uint64(self.bits))
@@ -85,12 +86,28 @@ class Field:
 
     def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> Elements:
         """Uniform elements from a stream; the word that equals p is drawn again."""
-        words = stream.words(shape)
-        words >>= np.uint64(64 - self.bits)
-        flat = words.reshape(-1)
-        while (again := np.flatnonzero(flat == self._modulus)).size:
-            flat[again] = stream.words(again.size) >> np.uint64(64 - self.bits)
-        return words
+        out = np.empty(shape, np.uint64)
+        flat = out.reshape(-1)
+        for start in range(0, flat.size, _PIECE):
+            self._draw(stream, flat[start : start + _PIECE])
+        return out
+
+    def _draw(self, stream: KeyStream, out: Elements) -> Elements:
+        """Fills a piece; pieces stay in the cache, and everybody draws the same ones."""
+        stream.fill(out)
+        out >>= np.uint64(64 - self.bits)
+        while out.max(initial=0) == self.p:
+            again = np.flatnonzero(out == self._modulus)
+            out[again] = stream.words(again.size) >> np.uint64(64 - self.bits)
+        return out
+
+    def subtract_drawn(self, out: Elements, stream: KeyStream) -> None:
+        """Subtracts, in place, the elements that `draw` would give."""
+        flat, words = out.reshape(-1), np.empty(min(_PIECE, out.size), np.uint64)
+        for start in range(0, flat.size, _PIECE):
+            piece = flat[start : start + _PIECE]
+            piece -= self._draw(stream, words[: piece.size])
+            piece += (piece >> np.uint64(63)) * self._modulus  # what fell below 0 has wrapped around 2^64
 
     # -- entry by entry -------------------------------------------------------------------------------------
 
@@ -154,13 +171,21 @@ class Field:
                 for b in range(_LIMBS):
                     spread[a + b, b, place] = limb
         out = np.empty(flat.shape[1], np.uint64)
-        for start in range(0, flat.shape[1], _PIECE):
-            limbs = _limbs(flat[:, start : start + _PIECE]).reshape(_LIMBS * len(rows), -1)
+        size = max(64, _PIECE // max(1, len(rows)))
+        for start in range(0, flat.shape[1], size):
+            limbs = _limbs(flat[:, start : start + size]).reshape(_LIMBS * len(rows), -1)
             sums = (spread.reshape(2 * _LIMBS - 1, -1) @ limbs).astype(np.uint64)
-            found = self.reduce(sums[0])
-            for places in range(1, 2 * _LIMBS - 1):
-                found = self.add(found, self.shift(self.reduce(sums[places]), _LIMB * places))
-            out[start : start + _PIECE] = found
+            # Each sum is below 2^53: two of them, 16 places apart, may be joined before the bits turn round.
+            pairs = sums[0::2].copy()
+            pairs[:-1] += (sums[1::2] & np.uint64((1 << 40) - 1)) << np.uint64(_LIMB)
+            carry = sums[1::2] >> np.uint64(40)
+            found = self.reduce(pairs[0])
+            for place in range(1, _LIMBS):
+                found = self.add(found, self.shift(self.reduce(pairs[place]), 2 * _LIMB * place))
+            if carry.any():
+                for place, more in enumerate(carry):
+                    found = self.add(found, self.shift(self.reduce(more), 2 * _LIMB * place + _LIMB + 40))
+            out[start : start + size] = found
         return out.reshape(rows.shape[1:])
 
     def dot(self, one: Elements, two: Elements) -> int:
@@ -173,18 +198,17 @@ class Field:
         return (low + (int((elements >> np.uint64(32)).sum(dtype=np.uint64)) << 32)) % self.p
 
     def by_small(self, factors: npt.NDArray[np.int64], elements: Elements) -> Elements:
-        """sum_k factors[k] elements[k] over the first axis, for integers of magnitude below 2^20.
+        """sum_k factors[k] elements[k] over the first axis, for integers of magnitude below 2^15.
 
-        Limbs of 31 bits times 20 bits leave room for 2^12 terms in a signed word.
+        Limbs of 31 bits times 15 bits leave room for 2^12 terms below p.
         """
-        if len(factors) > 1 << 12:
-            raise InputError(f"{len(factors)} terms; at most 4096 fit a word")
-        half = np.uint64(31)
-        low = (elements & np.uint64((1 << 31) - 1)).view(np.int64)
-        high = (elements >> half).view(np.int64)
-        lower = np.einsum("k...,k...->...", factors, low) % self.p
-        upper = np.einsum("k...,k...->...", factors, high) % self.p
-        return self.add(lower.view(np.uint64), self.shift(upper.view(np.uint64), 31))
+        if len(factors) > 1 << 12 or self.bits != 61:
+            raise InputError(f"{len(factors)} terms; at most 4096 fit a word of 61 bits")
+        shape, one = elements.shape[1:], factors.reshape(len(factors), -1)
+        two = elements.reshape(len(elements), -1)
+        lower = np.einsum("kn,kn->n", one, (two & np.uint64((1 << 31) - 1)).view(np.int64))
+        upper = np.einsum("kn,kn->n", one, (two >> np.uint64(31)).view(np.int64))
+        return self.add(self.reduce(lower), self.shift(self.reduce(upper), 31)).reshape(shape)
 
     def weighted_sums(self, weights: Elements, integers: npt.NDArray[np.int64], bound: int) -> list[int]:
         """sum_i weights[i] integers[l, i] for every l, of integers of magnitude at most `bound`."""
@@ -204,6 +228,7 @@ class Field:
         total = np.zeros((_LIMBS, len(one), len(two)), object)
         for start in range(0, len(weights), _PIECE):
             piece = slice(start, start + _PIECE)
+            size = min(size, max(1, len(weights) - start))
             left, right = _cut(one[:, piece], size), _cut(two[:, piece], size)
             for limb, factors in enumerate(_limbs(weights[None, piece])):
                 sums = (left * _cut(factors, size)) @ right.swapaxes(1, 2)  # (pieces, l, k)

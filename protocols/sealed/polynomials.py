@@ -12,6 +12,8 @@ compares at its own point: two polynomials of degree d agree in d points at most
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,16 @@ from securevfl.protocols.sealed.field import FIELD, Elements, Field
 from securevfl.protocols.stream import KeyStream
 
 Integers = npt.NDArray[np.int64]
+
+
+@functools.cache
+def _scales(field: Field, degree: int) -> list[int]:
+    """1 over the product of node - other, for every node."""
+    found = []
+    for node in range(degree + 1):
+        below = math.factorial(node) * math.factorial(degree - node) * (-1) ** (degree - node)
+        found.append(field.inverse(below))
+    return found
 
 
 def _inner(one: list[int], two: list[int]) -> int:
@@ -46,15 +58,12 @@ class Packing:
 
     def basis(self, degree: int, x: int) -> list[int]:
         """Values at x of the polynomials that are 1 at one of 0..degree and 0 at the others."""
-        field, found = self.field, []
-        for node in range(degree + 1):
-            above = below = 1
-            for other in range(degree + 1):
-                if other != node:
-                    above = above * (x - other) % field.p
-                    below = below * (node - other) % field.p
-            found.append(above * field.inverse(below) % field.p)
-        return found
+        p, ahead, behind = self.field.p, [1], [1]
+        for node in range(degree):  # products of x - other over the nodes before, and after
+            ahead.append(ahead[-1] * (x - node) % p)
+            behind.append(behind[-1] * (x - degree + node) % p)
+        scales = _scales(self.field, degree)
+        return [a * b * s % p for a, b, s in zip(ahead, reversed(behind), scales, strict=True)]
 
     def at(self, values: Elements, x: int, tops: Elements | None = None) -> Elements:
         """f_i(x) for values (L, n) and tops (n,), zero by default."""
@@ -70,15 +79,28 @@ class Packing:
     # -- what the prover tells ------------------------------------------------------------------------------
 
     def squares(
-        self, values: Integers, tops: Elements, weights: Elements, *, bound: int, bits: bool
+        self,
+        values: Integers,
+        tops: Elements,
+        weights: Elements,
+        *,
+        bound: int,
+        bits: bool,
+        known: dict[str, list[list[int]]] | None = None,
     ) -> Elements:
-        """P at 0..2L: sum c f^2, less sum c f if `bits`, of integers of magnitude at most `bound`."""
-        field = self.field
+        """P at 0..2L: sum c f^2, less sum c f if `bits`, of integers of magnitude at most `bound`.
+
+        What does not depend on the tops is kept in `known`, for the next verifier.
+        """
+        field, known = self.field, {} if known is None else known
+        if not known:
+            known["squares"] = field.weighted_gram(weights, values, bound)
+            known["values"] = [field.weighted_sums(weights, values, bound)] if bits else []
         weighted = field.mul(tops, weights)
         side = field.weighted_sums(weighted, values, bound)
-        inner = field.weighted_gram(weights, values, bound)
-        gram = [[field.dot(weighted, tops), *side], *([s, *row] for s, row in zip(side, inner, strict=True))]
-        line = [field.total(weighted), *field.weighted_sums(weights, values, bound)] if bits else []
+        inner = ([s, *row] for s, row in zip(side, known["squares"], strict=True))
+        gram = [[field.dot(weighted, tops), *side], *inner]
+        line = [field.total(weighted), *known["values"][0]] if bits else []
         out = []
         for x in range(2 * self.length + 1):
             at = self.basis(self.length, x)

@@ -351,6 +351,7 @@ class Prover:
         self._rows = self._claim.extend(operand)
         self._labels = self._claim.pack_labels(labels)
         self._bits = np.zeros(self._claim.bits_shape, np.int64)
+        self._known: dict[str, dict[str, list[list[int]]]] = {}
 
     def opened(self) -> npt.NDArray[np.uint64]:
         """E."""
@@ -386,7 +387,14 @@ class Prover:
                 plain = packing.line_values(values, tops, weights)
             else:
                 bound = claim.bound if name == "norm" else 1
-                plain = packing.squares(values, tops, weights, bound=bound, bits=name != "norm")
+                plain = packing.squares(
+                    values,
+                    tops,
+                    weights,
+                    bound=bound,
+                    bits=name != "norm",
+                    known=self._known.setdefault(name, {}),
+                )
             masked = claim.field.add(plain, secrets.mask(pair, name, packing))
             words.append(masked if name in ("norm", "line") else packing.without_zeros(masked))
         return np.concatenate(words) if words else np.empty(0, np.uint64)

@@ -226,6 +226,8 @@ class Algorithm(ABC):
     initial_upload: ClassVar[bool] = False
     helpers: ClassVar[tuple[str, ...]] = ()
     """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
+    apart: bool = False
+    """Whether organisations run in processes of their own, over a network."""
 
     @abstractmethod
     def role(self, setup: Setup, address: str) -> Role:

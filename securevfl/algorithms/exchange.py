@@ -9,7 +9,7 @@ accounted for, or that have no input at all; this is the one place outside the g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from securevfl.errors import EgressError, ProtocolError
 from securevfl.privacy.messages import Head, Packet
@@ -20,11 +20,14 @@ from securevfl.privacy.payloads import (
     Link,
     Masked,
 )
+from securevfl.protocols.alignment.helper import HelperMachine
 from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
+from securevfl.protocols.sealed.messages import DEALT as CHECKED_DEALT
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, Seed
 from securevfl.protocols.wire import Value
 
-DEALT = (Seed, Deal, ScoreDeal)
+T = TypeVar("T")
+DEALT = (Seed, Deal, ScoreDeal, *CHECKED_DEALT)
 """What a dealer sends: made of fresh randomness and public numbers alone."""
 
 
@@ -99,6 +102,16 @@ class Exchange:
         machine = node.round(None, round=round, shape=shape)
         return Accounted(machine=machine, head=head, observers=self.organisations, key=_KEY)
 
+    def assist(self, machine: Machine) -> Accounted:
+        """The machine of a participant that has no data at all, and compares what others send.
+
+        Raises:
+            EgressError: It is another machine.
+        """
+        if type(machine) is not HelperMachine:
+            raise EgressError(f"{self.link.address}: {type(machine).__name__} is not the machine of a helper")
+        return Accounted(machine=machine, head=None, observers=self.organisations, key=_KEY)
+
     # -- sending --------------------------------------------------------------------------------------------
 
     async def send(self, source: Accounted | Machine, envelope: Envelope) -> bool:
@@ -162,12 +175,17 @@ class Exchange:
     async def follow(self, source: Accounted | Machine) -> None:
         """Follows one machine to its end, where a role has nothing else to listen to."""
         machine: Machine = source.machine if isinstance(source, Accounted) else source
-        for envelope in machine.start():
+        for envelope in await self.work(machine.start):
             await self.send(source, envelope)
         await self.started(machine)
         while not machine.done:
-            for envelope in machine.receive(self.envelope(await self.link.receive())):
+            arrived = self.envelope(await self.link.receive())
+            for envelope in await self.work(machine.receive, arrived):
                 await self.send(source, envelope)
+
+    async def work(self, act: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Lets a machine work, here and now."""
+        return act(*args, **named)
 
     async def started(self, machine: Machine) -> None:
         """Called once a machine that is followed has started."""

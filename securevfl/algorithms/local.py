@@ -312,7 +312,7 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
     index = data.parties.index(party)
     if plan.model == "trees":
         return nn.Identity()  # trees take the columns as they are
-    if plan.model == "scorecard":
+    if plan.model in ("scorecard", "profile"):
         return ScorecardEncoder(card_columns(data)[index])
     return build_encoder(
         plan.model,

@@ -29,6 +29,8 @@ from securevfl.privacy.schemas import (
     released_table,
 )
 from securevfl.privacy.views import OPENED
+from securevfl.protocols.alignment.protocol import PrivateAlignment
+from securevfl.protocols.sealed.messages import BETWEEN, DEALT
 from securevfl.protocols.sealed.protocol import Deal, MaskedScores, Operand, Phase, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
 from securevfl.protocols.sums.ckks import CKKSSum
@@ -277,9 +279,10 @@ class SealedBegin(Content, kind="sealed-begin", senders=(DEALER,), phases=(EPOCH
 
 
 class SealedReady(Content, kind="sealed-ready", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
-    """A member is ready for the masks of a round."""
+    """A member is ready for the masks of a round, or for the coin that judges what came before."""
 
     round: int = fact(int)
+    stage: int = fact(int)
 
 
 class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOCH,)):
@@ -301,5 +304,6 @@ SUMS = (PlainTreeSum, TwoTreeSum, PairwiseMaskSum, BFVSum, CKKSSum)
 declare_protocol(
     *dict.fromkeys(message for each in SUMS for message in each.messages), senders=MEMBERS, routed=True
 )
-declare_protocol(Operand, Phase, Share, MaskedScores, senders=MEMBERS, routed=False)
-declare_protocol(Seed, Deal, ScoreDeal, senders=(DEALER,), routed=False)
+declare_protocol(Operand, Phase, Share, MaskedScores, *BETWEEN, senders=MEMBERS, routed=False)
+declare_protocol(Seed, Deal, ScoreDeal, *DEALT, senders=(DEALER,), routed=False)
+declare_protocol(*PrivateAlignment.messages, senders=(PARTY,), routed=False)

@@ -51,13 +51,19 @@ def evaluation_count(plan: Plan) -> int:
     return between + 1
 
 
-def resolve(plan: Plan, data: VerticalData) -> tuple[Plan, VerticalData]:
+def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Plan, VerticalData]:
     """Checks a plan against the data and completes both.
+
+    Args:
+        plan: What the user wrote.
+        data: The data.
+        apart: Whether organisations run in processes of their own, over a network.
 
     Raises:
         PlanError: They do not fit; the message says what to change.
     """
     algorithm = find_algorithm(plan.algorithm)
+    algorithm.apart = apart
     _check_tabular(plan, data)
     _check_names(plan, data)
     if plan.protocol not in algorithm.protocols:
@@ -175,7 +181,7 @@ def with_label_bounds(plan: Plan, bounds: tuple[float, float] | None) -> Plan:
 def _check_bounds(plan: Plan, data: VerticalData) -> None:
     """Says what to add to a description whose columns cannot be scaled; models that bin columns need none."""
     scales = plan.scaling == "public" or (plan.scaling == "auto" and plan.mode != "strict")
-    bins = plan.model in ("auto", "scorecard", "trees")
+    bins = plan.model in ("auto", "scorecard", "profile", "trees")
     hint = data.bounds_to_add() if scales and not bins and data.scaling == "none" else ""
     if hint:
         raise PlanError(

@@ -15,6 +15,7 @@ from securevfl.accountants import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.canary.audit import CanaryResult, canary_audits
+from securevfl.attacks.canary.real import shape_of, training_again
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.protocol import scan_files
 from securevfl.attacks.registry import find_attack
@@ -27,7 +28,7 @@ from securevfl.auditing.report import Report
 from securevfl.auditing.verdicts import CANARIES, HOLDERS, MASKS, VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
-from securevfl.errors import DataError, LedgerError, PlanError, RunError
+from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.run import Run, predictions
 from securevfl.settings.plan import Plan
 from securevfl.settings.source import load_planned
@@ -41,6 +42,7 @@ def audit(
     *,
     data: VerticalData | None = None,
     canaries: int = 0,
+    seconds: float = 0.0,
     seed: int = 0,
     workers: int = 1,
     isolated: bool = True,
@@ -57,6 +59,8 @@ def audit(
         data: The data it was trained on. Without it, the plan's data set is loaded by name where possible;
             attacks that need the truth and cannot have it are reported as not applicable.
         canaries: Canary trials; 0 takes the default of the mode, negative skips the canary audit.
+        seconds: Processor time for canaries that go through whole training runs on made-up records; 0 for
+            none. How many runs it was enough for stands in the report.
         seed: Seed of attacks and canaries.
         workers: Attack processes at once.
         isolated: False runs attacks in this process, for tests.
@@ -82,6 +86,8 @@ def audit(
     progress("replay", 0.0)
     replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
+    again, said = _train_again(source, seconds, seed, progress)
+    measured |= again
     evidence = Evidence(
         source=source,
         reconciled=reconciled,
@@ -91,7 +97,7 @@ def audit(
         levels=budget.split(CANARIES, list(measured)) if measured else {},
         budget=budget,
     )
-    return _finish(evidence, seed, reason)
+    return _finish(evidence, seed, reason, said)
 
 
 def check_folder(folder: Path) -> None:
@@ -139,7 +145,7 @@ def _no_keys(source: Source) -> Finding:
 
 def _budget(source: Source) -> ErrorBudget:
     """The error budget at the weakest promise of the run, the one that a verdict may add least to."""
-    spends = privacy_matrix(source.records, source.plan.delta)
+    spends = privacy_matrix(source.records, source.plan.accounted_delta)
     found = [s.epsilon for row in spends.values() for s in row.values() if math.isfinite(s.epsilon)]
     return ErrorBudget(delta=source.plan.delta, epsilon=max(found, default=0.0))
 
@@ -167,14 +173,49 @@ def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
         return None, str(error)
 
 
-def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[str, CanaryResult]:
-    """Canary audits of the gate that all owners of the run share, if any of them promises something."""
+def _is_ours(source: Source) -> bool:
+    """Whether an owner promises something, and what it released passed our gate: else nothing to try."""
     promises = any(_is_promise(record) for record in source.records)
     plan = source.plan
     if not promises or plan.sigma <= 0 or plan.insecure_reproducible_noise:
+        return False
+    return bool(_facts(source, "")["guarantee"] == "as accounted")
+
+
+def _train_again(
+    source: Source, seconds: float, seed: int, progress: Step
+) -> tuple[dict[str, CanaryResult], dict[str, Any]]:
+    """Canaries through whole training runs, and what the report says about them."""
+    if seconds <= 0 or not _is_ours(source):
+        return {}, {"seconds": 0.0, "reason": "no time was given for it" if seconds <= 0 else "no promise"}
+    data, plan = source.data, source.plan
+    classes = plan.embedding if plan.mode == "sealed" and plan.embedding > 1 else 2
+    if plan.mode == "sealed" and plan.settings.label_high > plan.settings.label_low:
+        classes = 0
+    shape = shape_of(
+        source.parties,
+        source.label_holder,
+        widths=() if data is None else data.widths,
+        classes=classes,
+    )
+    try:
+        found = training_again(
+            plan,
+            shape,
+            seconds=seconds,
+            seed=seed,
+            progress=lambda name, share: progress(f"canaries ({name})", share),
+        )
+    except SecureVFLError as error:
+        return {}, {"seconds": seconds, "reason": str(error)}
+    return found, {"seconds": seconds, "reason": "" if found else "nothing is promised to the observer"}
+
+
+def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[str, CanaryResult]:
+    """Canary audits of the gate that all owners of the run share, if any of them promises something."""
+    plan = source.plan
+    if not _is_ours(source):
         return {}
-    if _facts(source, "")["guarantee"] != "as accounted":
-        return {}  # the releases did not pass our gate, so there is no gate to audit
     return canary_audits(
         plan,
         parties=source.parties,
@@ -202,7 +243,7 @@ def _attack(
     return evaluate_all(source, chosen, seed=seed, workers=workers, isolated=isolated, progress=report)
 
 
-def _finish(evidence: Evidence, seed: int, no_data: str) -> Report:
+def _finish(evidence: Evidence, seed: int, no_data: str, again: dict[str, Any] | None = None) -> Report:
     source = evidence.source
     tampered = evidence.reconciled[0].verdict is Verdict.VIOLATED
     owners = {} if tampered else matrix(evidence)
@@ -216,6 +257,7 @@ def _finish(evidence: Evidence, seed: int, no_data: str) -> Report:
             name: {**result.to_mapping(), "violated": evidence.refuted(name) is not None}
             for name, result in evidence.canaries.items()
         },
+        "training_again": again or {"seconds": 0.0, "reason": "the ledgers cannot be trusted"},
         "seen": [] if tampered else _who_saw_what(source),
         "seed": seed,
         "budget": _budget_words(evidence.budget),
@@ -240,6 +282,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         result = source.files.read_result()
     return {
         "folder": source.files.path.name,
+        "adversary": plan.adversary_in_words,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,

@@ -86,26 +86,39 @@ def read_card(
     """
     if not (pdo > 0 and odds > 0):
         raise RunError(f"pdo is {pdo} and base odds are {odds}; both must be above 0")
-    folder = RunFolder(Path(path))
-    model = folder.read_plan().model
-    if model != "scorecard":
-        raise RunError(f"the run in {path} has trained a {model} model; train with --model scorecard")
-    found = sorted(file.stem for file in (folder.path / "models").glob("*.safetensors"))
-    parties = [
-        name for name in found if name != "server" or folder.model(name).with_suffix(".json").is_file()
-    ]
-    cards = {name: card for name in parties if (card := _encoder(folder, name)) is not None}
-    if not cards or party not in ("", *cards):
-        here = ", ".join(cards) or "nobody"
-        raise RunError(f"{path} has cards of {here}" + (f", not of {party}" if party else ""))
+    folder, cards = open_cards(path, "scorecard", party=party)
     constant = math.fsum(float(card.constant) for card in cards.values()) + _server_bias(folder)
     start = base_points(constant, pdo=pdo, base=base, odds=odds)
     lines = [Line(party="", column="", kind=CONSTANT, bin=CONSTANT, points=start, score=constant)]
     for name, card in cards.items():
         if party in ("", name):
             order = np.argsort(-card.information.numpy(), kind="stable")
-            lines += [line for place in order for line in _lines(name, card, int(place), pdo)]
+            lines += [line for place in order for line in lines_of(name, card, int(place), pdo)]
     return lines
+
+
+def open_cards(
+    path: Path | str, model: str, *, party: str = ""
+) -> tuple[RunFolder, dict[str, ScorecardEncoder]]:
+    """A run's folder, and the bins of every party whose part is in it.
+
+    Raises:
+        RunError: The run has another model, or no part of that party.
+    """
+    folder = RunFolder(Path(path))
+    found = folder.read_plan().model
+    if found != model:
+        made = {"scorecard": "train with --model scorecard", "profile": "run securevfl profile"}[model]
+        raise RunError(f"the run in {path} has made a {found} model; {made}")
+    names = sorted(file.stem for file in (folder.path / "models").glob("*.safetensors"))
+    parties = [
+        name for name in names if name != "server" or folder.model(name).with_suffix(".json").is_file()
+    ]
+    cards = {name: card for name in parties if (card := _encoder(folder, name)) is not None}
+    if not cards or party not in ("", *cards):
+        here = ", ".join(cards) or "nobody"
+        raise RunError(f"{path} has cards of {here}" + (f", not of {party}" if party else ""))
+    return folder, cards
 
 
 def _encoder(folder: RunFolder, party: str) -> ScorecardEncoder | None:
@@ -124,7 +137,8 @@ def _server_bias(folder: RunFolder) -> float:
     return float(load_file(path)["bias"][0]) if path.is_file() else 0.0
 
 
-def _lines(party: str, card: ScorecardEncoder, place: int, pdo: float) -> list[Line]:
+def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) -> list[Line]:
+    """One line for each bin of a column."""
     column, bins = card.columns[place], card.bins(place)
     parts = {
         name: card.part(name, place) for name in ("values", "errors", "evidence", "positive", "negative")

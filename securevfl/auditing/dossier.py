@@ -38,8 +38,8 @@ FOLDER, MANIFEST, SIGNATURE = "audits", "dossier.json", "signature.json"
 FORMAT = 1
 _PUBLIC = ("public.html", "public.json")
 _RUN_FACTS = (
-    "folder", "algorithm", "protocol", "mode", "data", "parties", "label_holder", "clip", "sigma", "delta",
-    "epochs", "labels", "guarantee", "finished",
+    "folder", "adversary", "algorithm", "protocol", "mode", "data", "parties", "label_holder", "clip",
+    "sigma", "delta", "epochs", "labels", "guarantee", "finished",
 )  # fmt: skip
 _CELL_FACTS = (
     "claimed", "epsilon_upper", "epsilon_lower", "mu_upper", "mu_lower", "delta", "mode", "releases", "exact",
@@ -229,6 +229,7 @@ def public(content: Mapping[str, Any]) -> dict[str, Any]:
             for owner, row in content["owners"].items()
         },
         "canaries": content["canaries"],
+        "training_again": content["training_again"],
         "seed": content["seed"],
         "budget": content["budget"],
         "environment": content["environment"],

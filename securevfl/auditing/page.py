@@ -23,6 +23,8 @@ CANARIES = {
     "training": "Whole training runs, simulated",
     "party": "Whole sealed runs, simulated: a record of a party without labels",
     "label-holder": "Whole sealed runs, simulated: a record of the label holder",
+    "training again (party)": "Whole training runs by the real code: a record of a party without labels",
+    "training again (label holder)": "Whole training runs by the real code: a record of the label holder",
     "statistics": "Noisy statistics that centre and scale a party's columns",
 }
 # Accountings that count less than a record spreads to, and why they fail; shown beside the promise.
@@ -170,9 +172,9 @@ def _gaussian_curve(mu: float) -> tuple[Any, Any]:
 
 
 def _attack_chart(attacks: list[dict[str, Any]]) -> Chart:
-    """Scores between 0 and 1 with their intervals, the baseline and what the promise allows."""
+    """Scores between 0 and 1 with their intervals and baselines."""
     chart = Chart(
-        "Attack scores with intervals, baselines and ceilings; the table below has the figures",
+        "Attack scores with intervals and baselines; the table below has the figures",
         5.2,
         0.5 + 0.45 * len(attacks),
     )
@@ -180,9 +182,8 @@ def _attack_chart(attacks: list[dict[str, Any]]) -> Chart:
     for place, attack in enumerate(attacks):
         axes.barh(place, attack["score"], height=0.34, color="#9db7d8", edgecolor="#2c4a73")
         axes.plot([attack["low"], attack["high"]], [place] * 2, "|-", color="black", linewidth=1)
-        for key, colour, line in (("baseline", "black", "-"), ("ceiling", "#b34700", (0, (2, 1)))):
-            if attack[key] is not None:
-                axes.vlines(min(attack[key], 1.0), place - 0.24, place + 0.24, colour, line, linewidth=2)
+        if attack["baseline"] is not None:
+            axes.vlines(min(attack["baseline"], 1.0), place - 0.24, place + 0.24, "black", "-", linewidth=2)
         name = f"{attack['name']}: {attack['owner']} by {attack['observer']}"
         axes.text(0.0, place - 0.26, f" {name}", verticalalignment="bottom", fontsize=8.5)
         axes.text(1.02, place, f"{attack['score']:.3f}", verticalalignment="center")
@@ -199,7 +200,6 @@ def _scored(attack: dict[str, Any]) -> Row:
         number(attack["score"], "infinite"),
         f"{number(attack['low'], 'infinite')} – {number(attack['high'], 'infinite')}",
         number(attack["baseline"]),
-        number(attack["ceiling"]),
         {"stamp": "beats the baseline"} if beats_baseline(attack) else "no better than guessing",
         attack["note"],
     ]
@@ -219,6 +219,7 @@ def _facts(run: dict[str, Any]) -> list[Row]:
     )
     exact = [["test", test or "not evaluated"], ["truth for scoring", run["truth"]]] if "test" in run else []
     return [
+        *([["members", run["adversary"]]] if run.get("adversary") else []),
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],
         ["accounting mode", run["mode"]],

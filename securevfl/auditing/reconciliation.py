@@ -39,6 +39,7 @@ from securevfl.privacy.messages import Head
 from securevfl.privacy.payloads import check_fields, keep_newest
 from securevfl.privacy.schemas import DEALER, FACT, PARTY, ROWS, SERVER, Schema, roles_of
 from securevfl.privacy.views import BYTES, Receipts, View
+from securevfl.protocols.sealed.messages import CheckedShare
 from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
 from securevfl.protocols.sums.tree_sums import TreeSum
 from securevfl.protocols.sums.trees import ParentMap
@@ -47,7 +48,12 @@ RECONCILED = "reconciled with the ledger"
 GATHER = "bring the organisations' folders together with `securevfl gather`"
 MOST_REASONS = 3
 # Of sealed words, the array with a line per record.
-_LINES = {Phase.kind: "words", Share.kind: "blinded", MaskedScores.kind: "words"}
+_LINES = {
+    Phase.kind: "words",
+    Share.kind: "blinded",
+    CheckedShare.kind: "blinded",
+    MaskedScores.kind: "words",
+}
 # Of words in secure sums: arrays, and the announced shape of ciphertexts, that begin with the records.
 _SUMMED = ("values", "total")
 
@@ -487,7 +493,7 @@ class _Books:
 
     def _sealed(self, line: _Line, entry: Entry) -> None:
         content, number = entry.content, line.header["fields"]["round"]
-        if entry.is_session or content["mechanism"] in HIDDEN:
+        if not entry.is_release or content["mechanism"] in HIDDEN:
             self._violate(line, f"opens a round that no entry is about, it names entry {entry.index}")
             return
         self._use(line, entry)
@@ -523,7 +529,7 @@ class _Books:
             if count != records:
                 self._violate(line, f"has {count} lines, {records} records were announced")
         content = entry.content
-        fits = not entry.is_session and content["kind"] == asked["fields"]["purpose"]
+        fits = entry.is_release and content["kind"] == asked["fields"]["purpose"]
         if fields["from"] < 0 or receiver == self.owner:
             return  # none of its own values are in it, or it obtains the total itself
         if fits and content["mechanism"] in HIDDEN:
@@ -571,7 +577,7 @@ class _Books:
             if entry.is_session:
                 self._report(unused, broken=True)
                 unused = []
-            elif content["mechanism"] in HIDDEN or not content["observers"]:
+            elif not entry.is_release or content["mechanism"] in HIDDEN or not content["observers"]:
                 continue
             elif self.uses.get(entry.index):
                 self._report(unused, broken=False)

@@ -167,8 +167,9 @@ def _missing(source: Source) -> str:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
     for path in sorted((files.path / "ledger").glob("*.jsonl")):
         entries = read_ledger(path)
-        trained = [e.index for e in entries if not e.is_session and e.content["kind"] != "prediction"]
-        if any(entry.is_session and 0 < entry.index < max(trained, default=0) for entry in entries):
+        trained = [e.index for e in entries if e.is_release and e.content["kind"] != "prediction"]
+        first, last = min(trained, default=0), max(trained, default=0)
+        if any(entry.is_session and first < entry.index < last for entry in entries):
             return "the run was interrupted and resumed; replay needs one that was not"
     return ""
 

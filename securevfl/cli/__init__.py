@@ -22,6 +22,7 @@ from securevfl.cli.certificates import (
 from securevfl.cli.data import data
 from securevfl.cli.demo import demo
 from securevfl.cli.network import gather, join, serve
+from securevfl.cli.profile import profile
 from securevfl.cli.scorecard import scorecard
 from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "audit": audit,
     "scorecard": scorecard,
+    "profile": profile,
     "sweep": sweep,
     "suggest": suggest,
     "account": account,

@@ -14,12 +14,15 @@ from securevfl.errors import DataError, InputError
 from securevfl.files import write_text
 
 if TYPE_CHECKING:
-    from securevfl.protocols.alignment.protocol import Alignment
+    from securevfl.protocols.alignment import Alignment
 
-REVEALED = (
-    "every party learns the common IDs; the first also the sizes of the other sets and, with three or more"
-    " parties, which of its IDs the first 1, 2, ... others have; the others how many IDs they are asked about"
-)
+REVEALED = {
+    "private": "every party learns which of its own IDs all have, and the sizes of all lists; with three or"
+    " more parties the first also how many IDs any of the lists have in common",
+    "helper": "every party learns which of its own IDs all have, and the sizes of all lists; the helper the"
+    " sizes, and how many IDs any of the lists have in common",
+    "none": "every party learns whether all have the same IDs",
+}
 
 Rows = list[list[str]]
 
@@ -35,6 +38,10 @@ def align(
     normalise: Annotated[
         str, typer.Option("--normalise", help="How IDs are compared: exact, trim, trim-casefold.")
     ] = "exact",
+    kind: Annotated[
+        str,
+        typer.Option("--kind", help="How: private, helper (a neutral one compares), none (all the same)."),
+    ] = "private",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the IDs that all parties have, and keep those rows, in the same order, for each party.
@@ -42,7 +49,7 @@ def align(
     All parties run in this process: it tries out and tests an alignment. Organisations that may not see each
     other's IDs run the same roles on their own machines.
     """
-    from securevfl.protocols.alignment.protocol import PrivateAlignment
+    from securevfl.protocols.alignment import PrivateAlignment
 
     if len(files) == 1 and files[0].suffix.lower() == ".toml":
         files, ids, tables = _described(files[0])
@@ -51,7 +58,7 @@ def align(
         ids = [id_column] * len(files)
     if len(files) < 2:
         raise InputError(f"{len(files)} file was given; alignment needs one per party, at least 2")
-    protocol = PrivateAlignment(parties=len(files), normalisation=normalise)
+    protocol = PrivateAlignment(parties=len(files), normalisation=normalise, kind=kind)
     columns = zip(tables, ids, strict=True)
     results = protocol.align([[row[header.index(own)] for row in rows] for (header, rows), own in columns])
     out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +66,7 @@ def align(
         {"file": str(path), "rows": len(rows), "out": str(_write(out, index, path, header, rows, result))}
         for index, (path, (header, rows), result) in enumerate(zip(files, tables, results, strict=True))
     ]
-    _report({"common": len(results[0].ids), "parties": parties, "revealed": REVEALED}, json)
+    _report({"common": len(results[0].rows), "parties": parties, "revealed": REVEALED[kind]}, json)
 
 
 def _described(path: Path) -> tuple[list[Path], list[str], list[tuple[list[str], Rows]]]:
@@ -103,7 +110,7 @@ def _write(out: Path, index: int, path: Path, header: list[str], rows: Rows, res
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows[row] for row in result.rows)
+    writer.writerows(rows[row] for row in result.rows.tolist())
     write_text(target, text.getvalue())
     return target
 

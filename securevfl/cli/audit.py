@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_VIOLATED, EXIT_LIMIT, EXIT_NOT_HELD = 10, 11, 12
 FEWEST_CANARIES = 100
+MOST_SECONDS = 86_400
 
 
 def audit(
@@ -37,6 +38,9 @@ def audit(
     canaries: Annotated[
         int | None, typer.Option(help="Canary trials, -1 for none.", show_default="the mode's")
     ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="Processor time for canaries through whole training runs; 0 for none.")
+    ] = 5.0,
     seed: Annotated[int, typer.Option(help="Seed of attacks and canaries.")] = 0,
     workers: Annotated[int, typer.Option(help="Attack processes at once.")] = 2,
     html: Annotated[Path | None, typer.Option(help="Write the page here too.")] = None,
@@ -78,9 +82,23 @@ def audit(
             f"--canaries {canaries} is too few to measure anything; give at least {FEWEST_CANARIES}, "
             "-1 for none, or leave it out"
         )
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise InputError(f"--seconds {seconds}: expected 0 to {MOST_SECONDS:,}")
     if html is not None and not html.parent.is_dir():
         raise InputError(f"--html {html}: there is no folder {html.parent}")
-    report, folder = _audited(run, names, data, config, canaries or 0, seed, workers, auditor, sign, json)
+    report, folder = _audited(
+        run,
+        data,
+        config,
+        auditor,
+        sign,
+        names=names,
+        canaries=canaries or 0,
+        seconds=seconds,
+        seed=seed,
+        workers=workers,
+        quiet=json,
+    )
     if html is not None:
         from securevfl.auditing.page import render
         from securevfl.files import write_text
@@ -95,15 +113,11 @@ def audit(
 
 def _audited(
     run: Path,
-    names: Any,
     data: str | None,
     config: list[Path] | None,
-    canaries: int,
-    seed: int,
-    workers: int,
     auditor: str,
     sign: Path | None,
-    quiet: bool,
+    **options: Any,
 ) -> tuple[Report, Path]:
     """Audits and writes the dossier; nothing is written before the audit is over."""
     from securevfl.auditing.auditor import check_folder
@@ -112,9 +126,7 @@ def _audited(
     key = None if sign is None else read_key(sign)
     check_folder(run)
     truth = _truth(run, config) if config else _data(run, data)
-    report = audit_with_progress(
-        run, names, data=truth, canaries=canaries, seed=seed, workers=workers, quiet=quiet
-    )
+    report = audit_with_progress(run, data=truth, **options)
     return report, write_dossier(report, run, auditor=auditor, key=key)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +22,9 @@ from securevfl.errors import InputError
 if TYPE_CHECKING:
     from securevfl.network.agreement import Understanding
     from securevfl.network.participant import Participant
+    from securevfl.network.progress import RunProgress
 
+EVERY = 1.0  # seconds between two lines of progress, so that quick epochs do not fill a screen
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
@@ -54,8 +59,9 @@ def serve(
         if out.exists():
             raise InputError(f"{out} exists already; choose another file for the scores")
         again, purpose = f"{again} --predict {predict} --out {out}", Predicting(predict, out)
-    follow, say = partial(_epoch, json=json), partial(_say, json=json)
-    _run(Coordinator(settings, purpose, on_epoch=follow, say=say), again, json)
+    say = partial(_say, json=json)
+    node = Coordinator(settings, purpose, on_epoch=lambda line: _epoch(line, node, json), say=say)
+    _run(node, again, json)
 
 
 def join(
@@ -89,7 +95,9 @@ def join(
 
     purpose = None if predict is None else Predicting(predict)
     again += "" if predict is None else f" --predict {predict}"
-    _run(Member(settings, purpose, confirm=confirm, say=say), again, json)
+    node = Member(settings, purpose, confirm=confirm, say=say)
+    node.on_progress = _following(json)
+    _run(node, again, json)
 
 
 def gather(
@@ -113,10 +121,25 @@ def _say(text: str, json: bool) -> None:
     typer.echo(text, err=json)
 
 
-def _epoch(line: dict[str, Any], json: bool) -> None:
-    measured = _measured(line["test"])
-    loss = "unknown" if line["loss"] is None else number(line["loss"])
-    _say(f"epoch {line['epoch']}: loss {loss}" + (f", test {measured}" if measured else ""), json)
+def _epoch(line: dict[str, Any], node: Participant, json: bool) -> None:
+    """What the label holder knows after an epoch: the loss, what it has spent, who is away."""
+    now, measured = node.progress(), _measured(line["test"])
+    loss = "" if line["loss"] is None else f", loss {number(line['loss'])}"
+    words = f"epoch {line['epoch']}" if now is None else now.words
+    _say(f"{words}{loss}" + (f", test {measured}" if measured else ""), json)
+
+
+def _following(json: bool) -> Callable[[RunProgress], None]:
+    """Says after an epoch where the run is, at most once a second, and always at the last."""
+    said = -math.inf
+
+    def follow(now: RunProgress) -> None:
+        nonlocal said
+        if time.monotonic() - said > EVERY or now.epoch >= now.epochs:
+            said = time.monotonic()
+            _say(now.words, json)
+
+    return follow
 
 
 def _measured(test: dict[str, float | None]) -> str:

@@ -36,6 +36,10 @@ def sweep(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run points again that failed before.")
     ] = False,
+    skip_impossible: Annotated[
+        bool,
+        typer.Option("--skip-impossible", help="Leave out points that cannot run; else they stop the sweep."),
+    ] = False,
     show: Annotated[bool, typer.Option("--print", help="Print the preset's sweep file and end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -59,7 +63,13 @@ def sweep(
     try:
         with _progress(quiet=json) as progress:
             results = run_sweep(
-                chosen, out, workers=workers, executor=executor, retry_failed=retry_failed, progress=progress
+                chosen,
+                out,
+                workers=workers,
+                executor=executor,
+                retry_failed=retry_failed,
+                skip_impossible=skip_impossible,
+                progress=progress,
             )
     except KeyboardInterrupt:
         again = "the same command with the same --out goes on where it stopped"
@@ -69,6 +79,8 @@ def sweep(
         print_json(results.to_mapping())
     else:
         show_results(Console(), results)
+    if results.failed:
+        raise typer.Exit(1)
 
 
 def _chosen(file: Path | None, preset: str | None, data_folder: Path | None) -> Sweep:
@@ -141,6 +153,8 @@ def show_results(console: Console, results: Results) -> None:
     for row in results.failed:
         what = f"point {row['point']} ({row['label'] or row['algorithm']}) failed: {row['error']}"
         console.print(what, markup=False, highlight=False)
+    if results.sweep.left_out:
+        console.print(f"note: {results.sweep.left_out} points that cannot run were left out")
     if results.repaired:
         console.print(
             f"note: {results.repaired} half-written lines of the journal were dropped and done again"
@@ -150,7 +164,8 @@ def show_results(console: Console, results: Results) -> None:
             "note: for results.parquet install the extra: pip install 'securevfl[parquet]'", markup=False
         )
     done, total = len(results.finished), len(results.sweep.points)
-    lines = [f"{done} of {total} points finished", f"page {results.folder / 'sweep.html'}"]
+    failed = f", {len(results.failed)} failed (run them again with --retry-failed)" if results.failed else ""
+    lines = [f"{done} of {total} points finished{failed}", f"page {results.folder / 'sweep.html'}"]
     lines += [f"table {results.folder / 'results.csv'}", f"pictures {results.folder / 'plots'}"]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -134,7 +134,7 @@ def train(
         "parties": parties,
         "id_column": id_column,
         "label_column": label_column,
-        "data": _named(data) if data else None,
+        "data": named(data) if data else None,
         "data_folder": None if data_folder is None else str(data_folder),
     }
     if parties is not None and parties < 1:
@@ -161,7 +161,7 @@ def train(
         show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
 
 
-def _named(data: list[str]) -> str:
+def named(data: list[str]) -> str:
     """How the plan remembers the data; a description by its full path, so that an audit finds it again."""
     return ",".join(str(Path(name).absolute()) if name.lower().endswith(".toml") else name for name in data)
 

@@ -26,7 +26,7 @@ from securevfl.data.sources import encode_table
 from securevfl.data.split import clean_ids, divide_rows
 from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError, nearest
-from securevfl.protocols.alignment.protocol import NORMALISATIONS, prepare_ids
+from securevfl.protocols.alignment.ids import NORMALISATIONS, prepare_ids
 
 OUTLINE_FILE = "outline.json"
 
@@ -184,7 +184,7 @@ class OwnTable:
         """
         if way == "exact":
             return self
-        return replace(self, ids=np.array(list(prepare_ids(own_ids(self), way))))
+        return replace(self, ids=np.array([raw.decode() for raw in prepare_ids(own_ids(self), way)]))
 
     @classmethod
     def from_arrays(

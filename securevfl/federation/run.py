@@ -26,6 +26,7 @@ from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import load_own
+from securevfl.federation.threads import fitting_threads
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
 from securevfl.settings.plan import UNPROTECTED, Plan
 
@@ -177,7 +178,7 @@ def train(
         folder.create(resolved)
     make = partial(VirtualCarrier, encoders=encoders or {}, head=head) if ray is None else _actors_on(ray)
     begun = time.monotonic()
-    with nullcontext() if folder is None else folder.locked():
+    with nullcontext() if folder is None else folder.locked(), fitting_threads(resolved, scaled):
         schedule, carrier = _run(make, resolved, scaled, folder, progress, callbacks, resume=resume)
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
@@ -298,11 +299,11 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, Any]]:
+def spending(records: list[ReleaseRecord], plan: Plan) -> dict[str, dict[str, Any]]:
     """Per owner: mode, mu and epsilon towards its worst observer; infinite is None."""
     worst = {
         owner: max(observers.values(), key=lambda spend: spend.mu)
-        for owner, observers in privacy_matrix(records, delta).items()
+        for owner, observers in privacy_matrix(records, plan.accounted_delta).items()
         if observers
     }
     return {
@@ -310,7 +311,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
             "mode": spend.mode,
             "mu": _number(spend.mu),
             "epsilon": _number(spend.epsilon),
-            "delta": delta,
+            "delta": plan.delta,
             "releases": spend.releases,
             "observer": spend.observer,
         }
@@ -320,7 +321,7 @@ def spending(records: list[ReleaseRecord], delta: float) -> dict[str, dict[str, 
 
 def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
     """The part of a result that later releases change: ``privacy``, and of sealed runs ``prediction``."""
-    result: dict[str, Any] = {"privacy": spending(records, plan.delta)}
+    result: dict[str, Any] = {"privacy": spending(records, plan)}
     return result | ({"prediction": predictions(records)} if plan.mode == "sealed" else {})
 
 

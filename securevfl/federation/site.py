@@ -531,7 +531,7 @@ def spent_so_far(name: str, plan: Plan, *, records: int, folder: RunFolder | Non
     path = None if folder is None else folder.ledger(name)
     if path is not None and path.exists():
         for entry in read_ledger(path):
-            if not entry.is_session:
+            if entry.is_release:
                 budget.charge(to_record(name, entry.content))
     return budget
 
@@ -549,7 +549,7 @@ def set_budget(gate: Gate, plan: Plan, *, reserve: int = 0) -> None:
     Only mode ``strict`` shares its budget between records, so only there does the evaluation of the test part
     compete with training.
     """
-    square = gdp_mu(plan.budget_epsilon, plan.delta) ** 2
+    square = gdp_mu(plan.budget_epsilon, plan.accounted_delta) ** 2
     if gate.mode == "strict":
         square = max(0.0, square - reserve * (2 * plan.clip / plan.sigma) ** 2)
     gate.budget.budget_mu = square**0.5

@@ -141,7 +141,7 @@ class Proposal:
         if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
         self.plan.check_protection()
-        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding))
+        plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding), apart=True)
         content = pack(
             "agreement",
             {
@@ -210,7 +210,9 @@ class Agreement:
         stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
         steps = f"{plan.epochs} epochs, batch {plan.batch}"
         held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
+        members = plan.adversary_in_words
         return [
+            *([f"members       {members}"] if members else []),
             f"run           {self.proposal.run}",
             f"organisations {', '.join(self.proposal.organisations)}",
             f"features      {held}",

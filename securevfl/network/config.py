@@ -20,7 +20,8 @@ from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
 from securevfl.network.frames import PREDICT
 from securevfl.network.identity import Identity, check_name, load_identity
-from securevfl.protocols.alignment.protocol import NORMALISATIONS
+from securevfl.protocols.alignment.ids import MAX_IDS, NORMALISATIONS
+from securevfl.protocols.alignment.protocol import HELPED, KINDS, PRIVATE
 from securevfl.settings.codec import (
     address,
     build,
@@ -34,7 +35,6 @@ from securevfl.settings.codec import (
 from securevfl.settings.families import ALGORITHM_FAMILIES, LocalSettings, Settings
 from securevfl.settings.plan import PROTOCOLS, Plan
 
-ALIGNMENTS = ("psi", "none")
 MAX_RUN_NAME = 200
 MAX_TIME_UNIT = 86400.0
 
@@ -183,6 +183,21 @@ class Acceptance(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlignmentLimits(Settings):
+    """What an organisation lets happen to its records before there is an agreement.
+
+    Attributes:
+        kinds: Kinds of alignment that it takes part in.
+        ids: Most IDs that any other may bring: each of them asks whether it is here.
+        times: How often its records may be aligned, over all processes.
+    """
+
+    kinds: tuple[str, ...] = choice(KINDS, KINDS, "alignment")
+    ids: int = within(MAX_IDS, high=MAX_IDS)
+    times: int = within(10)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParticipantConfig(Settings):
     """What coordinator and party have in common.
 
@@ -195,6 +210,7 @@ class ParticipantConfig(Settings):
         network: Patience and reporting.
         listen: Where to accept connections; a party may leave it empty.
         public: Where others dial a party that listens; the same as `listen` if empty.
+        alignment: What may happen to its records while common ones are looked for.
         encoder: `file.py:function`, which makes this organisation's own encoder; empty for the plan's.
     """
 
@@ -207,6 +223,7 @@ class ParticipantConfig(Settings):
     listen: str = address()
     public: str = address()
     encoder: str = ""
+    alignment: AlignmentLimits = field(default_factory=AlignmentLimits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +233,9 @@ class ServerConfig(ParticipantConfig):
     Attributes:
         parties: The other organisations with features, in order.
         plan: What to do.
-        align: `psi`, or `none` where all files hold the same IDs already.
+        align: `private`; `helper` where an organisation without data compares; `none` where all files hold
+            the same IDs already.
+        helper: With `align = "helper"`, who compares; the plan's dealer if empty.
         normalise: How IDs are made comparable.
         test_fraction: Share of the records that test the model.
         task: `binary`, `multiclass` or `regression`; empty to infer it from the labels.
@@ -225,7 +244,8 @@ class ServerConfig(ParticipantConfig):
 
     parties: tuple[str, ...]
     plan: Plan
-    align: str = "psi"
+    align: str = PRIVATE
+    helper: str = ""
     normalise: str = "exact"
     test_fraction: float = 0.2
     task: str = ""
@@ -234,7 +254,13 @@ class ServerConfig(ParticipantConfig):
     @property
     def others(self) -> tuple[str, ...]:
         """Everybody but the coordinator."""
-        return (*self.parties, *find_algorithm(self.plan.algorithm).helpers)
+        helpers = dict.fromkeys((*find_algorithm(self.plan.algorithm).helpers, self.helper))
+        return (*self.parties, *filter(None, helpers))
+
+    @property
+    def comparing(self) -> str:
+        """Who compares where a helper aligns; empty if there is nobody."""
+        return self.helper or next(iter(find_algorithm(self.plan.algorithm).helpers), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +295,12 @@ def read_server_config(path: Path) -> ServerConfig:
             plan = _as_described(common["data"].described(), content, plan)
         parties = _parties(content, common["identity"].name)
         config = build(
-            ServerConfig, content, others=("plan", "data", "network"), **common, plan=plan, parties=parties
+            ServerConfig,
+            content,
+            others=("plan", "data", "network", "alignment"),
+            **common,
+            plan=plan,
+            parties=parties,
         )
         _check_server(config)
     return config
@@ -296,11 +327,17 @@ def _check_server(config: ServerConfig) -> None:
             "the coordinator holds the labels; write [data] with label_column, or a description in which it "
             "is the label_holder"
         )
-    for name, known in (("align", ALIGNMENTS), ("normalise", NORMALISATIONS), ("task", ("", *TASKS))):
+    for name, known in (("align", KINDS), ("normalise", NORMALISATIONS), ("task", ("", *TASKS))):
         if getattr(config, name) not in known:
             raise PlanError(
                 f"{name} is {getattr(config, name)!r}; use one of {', '.join(filter(None, known))}"
             )
+    if bool(config.comparing) < (config.align == HELPED):
+        raise PlanError(
+            'align is "helper", but nobody helps; write helper = "NAME", an organisation without data'
+        )
+    if config.helper and (config.align != HELPED or config.helper in (config.identity.name, *config.parties)):
+        raise PlanError(f'helper is {config.helper!r}; it is for align = "helper", and brings no data')
     if not 0 < config.test_fraction < 1:
         raise PlanError(f"test_fraction is {config.test_fraction!r}; it must be between 0 and 1")
 
@@ -318,7 +355,7 @@ def read_party_config(path: Path) -> PartyConfig:
         config = build(
             PartyConfig,
             content,
-            others=("accept", "local", "data", "network"),
+            others=("accept", "local", "data", "network", "alignment"),
             **common,
             accept=None if accept is None else build(Acceptance, accept, table="accept"),
             local=build(LocalSettings, take_table(content, "local") or {}, table="local"),
@@ -379,6 +416,7 @@ def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         "identity": identity,
         "data": own,
         "network": build(NetworkConfig, network or {}, table="network"),
+        "alignment": build(AlignmentLimits, take_table(content, "alignment") or {}, table="alignment"),
     }
 
 

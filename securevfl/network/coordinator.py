@@ -22,7 +22,7 @@ from securevfl.network.config import ServerConfig
 from securevfl.network.folders import commitment
 from securevfl.network.frames import PHASE_BYTES
 from securevfl.network.joining import Gathering, Joined
-from securevfl.network.participant import STAY, Purpose, Restarted, Unforeseen, shareable
+from securevfl.network.participant import STAY, Purpose, Restarted, shareable
 from securevfl.network.training import Training
 
 log = logging.getLogger("securevfl.network")
@@ -173,15 +173,8 @@ class Coordinator(Gathering, Carrier):
         self.epochs = epoch
 
     def _own_part_done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task is not self._task:
-            return
-        error = task.exception()
-        if error is None:
-            self.mesh.control.put_nowait((self.name, "done", {"phase": self.mesh.last_phase}))
-        elif isinstance(error, SecureVFLError):
-            self.mesh.control.put_nowait(error)
-        else:
-            self.mesh.control.put_nowait(Unforeseen(f"{self.part} fails at {self.name}", error))
+        if task is self._task:
+            self._tell_own("done", self.mesh.last_phase, task)
 
     async def _abort(self, phase: bytes) -> None:
         """Ends a phase everywhere; those that restarted have no part in it and join anew.

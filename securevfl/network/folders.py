@@ -101,7 +101,7 @@ def _write_result(out: Path, folders: Sequence[Path]) -> None:
     except LedgerError:  # there is nothing to add up; the audit says what is wrong with it
         return
     result |= {
-        "privacy": spending(records, files.read_plan().delta),
+        "privacy": spending(records, files.read_plan()),
         "labels": label_exposure(records, "" if outline is None else outline.label_holder),
         "messages": sum(each["messages"] for each in results),
         "bytes": sum(each["bytes"] for each in results),

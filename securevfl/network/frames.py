@@ -187,8 +187,8 @@ def reason_of(frame: Frame) -> str:
 ROUND_BYTES = 8
 SALT_BYTES = 32
 MAX_CONTROL = 1 << 20
-LARGE = frozenset({"alignment", "propose", "join", "records"})
-"""Kinds that carry sets of IDs or record numbers, plans or bounds, and may fill a whole frame."""
+LARGE = frozenset({"propose", "join", "records"})
+"""Kinds that carry record numbers, plans or bounds, and may fill a whole frame."""
 
 _INTRODUCTION: dict[str, Any] = {
     "name": str,
@@ -202,9 +202,7 @@ _INTRODUCTION: dict[str, Any] = {
 OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "introduction": _INTRODUCTION,
     "meet": {"round": bytes, "away": str},
-    "align": {"round": bytes, "index": int, "parties": int, "normalise": str},
-    "alignment": {"round": bytes, "content": bytes},
-    "compare": {"round": bytes, "normalise": str},
+    "align": {"phase": bytes, "way": str, "normalise": str, "members": str, "helper": str},
     "records": {"numbers": list, "salt": bytes},
     "propose": {"proposal": str, "digest": str},
     "agreed": {"digest": str},
@@ -218,9 +216,7 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
 OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "join": {**_INTRODUCTION, "facts": str, "aligned": str, "checkpoints": list, "finished": bool},
     "met": {"round": bytes},
-    "alignment": {"round": bytes, "content": bytes},
-    "aligned": {"round": bytes},
-    "compared": {"round": bytes, "ids": str},
+    "aligned": {"phase": bytes},
     "confirmed": {"digest": str},
     "done": {"phase": bytes},
     "refused": {"phase": bytes, "reason": str},

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from securevfl.data.share import own_ids
-from securevfl.errors import BudgetExceeded, DataError, ProtocolError
+from securevfl.errors import BudgetExceeded, DataError, ProtocolError, SecureVFLError
 from securevfl.network.agreement import CommonDataError, Facts
+from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import ServerConfig
 from securevfl.network.folders import commitment
-from securevfl.network.frames import ROUND_BYTES
-from securevfl.network.participant import Participant, Purpose, Restarted, understanding
+from securevfl.network.frames import PHASE_BYTES, ROUND_BYTES
+from securevfl.network.participant import Participant, Purpose, Restarted, Unforeseen, understanding
 from securevfl.network.relay import Introduction, read_introduction
-from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.contract import Envelope
+from securevfl.protocols.alignment.protocol import HELPED
 
 log = logging.getLogger("securevfl.network")
 
@@ -30,40 +30,6 @@ class Joined:
     introduction: Introduction
     aligned: str
     checkpoints: tuple[int, ...]
-
-
-class Aligning:
-    """One organisation's side of a private set intersection.
-
-    Args:
-        ids: Its IDs, normalised.
-        index: Its place; the coordinator's is 0.
-        parties: How many take part.
-        normalise: How IDs were made comparable.
-    """
-
-    def __init__(self, ids: Sequence[str], *, index: int, parties: int, normalise: str) -> None:
-        self._ids = list(ids)
-        self._protocol = PrivateAlignment(parties=parties, normalisation=normalise)
-        self._machine = self._protocol.machine(index, self._ids)
-
-    def start(self) -> list[tuple[int, bytes]]:
-        """What to send first: (place of the receiver, content)."""
-        return [(each.receiver, each.message.to_bytes()) for each in self._machine.start()]
-
-    def receive(self, sender: int, content: bytes) -> list[tuple[int, bytes]]:
-        """Takes what another has sent; what to send next."""
-        envelope = Envelope(sender, self._machine.address, self._protocol.decode(content))
-        return [(each.receiver, each.message.to_bytes()) for each in self._machine.receive(envelope)]
-
-    @property
-    def done(self) -> bool:
-        """Whether the common IDs are known here."""
-        return self._machine.done
-
-    def common(self) -> list[str]:
-        """The common IDs, in an order that all know."""
-        return [self._ids[row] for row in self._machine.alignment().rows]
 
 
 class Gathering(Participant):
@@ -198,8 +164,7 @@ class Gathering(Participant):
         mark = "" if ids is None else commitment(self.session, ids)
         if ids is None or any(self.joined[name].aligned != mark for name in with_data):
             self.part = "aligning"
-            by_psi = self.config.align == "psi"
-            ids = await (self._align_privately(with_data) if by_psi else self._compare(with_data))
+            ids = await self._align_all(with_data)
             if not ids:
                 raise CommonDataError("the organisations have no ID in common")
             self.say(f"{len(ids)} of {len(self.own.ids)} records are common to all")
@@ -207,44 +172,35 @@ class Gathering(Participant):
         for name in with_data if self.purpose.numbers else ():
             self.mesh.tell(name, "records", numbers=list(self.purpose.numbers), salt=self.purpose.salt)
 
-    def _ids(self) -> list[str]:
-        if self.own is None:
-            raise DataError("the coordinator has no data")
-        return own_ids(self.own)
+    async def _align_all(self, with_data: list[str]) -> list[str]:
+        """Has everybody with data, and the helper where there is one, find the common IDs."""
+        config, phase = self.config, secrets.token_bytes(PHASE_BYTES)
+        helper = config.comparing if config.align == HELPED else ""
+        arranged = Arrangement(
+            kind=config.align, normalise=config.normalise, members=(self.name, *with_data), helper=helper
+        )
+        for name in arranged.everybody[1:]:
+            self.mesh.tell(name, "align", phase=phase, **arranged.fields())
+        task = asyncio.create_task(align(self, phase, arranged))
+        task.add_done_callback(lambda done: self._tell_own("aligned", phase, done))
+        try:
+            await self.collect("aligned", arranged.everybody, phase=phase)
+        except BaseException:
+            await self.stop_task(task)
+            raise
+        return task.result() or []
 
-    async def _align_privately(self, with_data: list[str]) -> list[str]:
-        """Private set intersection, with the coordinator as its leader."""
-        about = {"parties": len(with_data) + 1, "normalise": self.config.normalise}
-        aligning = Aligning(self._ids(), index=0, **about)  # type: ignore[arg-type]
-        for index, name in enumerate(with_data, start=1):
-            self.mesh.tell(name, "align", round=self._round, index=index, **about)  # type: ignore[arg-type]
-        self._send_alignment(aligning.start(), with_data)
-        while not aligning.done:
-            peer, kind, fields = await self.next_control()
-            self.check_event(peer, kind, fields)
-            if kind == "alignment" and peer in with_data and fields["round"] == self._round:
-                sent = aligning.receive(with_data.index(peer) + 1, fields["content"])
-                self._send_alignment(sent, with_data)
-        await self.collect("aligned", with_data, round=self._round)
-        return aligning.common()
-
-    def _send_alignment(self, sent: list[tuple[int, bytes]], with_data: list[str]) -> None:
-        for receiver, content in sent:
-            self.mesh.tell(with_data[receiver - 1], "alignment", round=self._round, content=content)
-
-    async def _compare(self, with_data: list[str]) -> list[str]:
-        """Without private alignment all tables must hold the same IDs."""
-        ids = sorted(self._ids())
-        for name in with_data:
-            self.mesh.tell(name, "compare", round=self._round, normalise=self.config.normalise)
-        answers = await self.collect("compared", with_data, round=self._round)
-        for name, fields in answers.items():
-            if fields.get("ids") != commitment(self.session, ids):
-                raise CommonDataError(
-                    f'{name} does not have exactly the IDs of {self.name}; set align = "psi" to find the '
-                    "common ones"
-                )
-        return ids
+    def _tell_own(self, kind: str, phase: bytes, task: asyncio.Task[Any]) -> None:
+        """What runs here has ended: as if this organisation, like the others, had told the coordinator."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self.mesh.control.put_nowait((self.name, kind, {"phase": phase}))
+        elif isinstance(error, SecureVFLError):
+            self.mesh.control.put_nowait(error)
+        else:
+            self.mesh.control.put_nowait(Unforeseen(f"{self.part} fails at {self.name}", error))
 
     # -- the agreement --------------------------------------------------------------------------------------
 

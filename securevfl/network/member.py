@@ -8,13 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
-from securevfl.data.share import OwnTable, own_ids
+from securevfl.data.share import OwnTable
 from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
 from securevfl.federation.site import complete_checkpoints
 from securevfl.network.agreement import Facts, Understanding
+from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import PartyConfig
 from securevfl.network.folders import commitment
-from securevfl.network.joining import Aligning
 from securevfl.network.participant import (
     STAY,
     Participant,
@@ -67,9 +67,7 @@ class Member(Participant):
         self.confirm, self.say = confirm, say
         self.mesh.on_restart = self._restart
         self.mesh.on_trouble = self._trouble
-        self._aligning: Aligning | None = None
         self._introductions: list[Introduction] = []
-        self._round = b""
         self._result: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -152,11 +150,7 @@ class Member(Participant):
             case "meet":
                 await self._begin_meeting(fields["round"], fields["away"].split(","))
             case "align":
-                self._begin_alignment(fields)
-            case "alignment":
-                self._go_on_aligning(fields)
-            case "compare":
-                self._compare(fields)
+                await self._begin_alignment(fields)
             case "records":
                 self.purpose.take_numbers(self, fields["numbers"], fields["salt"])
             case "propose":
@@ -224,32 +218,19 @@ class Member(Participant):
         self.purpose.check_comparison(self, way)
         return super().comparable(way)
 
-    def _begin_alignment(self, fields: dict[str, Any]) -> None:
-        ids = own_ids(self.comparable(fields["normalise"]))
-        self._round, about = fields["round"], {key: fields[key] for key in ("index", "parties", "normalise")}
-        self._aligning = Aligning(ids, **about)
-        self._aligning.start()
+    async def _begin_alignment(self, fields: dict[str, Any]) -> None:
+        """A newer alignment, for one who has restarted, replaces this one."""
+        arranged = Arrangement.read(fields, self.config.coordinator)
+        await self.stop_task(self._task)
+        self._task = asyncio.create_task(self._reporting(self._align(fields["phase"], arranged)))
 
-    def _go_on_aligning(self, fields: dict[str, Any]) -> None:
-        if fields["round"] != self._round:
-            return
-        if self._aligning is None:
-            raise ProtocolError("an alignment goes on that has not begun")
-        for _, content in self._aligning.receive(0, fields["content"]):
-            self._tell("alignment", round=self._round, content=content)
-        if self._aligning.done:
-            self._take_ids(self._aligning.common())
-            self._aligning = None
-            self._tell("aligned", round=self._round)
-
-    def _compare(self, fields: dict[str, Any]) -> None:
-        ids = sorted(own_ids(self.comparable(fields["normalise"])))
-        self._take_ids(ids)
-        self._tell("compared", round=fields["round"], ids=commitment(self.session, ids))
-
-    def _take_ids(self, ids: list[str]) -> None:
-        self.purpose.take_ids(self, ids, leads=False)
-        self.say(f"{len(ids)} of {len(own_ids(self.own)) if self.own else 0} records are common to all")
+    async def _align(self, phase: bytes, arranged: Arrangement) -> None:
+        self.part = "aligning"
+        ids = await align(self, phase, arranged)
+        if ids is not None:
+            self.purpose.take_ids(self, ids, leads=False)
+            self.say(f"{len(ids)} of {len(self.own.ids) if self.own else 0} records are common to all")
+        self._tell("aligned", phase=phase)
 
     async def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is proposed with what is known here; asks for confirmation if none was given."""

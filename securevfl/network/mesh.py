@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
@@ -188,6 +189,27 @@ class Mesh:
             link.number = numbers.get(address, 0)
         return self.links
 
+    @contextmanager
+    def meeting(self, phase: bytes, names: Iterable[str]) -> Iterator[Link]:
+        """A phase in which organisations talk as such, beside the roles that they may host already.
+
+        Neither counters nor views know of it.
+
+        Args:
+            phase: Whose messages belong together.
+            names: Who takes part.
+        """
+        kept = self.hosts, self.links, self.observe, self.messages, self.bytes
+        self.hosts = {name: name for name in names}
+        link = Link(self.name, self.post, self.hosts)
+        self.links, self.observe = {self.name: link}, lambda message: None
+        try:
+            self.begin(phase)
+            yield link
+        finally:
+            self.end()
+            self.hosts, self.links, self.observe, self.messages, self.bytes = kept
+
     def begin(self, phase: bytes) -> None:
         """Starts a phase, with what came early for it.
 
@@ -298,8 +320,8 @@ class Mesh:
         if phase == self._phase:
             self._deliver(peer, message, size)
             return
-        if self.hosts:
-            self._check_addresses(peer, message)
+        if self.hosts and (message.sender, message.receiver) != (peer, self.name):
+            self._check_addresses(peer, message)  # else of a meeting, perhaps, which has not begun here
         if phase not in self._past:
             if self._early_bytes + size > MAX_UNREAD:
                 raise ProtocolError(f"{peer} floods: {self._early_bytes:,} bytes wait for a phase to begin")

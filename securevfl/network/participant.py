@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from securevfl.accountants.records import ReleaseRecord
@@ -32,12 +32,14 @@ from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.site import PARTS, Site, hosts_of
+from securevfl.federation.threads import fitting_threads
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
 from securevfl.network.agreement import CommonDataError, Facts, Understanding
 from securevfl.network.config import ParticipantConfig, build_own, load_builder
 from securevfl.network.folders import ALIGNMENT_FILE
 from securevfl.network.mesh import Control, Mesh
+from securevfl.network.progress import RunProgress, run_progress
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.privacy.messages import Packet
 from securevfl.protocols.contract import Address
@@ -194,6 +196,9 @@ class Participant(ABC):
         others: Everybody else.
     """
 
+    say: Callable[[str], None]
+    """Tells a person at the terminal something."""
+
     def __init__(
         self, config: ParticipantConfig, purpose: Purpose, *, coordinator: str, others: tuple[str, ...]
     ) -> None:
@@ -219,6 +224,9 @@ class Participant(ABC):
         self.part = "joining"
         self.begun = time.monotonic()
         self.reason: str | None = None
+        self.resumed: int | None = None
+        self._begun_with = 0.0
+        self.on_progress: Callable[[RunProgress], None] = lambda now: None
 
     # -- the folder -----------------------------------------------------------------------------------------
 
@@ -242,7 +250,7 @@ class Participant(ABC):
         path = self.folder.path
         file = path / AGREEMENT_FILE
         if not file.exists():
-            own = {ALIGNMENT_FILE, AGREEMENT_FILE}
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE, "ledger"}
             if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
@@ -340,7 +348,8 @@ class Participant(ABC):
             self.tell_absent(peer)
         try:
             async with asyncio.timeout(self.config.network.phase_timeout or None):
-                await site.run(part)
+                with fitting_threads(site.plan, site.data):
+                    await site.run(part)
         except TimeoutError as error:
             raise NetworkError(
                 f"{part} of epoch {epoch} took more than {self.config.network.phase_timeout:g} s; "
@@ -348,6 +357,24 @@ class Participant(ABC):
             ) from error
         finally:
             self.mesh.end()
+        if part == "prepare":
+            self._begun_with = site.spent()
+        if part == "epoch" and (now := self.progress()) is not None:
+            self.on_progress(now)
+
+    def progress(self) -> RunProgress | None:
+        """Where the run is, as far as this organisation knows; None before there is an agreement."""
+        if self.site is None:
+            return None
+        away = tuple(peer for peer, session in self.mesh.sessions.items() if not session.connected)
+        return run_progress(
+            self.site.plan,
+            mu=self.site.spent(),
+            epoch=self.epoch,
+            away=away,
+            resumed=self.resumed,
+            begun=self._begun_with,
+        )
 
     def keep_state(self, part: str, epoch: int) -> None:
         """Keeps the state after a part that everybody may have to go back to."""
@@ -357,6 +384,9 @@ class Participant(ABC):
 
     def _restore(self, site: Site, epoch: int) -> None:
         state = site.restore(epoch, fresh=self.fresh)
+        if state:
+            self.resumed = self.epoch = epoch
+            self.say(f"resumed at epoch {epoch}")
         if state and self.fresh:
             self.clock.set(float(state["time"]))
             self.mesh.messages, self.mesh.bytes = int(state["messages"]), int(state["bytes"])
@@ -459,6 +489,7 @@ class Participant(ABC):
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
             "mu": 0.0 if self.site is None else self.site.spent(),
             "guarantee": "" if self.site is None else self.site.plan.guarantee,
+            **({} if (now := self.progress()) is None else now.figures),
         }
 
     async def close(self) -> None:

@@ -291,7 +291,7 @@ class Predicting(Purpose):
             return
         self._settled = True
         site.write_observed()
-        self.trained.messages, self.trained.time = max(site.numbers().values()), who.clock.now()
+        self.trained.messages, self.trained.time = max(site.numbers().values(), default=0), who.clock.now()
         self.trained.save_records(who.folder)
         who.folder.write_result(who.folder.read_result() | counted(self.plan, who.records()))
 

@@ -156,7 +156,9 @@ class Training(Purpose):
         if site is None:
             raise ProtocolError("the run ends before it began")
         site.finish()
-        trained = Trained.of(site.data, messages=max(site.numbers().values()), time=who.clock.now())
+        trained = Trained.of(
+            site.data, messages=max(site.numbers().values(), default=0), time=who.clock.now()
+        )
         helper = site.data.labels_absent and set(site.data.absent) == set(site.data.parties)
         # Over a network IDs are text.
         trained.numbers = {} if helper else {str(each): n for each, n in trained.numbers.items()}

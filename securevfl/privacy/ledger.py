@@ -36,6 +36,9 @@ GENESIS = "0" * 64
 _MOST_DIGITS = 15  # of a row index in a list
 SESSION = "session"
 """Kind of the entry with which a process announces its signing key."""
+ALIGNMENT = "alignment"
+"""Kind of the entry that stands for an alignment which begins; accountants do not count it."""
+_NOTES = (SESSION, ALIGNMENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,11 @@ class Entry:
     def is_session(self) -> bool:
         """True for the entry that announces a new signing key."""
         return bool(self.content.get("kind") == SESSION)
+
+    @property
+    def is_release(self) -> bool:
+        """True for what accountants count: neither a signing key nor an alignment."""
+        return self.content.get("kind") not in _NOTES
 
 
 def _canonical(content: Mapping[str, Any]) -> str:
@@ -171,8 +179,10 @@ class Ledger:
         Raises:
             LedgerError: It would pass for the entry that announces a signing key, which counts nothing.
         """
-        if record.kind == SESSION:
-            raise LedgerError(f"a release of {self.owner} cannot be of kind {SESSION!r}; name what it is for")
+        if record.kind in _NOTES:
+            raise LedgerError(
+                f"a release of {self.owner} cannot be of kind {record.kind!r}; name what it is for"
+            )
         content: dict[str, Any] = {
             "kind": record.kind,
             "observers": list(record.observers),
@@ -191,6 +201,19 @@ class Ledger:
         if record.epsilon is not None:
             content["epsilon"] = record.epsilon
         return self._write(content)
+
+    def note_alignment(self, *, way: str, observers: Iterable[str], ids: int, most: int) -> Head:
+        """Notes that an alignment begins, and syncs it to disk; only then may anything of it leave.
+
+        Args:
+            way: Which kind of alignment.
+            observers: Who takes part.
+            ids: How many IDs the owner brings.
+            most: How many it lets any other bring.
+        """
+        return self._write(
+            {"kind": ALIGNMENT, "way": way, "observers": list(observers), "ids": ids, "most": most}
+        )
 
     def _write(self, content: Mapping[str, Any]) -> Head:
         index = self.head.position + 1
@@ -364,7 +387,7 @@ def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
 def kept_records(ledger: Ledger) -> list[ReleaseRecord]:
     """The releases in a ledger that is kept in memory."""
     contents = [json.loads(line) for line in ledger.lines]
-    return [to_record(ledger.owner, content) for content in contents if content["kind"] != SESSION]
+    return [to_record(ledger.owner, content) for content in contents if content["kind"] not in _NOTES]
 
 
 AGREEMENT_FILE = "agreement.json"
@@ -422,5 +445,5 @@ def read_records(run_folder: Path) -> list[ReleaseRecord]:
         to_record(path.stem, entry.content)
         for path in paths
         for entry in read_ledger(path, heads=heads)
-        if not entry.is_session
+        if entry.is_release
     ]

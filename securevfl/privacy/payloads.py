@@ -118,12 +118,12 @@ class Accounted(_Gated):
 
     Attributes:
         machine: The machine, made of the party's values; None where an entry stands for a replay.
-        head: The ledger head that is sent along.
+        head: The ledger head that is sent along; None where the sender has nothing of its own in it.
         observers: Organisations that it talks to.
     """
 
     machine: Any
-    head: Head
+    head: Head | None
     observers: tuple[str, ...]
     key: InitVar[object] = None
 

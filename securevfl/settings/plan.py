@@ -29,7 +29,7 @@ from securevfl.settings.families import (
 )
 
 DEFAULT_ALGORITHM = "sealed"
-MODELS = ("auto", "linear", "scorecard", "mlp", "cnn", "lstm", "trees")
+MODELS = ("auto", "linear", "scorecard", "profile", "mlp", "cnn", "lstm", "trees")
 HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
@@ -75,7 +75,8 @@ class Plan(_Keywords):
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
         model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``; of sealed training also
-            ``scorecard``, or ``auto``, its default: linear or scorecard by public facts alone; of the
+            ``scorecard``, ``profile`` (bins and label histograms without a score, see ``securevfl profile``),
+            or ``auto``, its default: linear or scorecard by public facts alone; of the
             baselines ``central`` and ``local`` also ``trees``, scikit-learn's HistGradientBoosting.
         embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
         hidden: Widths of hidden layers of the encoders.
@@ -251,6 +252,23 @@ class Plan(_Keywords):
         """What of the plan concerns one machine alone."""
         flat = self.to_flat()
         return LocalSettings(**{name: flat[name] for name in LOCAL})
+
+    @property
+    def accounted_delta(self) -> float:
+        """The delta at which noise is sized and epsilon is computed, at most `delta`.
+
+        Where members may cheat, a tenth of `delta` is set aside for masks that hide statistically and for
+        proofs that err; a plan that needs more is refused.
+        """
+        return self.delta * (0.9 if getattr(self.settings, "adversary", "") == "malicious" else 1.0)
+
+    @property
+    def adversary_in_words(self) -> str:
+        """What a sealed plan takes members to be capable of; empty for other plans."""
+        return {
+            "malicious": "malicious: may do anything; rows and labels are proved, openings authenticated",
+            "semi-honest": "semi-honest: trusted to follow the protocol",
+        }.get(getattr(self.settings, "adversary", ""), "")
 
     def with_changes(self, **changes: Any) -> Plan:
         """The same plan with some fields changed.

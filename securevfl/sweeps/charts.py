@@ -58,8 +58,8 @@ class SweepCharts:
         }
 
     def claimed(self) -> Chart | None:
-        """What papers would claim against what holds; None where nothing left."""
-        known = any(row["sound_epsilon"] for group in self.groups for row in group.rows)
+        """What papers would claim against what holds; None where no paper claims anything."""
+        known = any(row["claimed_epsilon"] for group in self.groups for row in group.rows)
         return claimed_against_sound(self.groups, self.styles) if known else None
 
     def scored(self) -> dict[tuple[str, str], list[Any]]:
@@ -215,7 +215,8 @@ def _draw_series(chart: Chart, axes: Any, groups: Sequence[Group], style: Style,
         chart.tag(line, class_="f", data_ids=_ids(*groups))
     for group in groups:
         place, ids = x(group.epsilon), _ids(group)
-        (whisker,) = axes.plot([place] * 2, [group.low, group.high], "_-", color=style.colour, linewidth=1)
+        ends = [group.mean if end is None else end for end in (group.low, group.high)]
+        (whisker,) = axes.plot([place] * 2, ends, "_-", color=style.colour, linewidth=1)
         chart.tag(whisker, class_="f", data_ids=ids)
         (mean,) = axes.plot(place, group.mean, marker=style.marker, color=style.colour, markersize=9, **EDGES)
         text = (

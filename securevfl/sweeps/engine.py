@@ -14,9 +14,10 @@ from typing import Any
 from securevfl.errors import RunError
 from securevfl.files import write_text
 from securevfl.sweeps.charts import write_plots
+from securevfl.sweeps.check import without_impossible
 from securevfl.sweeps.executors import Executor, LocalExecutor, task_of
 from securevfl.sweeps.page import write_page
-from securevfl.sweeps.records import FAILED, MARKER, Journal, failed_record
+from securevfl.sweeps.records import FAILED, MARKER, Journal
 from securevfl.sweeps.results import Results, write_tables
 from securevfl.sweeps.spec import Sweep
 
@@ -49,9 +50,12 @@ def run_sweep(
     workers: int = 1,
     executor: Executor | None = None,
     retry_failed: bool = False,
+    skip_impossible: bool = False,
     progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Results:
     """Runs all points of a sweep that have no result yet, and writes tables, plots and page.
+
+    Every point is checked against its data before the first one runs.
 
     The same seeds give the same ``results.csv`` whatever the number of workers, as far as seeds decide: they
     never decide noise. Points with noise repeat exactly only with ``insecure_reproducible_noise``, which
@@ -63,13 +67,16 @@ def run_sweep(
         workers: Worker processes of this machine.
         executor: Runs the points instead; closed at the end.
         retry_failed: Run the points again that failed in an earlier session.
+        skip_impossible: Leave out points that cannot run instead of refusing the sweep.
         progress: Called at the start and after every point.
 
     Raises:
+        PlanError: Points cannot run; nothing was started.
         RunError: The folder holds something else, or another sweep works in it.
         AttackError: An attack of the audit is unknown.
     """
     _check_attacks(sweep)
+    sweep = without_impossible(sweep, skip=skip_impossible)
     folder = Path(out).absolute()
     with _claimed(folder):
         write_text(folder / MARKER, sweep.text)
@@ -133,10 +140,7 @@ def _run_missing(
         for point in sweep.points
         if point.id not in journal.records or (retry_failed and journal.records[point.id]["status"] == FAILED)
     ]
-    for point in missing:
-        if point.error:
-            journal.append(failed_record(point.id, point.error))
-    tasks = [task_of(point, sweep.audit, folder) for point in missing if not point.error]
+    tasks = [task_of(point, sweep.audit, folder) for point in missing]
     pace = _Pace(sweep, journal, len(tasks), progress)
     pace.report(None)
     written = time.monotonic()

@@ -1,10 +1,11 @@
 """A sweep file: which plans to run, and how each is audited.
 
-A sweep file is a plan file with lists. Fields of a plan at the top hold for every point; ``[grid]`` names
-fields with a list of values each and takes all combinations; every ``[[point]]`` is a variant with fields
-(and, as ``grid = {...}``, lists) of its own, crossed with the grid. ``[audit]`` says what is measured on each
-run, ``[target]`` which value the time to target is about. Settings of a family, the simulation and the
-data may stand in their tables, as in a plan file, or under their own names, as on a command line.
+A sweep file is a plan file with lists: where a field of a plan stands, a list of values may take its place,
+and all combinations are run. Fields at the top hold for every point; every ``[[point]]`` is a variant with
+fields and lists of its own. ``[grid]``, and ``grid = {...}`` in a variant, are places for lists alone.
+``[audit]`` says what is measured on each run, ``[target]`` which value the time to target is about.
+Settings of a family, the simulation and the data may stand in their tables, as in a plan file, or
+under their own names, as on a command line.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ class Sweep:
         audit: What is measured on each.
         target: For the time to target.
         repeated: How many points of the file were the same as an earlier one and are left out.
+        left_out: How many points cannot run and are left out.
         text: The file's own text, to be kept beside the results.
     """
 
@@ -129,11 +131,13 @@ class Sweep:
     audit: AuditSettings = field(default_factory=AuditSettings)
     target: Target = field(default_factory=Target)
     repeated: int = 0
+    left_out: int = 0
     text: str = ""
 
 
-def read_sweep(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Sweep:
+def read_sweep(path: Path | str, *, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """Reads a sweep file; see `parse_sweep`."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -168,7 +172,7 @@ def parse_sweep(
         raise PlanError(f"{source} is not TOML: {error}") from error
     check_names(content, (*KINDS, *TABLES, *SECTIONS, "seeds"), "a sweep")
     audit = _section(AuditSettings, content.get("audit", {}), "audit")
-    combinations = _expand(content, _settings(content), dict(overrides or {}))
+    combinations = _expand(content, dict(overrides or {}))
     for _, chosen in combinations:
         if is_description(str(chosen.get("data", ""))):
             chosen["data"] = str(base / chosen["data"])
@@ -206,6 +210,17 @@ def _section(kind: Any, content: Any, name: str) -> Any:
     return kind(**content)
 
 
+def _apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Fields with one value, and fields with a list of values; a field that is a list varies by lists."""
+    lists = {
+        name: value
+        for name, value in settings.items()
+        if isinstance(value, list)
+        and (get_origin(KINDS[name]) is not tuple or any(isinstance(each, list) for each in value))
+    }
+    return {name: value for name, value in settings.items() if name not in lists}, lists
+
+
 def _grid(content: Any, where: str) -> dict[str, list[Any]]:
     """Field -> its values; ``seeds = 3`` is short for ``seed = [0, 1, 2]``."""
     if not isinstance(content, dict):
@@ -234,11 +249,12 @@ def _seeds(value: Any, name: str) -> list[Any]:
     return _values(value, name)
 
 
-def _expand(
-    content: Mapping[str, Any], base: dict[str, Any], overrides: dict[str, Any]
-) -> list[tuple[str, dict[str, Any]]]:
+def _expand(content: Mapping[str, Any], overrides: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """(label, fields) of every combination: variants in the file's order, each with the whole grid."""
+    base, lists = _apart(_settings(content))
     common = _grid(content.get("grid", {}), "grid")
+    _refuse_both(lists, common, "the top of the file", "[grid]")
+    common = _grid(lists, "the top of the file") | common
     if "seeds" in content:
         if "seed" in common or "seed" in base:
             raise PlanError("seeds is given twice; keep one of seed and seeds")
@@ -266,11 +282,14 @@ def _variant(
     label = variant.get("label", "")
     if not isinstance(label, str):
         raise PlanError(f"label of {where} is {label!r}; expected text")
-    own = _settings(variant)
+    own, varied = _apart(_settings(variant))
     lists = dict(variant.get("grid", {})) if isinstance(variant.get("grid", {}), dict) else variant["grid"]
+    _refuse_both(varied, lists if isinstance(lists, dict) else {}, where, "its grid")
+    if "seeds" in variant and "seed" in {**own, **varied}:
+        raise PlanError(f"{where} gives both seed and seeds; keep one of them")
     if "seeds" in variant and isinstance(lists, dict):
         lists["seeds"] = variant["seeds"]
-    grid = _grid(lists, f"{where}.grid")
+    grid = _grid(varied, where) | _grid(lists, f"{where}.grid")
     _refuse_both(own, grid, where, "its grid")
     # A variant that says something itself is not varied there by the common grid.
     rest = {name: values for name, values in common.items() if name not in own and name not in grid}

@@ -17,6 +17,7 @@ from securevfl.sweeps.results import Results, Row
 MAIN_METRICS = ("auc", "r2", "accuracy")
 Table = tuple[str, list[str], list[list[str]]]
 """Caption, head and rows."""
+LEAST_SEEDS = 3
 BASELINES = {"local": "label holder alone", "central": "all features in one place"}
 # What is not a difference between ways of training, only between points of one way.
 _SAME_WAY = ("seed", "epsilon", "sigma", "gradient_sigma", "data_folder", "record_views")
@@ -31,8 +32,8 @@ class Group:
         rows: Its rows.
         metric: The test metric that counts for the task.
         mean: Its mean over seeds; None where no run was evaluated.
-        low: Lower end of the 95 % interval of the mean (Student); the mean itself for a single seed.
-        high: Upper end.
+        low: Lower end of the 95 % interval of the mean (Student); None with fewer than three seeds.
+        high: Upper end, likewise.
         epsilon: Sound epsilon, the largest of all seeds.
         claimed: What the paper would claim, likewise.
         measured: Certified lower bound, likewise.
@@ -71,8 +72,7 @@ def groups_of(results: Results) -> list[Group]:
 
 def _group(series: str, rows: list[Row]) -> Group:
     metric = main_metric(rows)
-    bounds = (0.0, 1.0) if metric in ("auc", "accuracy") else (-math.inf, math.inf)
-    mean, low, high = interval([row[metric] for row in rows if row[metric] is not None], bounds)
+    mean, low, high = interval([row[metric] for row in rows if row[metric] is not None])
     return Group(
         series=series,
         rows=tuple(rows),
@@ -99,18 +99,20 @@ def main_metric(rows: Sequence[Row]) -> str:
     return next((name for name in MAIN_METRICS if any(row[name] is not None for row in rows)), "accuracy")
 
 
-def interval(
-    values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> tuple[float | None, float | None, float | None]:
-    """Mean and 95 % Student interval of the mean within what is possible; one value is its own interval."""
+def interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Mean and 95 % Student interval of the mean.
+
+    Two values have an interval six times as wide as they lie apart, which tells nobody anything: fewer than
+    `LEAST_SEEDS` have none.
+    """
     if not values:
         return None, None, None
     mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, mean, mean
+    if len(values) < LEAST_SEEDS:
+        return mean, None, None
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
     half = float(stdtrit(len(values) - 1, 0.975)) * spread / math.sqrt(len(values))
-    return mean, max(mean - half, bounds[0]), min(mean + half, bounds[1])
+    return mean, mean - half, mean + half
 
 
 def _series_names(results: Results) -> dict[str, str]:
@@ -209,17 +211,19 @@ def kept_table(groups: Sequence[Group], *, shares: bool = True) -> Table | None:
         found = reference(groups, algorithm)
         if found is not None:
             rows.append([text, *[_plain(found)] * len(targets)])
-    caption = f"Test {metric}: mean ± half of the 95 % interval over seeds"
+    fewest = min(len(group.rows) for way in ways.values() for group in way.values())
+    caption = f"Test {metric}: mean ± half of its 95 % interval over seeds (Student)"
+    if fewest < LEAST_SEEDS:
+        caption = f"Test {metric}: mean over seeds; an interval needs {LEAST_SEEDS} of them"
     if ends:
         caption += "; in brackets how much of the way from the label holder alone to all features is kept"
     return caption, ["way of training", *(f"ε = {target:g}" for target in targets)], rows
 
 
 def _plain(group: Group | None) -> str:
-    if group is None or group.mean is None or group.high is None:
+    if group is None or group.mean is None:
         return "–"
-    half = max(group.high - group.mean, group.mean - (group.low or 0.0))
-    return f"{group.mean:.3f}" + (f" ± {half:.3f}" if half else "")
+    return f"{group.mean:.3f}" + ("" if group.high is None else f" ± {group.high - group.mean:.3f}")
 
 
 def _mean(group: Group | None, ends: tuple[float, float] | None) -> str:
@@ -286,9 +290,11 @@ def _best_at(target: float, best: Group, alone: Group | None, groups: Sequence[G
     text = f"{start}, {most}"
     if alone is None or alone.mean is None:
         return f"{text}."
-    # Only a whole interval above the baseline counts as better.
-    if (best.low or 0.0) > alone.mean:
+    # Only an interval that lies wholly above the baseline's counts as better.
+    if best.low is not None and best.low > (alone.mean if alone.high is None else alone.high):
         return f"{text}; better than the label holder alone ({alone.mean:.3f})."
+    if (best.mean or 0.0) > alone.mean and best.low is None:
+        return f"{text}; above the label holder alone ({alone.mean:.3f}), on too few seeds to be sure."
     if (best.mean or 0.0) > alone.mean:
         return f"{text}; not clearly better than the label holder alone ({alone.mean:.3f})."
     return f"{start} nothing beats the label holder alone ({alone.mean:.3f}); {most}."

@@ -177,7 +177,15 @@ def test_sums_that_are_handed_on_give_features_away(runs: Runs, protocol: str) -
 @pytest.mark.parametrize("observer", ["p0", "p1", "p2"])
 def test_sums_of_an_encrypted_fdml_give_features_away_to_every_worker(runs: Runs, observer: str) -> None:
     """p1 opens them and hands them on; p0, whose organisation adds ciphertexts, is a worker like p2."""
-    source = runs(small((2, 3, 2)), algorithm="fdml", protocol="bfv", epochs=12, batch=200, learning_rate=2.0)
+    source = runs(
+        small((2, 3, 2)),
+        algorithm="fdml",
+        protocol="bfv",
+        epochs=12,
+        batch=200,
+        learning_rate=2.0,
+        decay="none",
+    )
     owner = "p2" if observer == "p1" else "p1"
     assert score(source, TotalsInference, owner, observer) > 0.5
 

@@ -62,10 +62,12 @@ def test_references_name_everything() -> None:
 def test_help_names_every_choice() -> None:
     """Texts of options stand by themselves, so that `--help` need not load what they speak of."""
     from securevfl.network.authority import KEYS
-    from securevfl.protocols.alignment.protocol import NORMALISATIONS
+    from securevfl.protocols.alignment.ids import NORMALISATIONS
+    from securevfl.protocols.alignment.protocol import KINDS
 
     commands = (DOCS / "cli.md").read_text()
     assert f"How IDs are compared: {', '.join(NORMALISATIONS)}." in commands
+    assert f"How: {', '.join(KINDS)}" in re.sub(r" \([^)]*\)", "", commands)
     assert f"Its own key: {' or '.join(KEYS)}." in commands
 
 
@@ -102,6 +104,26 @@ def test_the_page_on_data_runs_top_to_bottom(tmp_path: Path, monkeypatch, capfd)
             run_program(program)
     assert (tmp_path / "draft.toml").is_file() and list(tmp_path.glob("runs/mine/audits/*/report.html"))
     assert "'spent', 'spent missing'" in capfd.readouterr().out
+
+
+SAVED = re.compile(r"`([\w./-]+)`:\n\n```toml\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["sweeps.md"])
+def test_a_page_of_a_task_runs_top_to_bottom(page: str, tmp_path: Path, monkeypatch, capfd) -> None:
+    """Files are saved under the names that the text gives them; then every block runs, in order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert len(text.split()) <= 800
+    monkeypatch.chdir(tmp_path)
+    for name, content in SAVED.findall(text):
+        (tmp_path / name).write_text(content)
+    program = tmp_path / "block.py"
+    for language, code in re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL):
+        if language == "sh":
+            run_shell(code)
+        else:
+            program.write_text(code)
+            run_program(program)
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -21,9 +21,15 @@ from securevfl.privacy.views import View
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan.from_flat(
-        {"unprotected": True, "algorithm": "fdml", "epochs": 3, "batch": 7, "learning_rate": 0.3, **changes}
-    )
+    usual = {
+        "unprotected": True,
+        "algorithm": "fdml",
+        "epochs": 3,
+        "batch": 7,
+        "learning_rate": 0.3,
+        "decay": "none",
+    }
+    return Plan.from_flat({**usual, **changes})
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:

@@ -292,7 +292,9 @@ def test_the_losses_that_the_server_is_told_are_no_system_for_those_of_records(
     """With the label, a record's loss is its prediction. From mean losses of batches, a few passes long, the
     server would solve for it; it is told one number per pass, in which all records count the same."""
     data, epochs = tiny(), 30
-    chosen = plan(label_holder="server", batch=batch, epochs=epochs, record_views=True)
+    chosen = plan(
+        label_holder="server", batch=batch, epochs=epochs, record_views=True, decay="none", learning_rate=0.1
+    )
     run = train(data, chosen, tmp_path / "run")
     view = View(tmp_path / "run" / "views" / "server")
     told = [seen.fields["value"] for seen in view.messages("loss")]

@@ -13,7 +13,6 @@ from securevfl.accountants.sealed import SealedShifts
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.card import geometry_of
 from securevfl.algorithms.sealed.settings import SealedGeometry
-from securevfl.errors import TrainingDiverged
 
 RANGE = {"label_low": 0.0, "label_high": 400.0}
 
@@ -88,15 +87,10 @@ def test_diabetes_at_epsilon_eight() -> None:
 
 def test_scores_stay_in_the_range_of_the_labels() -> None:
     data = VerticalData.load("diabetes")
-    run = train(data, Plan(algorithm="sealed", epsilon=1.0, learning_rate=3.0, epochs=30, settings=RANGE))
-    predicted = run.predict([block[:5] for block in data.test], ids=[f"new {i}" for i in range(5)])
+    run = train(data, Plan(algorithm="sealed", epsilon=8.0, settings=RANGE))
+    far = [np.sign(block[:5]) for block in data.test]  # five times beyond the columns' bounds
+    predicted = run.predict(far, ids=[f"new {i}" for i in range(5)])
     assert (predicted >= 0).all() and (predicted <= 400).all()
-
-
-def test_a_model_of_noise_is_an_error() -> None:
-    plan = Plan(algorithm="sealed", epsilon=0.1, learning_rate=30.0, epochs=30, settings=RANGE)
-    with pytest.raises(TrainingDiverged, match="diverged"):
-        train(VerticalData.load("diabetes"), plan)
 
 
 def test_iterations_follow_public_facts() -> None:

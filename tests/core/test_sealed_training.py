@@ -256,7 +256,7 @@ def test_the_dealer_sees_no_traffic_and_members_see_masks(tmp_path):
     run(make_data(parties=3), tmp_path / "run", epsilon=4.0, epochs=3, record_views=True)
     dealer = [seen for seen in View(tmp_path / "run" / "views" / "dealer") if not seen.sent]
     assert {seen.kind for seen in dealer} == {"sealed-hello", "sealed-ready"}
-    assert all(set(seen.fields) <= {"round", "session"} for seen in dealer)
+    assert all(set(seen.fields) <= {"round", "session", "stage"} for seen in dealer)
     received = [seen for seen in View(tmp_path / "run" / "views" / "p1") if not seen.sent]
     assert {seen.kind for seen in received} == {
         "sealed-begin",

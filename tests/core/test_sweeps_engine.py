@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from sweep_helpers import FOUR, TINY, InProcess, journal_of
 
-from securevfl.errors import AttackError, InputError, MissingExtra, RunError
+from securevfl import train
+from securevfl.errors import AttackError, InputError, MissingExtra, PlanError, RunError, TrainingDiverged
 from securevfl.sweeps import LocalExecutor, SweepProgress, parse_sweep, run_sweep
 from securevfl.sweeps.executors import WorkerProcess, task_of
 
@@ -132,19 +134,56 @@ def test_a_run_that_was_cut_off_starts_again(tmp_path: Path) -> None:
     assert run_sweep(sweep, tmp_path / "s", executor=InProcess()).finished
 
 
-def test_failing_points_are_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
-    text = TINY + "[grid]\nprotocol = ['plain', 'two-tree', 'plane']\n"
+def test_failing_points_are_recorded_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from securevfl.cli.sweep import sweep as command
+
+    def fail_odd(data: Any, plan: Any, folder: Any) -> Any:
+        if plan.seed % 2:
+            raise TrainingDiverged("by hand")
+        return train(data, plan, folder)
+
+    monkeypatch.setattr("securevfl.sweeps.work.train", fail_odd)
+    text = TINY + "[grid]\nseed = [0, 1, 2]\n"
     seen: list[SweepProgress] = []
-    results = run_sweep(parse_sweep(text), tmp_path / "s", executor=InProcess(), progress=seen.append)
+    run_sweep(parse_sweep(text), tmp_path / "s", executor=InProcess(), progress=seen.append)
     rows = read_rows(tmp_path / "s")
-    assert [row["status"] for row in rows] == ["ok", "failed", "failed"]
-    assert "'plain'" in rows[2]["error"]
-    assert rows[1]["error"]
-    assert (seen[-1].done, seen[-1].total, seen[-1].failed) == (3, 3, 2)
+    assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
+    assert rows[1]["error"] == "by hand"
+    assert (seen[-1].done, seen[-1].total, seen[-1].failed) == (3, 3, 1)
     assert "Points that failed" in (tmp_path / "s" / "sweep.html").read_text()
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(typer.Exit) as stop:
+        command(tmp_path / "s.toml", out=tmp_path / "s")
+    said = capsys.readouterr().out
+    assert stop.value.exit_code == 1 and "2 of 3 points finished, 1 failed" in said and "by hand" in said
+    monkeypatch.undo()
     again = InProcess()
-    run_sweep(parse_sweep(text), tmp_path / "s", executor=again, retry_failed=True)
-    assert again.done == [results.sweep.points[1].id]
+    assert not run_sweep(parse_sweep(text), tmp_path / "s", executor=again, retry_failed=True).failed
+    assert len(again.done) == 1
+
+
+def test_every_point_is_checked_before_the_first_one_runs(tmp_path: Path) -> None:
+    """Against itself and against its data; nothing is made on disk."""
+    text = TINY + "[grid]\nprotocol = ['plain', 'two-tree', 'plane']\nseed = [0, 1]\n"
+    runner = InProcess()
+    with pytest.raises(PlanError) as told:
+        run_sweep(parse_sweep(text), tmp_path / "s", executor=runner)
+    said = str(told.value)
+    assert "4 of 6 points cannot run, and none was started" in said and "--skip-impossible" in said
+    assert "point 2 (protocol two-tree, seed 0): protocol 'two-tree' needs at least 3 parties" in said
+    assert "unknown protocol 'plane'; did you mean 'plain'?" in said
+    assert not runner.done and not (tmp_path / "s").exists()
+    results = run_sweep(parse_sweep(text), tmp_path / "s", executor=runner, skip_impossible=True)
+    assert len(runner.done) == len(results.finished) == 2 and results.complete
+    assert results.sweep.left_out == 4
+
+
+def test_data_that_cannot_be_read_stops_a_sweep_at_once(tmp_path: Path) -> None:
+    text = TINY.replace("synthetic:rows=60,features=4", "nosuch")
+    with pytest.raises(PlanError, match=r"1 of 1 points cannot run.*unknown data set 'nosuch'"):
+        run_sweep(parse_sweep(text), tmp_path / "s", executor=InProcess(), skip_impossible=True)
 
 
 def test_unexpected_errors_are_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

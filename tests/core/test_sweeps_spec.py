@@ -47,6 +47,30 @@ def test_variants_are_crossed_with_the_grid_and_have_lists_of_their_own() -> Non
     assert all(p.plan().epochs == 3 for p in sweep.points)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed = [1, 2]\nepsilon = [1, 8]",
+        "seed = [1, 2]\n[grid]\nepsilon = [1, 8]",
+        "[[point]]\nseed = [1, 2]\nepsilon = [1, 8]",
+        "epsilon = 3\nseed = 9\n[[point]]\nseed = [1, 2]\ngrid = { epsilon = [1, 8] }",
+    ],
+)
+def test_a_list_stands_wherever_a_field_does(text: str) -> None:
+    found = {(p.plan().seed, p.plan().epsilon) for p in parse_sweep(text).points}
+    assert found == {(1, 1), (1, 8), (2, 1), (2, 8)}
+
+
+def test_tables_and_fields_that_are_lists_take_lists_too() -> None:
+    sweep = parse_sweep("algorithm = 'fdml'\nsigma = 1\nhidden = [8, 8]\n[fdml]\nstaleness = [0, 4]\n")
+    assert [(p.plan().settings.staleness, p.plan().hidden) for p in sweep.points] == [
+        (0, (8, 8)),
+        (4, (8, 8)),
+    ]
+    widths = parse_sweep("sigma = 1\nalgorithm = 'vafl'\nhidden = [[8], [8, 8]]\n").points
+    assert [p.plan().hidden for p in widths] == [(8,), (8, 8)]
+
+
 def test_a_variant_wins_over_the_common_grid() -> None:
     sweep = parse_sweep("[grid]\nepochs = [1, 2]\n[[point]]\nepochs = 9\n[[point]]\nbatch = 8\n")
     assert [p.plan().epochs for p in sweep.points] == [9, 1, 2]
@@ -94,6 +118,11 @@ def test_lists_and_tables_can_be_varied() -> None:
         ("[grid]\nhidden = [32]", "each of its values is one"),
         ("epochs = 3\n[grid]\nepochs = [1]", "epochs is set both"),
         ("seeds = 2\nseed = 1", "seeds is given twice"),
+        ("seeds = 2\nseed = [1]", "seeds is given twice"),
+        ("seed = []", "at least one value"),
+        ("seed = [1]\n[grid]\nseed = [2]", "seed is set both by the top"),
+        ("[[point]]\nseed = [1]\nseeds = 2", "point 1 gives both seed and seeds"),
+        ("[[point]]\nseed = [1]\ngrid = { seed = [2] }", "seed is set both by point 1"),
         ("[grid]\nseeds = 2\nseed = [1]", "both seed and seeds"),
         ("[[point]]\nepochs = 2\ngrid = { epochs = [1] }", "epochs is set both by point 1"),
         ("point = 3", r"write each variant as \[\[point\]\]"),

@@ -167,7 +167,7 @@ def check_ledgers(federation: Federation, found: dict[str, Process], *, more: in
         folder = federation.folder / name
         read_records(folder)
         entries = read_ledger(folder / "ledger" / f"{name}.jsonl", heads=heads)
-        released = {entry.index for entry in entries if not entry.is_session}
+        released = {entry.index for entry in entries if entry.is_release}
         own = {position for owner, position in left if owner == name}
         written = {entry.index for entry in entries}  # the session's entry too: setups show it as their head
         assert own <= written, (name, own - written)

@@ -79,7 +79,7 @@ def fuzzed(folder: Path, seed: int, count: int) -> None:
 
         def post(message: Packet) -> None:
             nonlocal posts, thrown
-            posts += 1
+            posts += process.node.part == "epoch"
             if process.node.part == "epoch" and posts in (8, 9, 10, 11):
                 for peer in peers:
                     throw(process.node, peer, random, count)
@@ -178,7 +178,7 @@ def fields_of(form: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({name: values(name, kind) for name, kind in form.items()})
 
 
-SENSELESS = ["introduction", "align", "alignment", "propose", "agreed", "begin"]
+SENSELESS = ["introduction", "align", "propose", "agreed", "begin"]
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +187,7 @@ def idle(tmp_path_factory) -> Federation:
 
 
 @settings(max_examples=100)
-@given(
-    kind=st.sampled_from(["introduction", "align", "alignment", "propose", "agreed", "begin"]), data=st.data()
-)
+@given(kind=st.sampled_from(["introduction", "align", "propose", "agreed", "begin"]), data=st.data())
 def test_a_party_understands_or_refuses_what_the_coordinator_says(idle, kind, data):
     member = idle.member("clinic")
     fields = data.draw(fields_of(OF_COORDINATOR[kind]))

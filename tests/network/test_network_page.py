@@ -68,11 +68,6 @@ class Page:
             assert process.wait(timeout=240) == 0, self.said(name)
 
 
-@pytest.fixture(autouse=True)
-def _alignment() -> None:
-    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
-
-
 def dossier(run: Path) -> dict[str, Any]:
     """The report of a run's only audit."""
     (found,) = run.glob("audits/*/report.json")

@@ -343,7 +343,8 @@ def test_ledgers_go_on_and_the_label_holder_keeps_their_heads(tmp_path):
     before = len(read_ledger(tmp_path / "clinic" / "ledger" / "clinic.jsonl"))
     fine(Prediction(federation, new_rows(federation.names), strangers()).run())
     entries = read_ledger(tmp_path / "clinic" / "ledger" / "clinic.jsonl")  # verifies the whole chain
-    assert [entry.content["kind"] for entry in entries[before:]] == ["session", "prediction"]
+    kinds = [entry.content["kind"] for entry in entries[before:]]
+    assert kinds == ["session", "alignment", "session", "prediction"]
     heads = json.loads((tmp_path / "bank" / "receipts" / "bank.json").read_text())
     assert heads["clinic"][1:] == [entries[-1].index, entries[-1].digest]
     gather([tmp_path / name for name in federation.names], tmp_path / "joint")
@@ -413,8 +414,7 @@ def test_rules_hold_for_predictions(tmp_path, rules, reason):
 
 
 def test_private_alignment_finds_the_new_records_that_all_have(tmp_path):
-    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
-    federation = trained(tmp_path, PLAN.with_changes(epochs=1), align="psi")
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1), align="private")
     blocks, everybody = new_rows(federation.names), strangers()
     ids = {"bank": everybody[::-1], "clinic": everybody, "shop": [*everybody[:-2], "x1", "x2"]}
     prediction = Prediction(federation, blocks, ids)
@@ -430,15 +430,15 @@ def test_private_alignment_finds_the_new_records_that_all_have(tmp_path):
     assert json.loads((tmp_path / "clinic" / "alignment.json").read_text())[0] == "id0000"  # the training's
 
 
-@pytest.mark.parametrize("align", ["psi", "none"])
+@pytest.mark.parametrize("align", ["private", "none"])
 def test_no_common_record(tmp_path, align):
-    if align == "psi":
-        pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
     federation = trained(tmp_path, PLAN.with_changes(epochs=1), align=align)
     ids = {"bank": strangers(), "clinic": strangers(first=50), "shop": strangers()}
     results = Prediction(federation, new_rows(federation.names), ids).run()
     assert isinstance(results["bank"], DataError)
-    wanted = "no ID in common" if align == "psi" else "clinic does not have exactly the IDs of bank"
+    wanted = (
+        "no ID in common" if align == "private" else "bank, clinic, shop do not have exactly the same IDs"
+    )
     assert wanted in str(results["bank"])
     assert predictions_of(tmp_path / "clinic") == []
 
@@ -793,8 +793,7 @@ def test_a_configuration_that_compares_ids_otherwise_than_training_did(tmp_path)
 
 def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
     """After everybody has confirmed, the coordinator has other records found, and goes on with these."""
-    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
-    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1), align="psi")
+    federation = trained(tmp_path, PLAN.with_changes(sigma=1.0, epochs=1), align="private")
     both = strangers(2 * COUNT)
     prediction = Prediction(federation, new_rows(federation.names, 2 * COUNT), both)
     bank = prediction.coordinator()
@@ -962,7 +961,6 @@ def test_a_run_that_kept_nothing_to_predict_with(tmp_path):
 
 def test_the_page_predicts(tmp_path):
     """The page's commands word by word, as processes of their own; then an audit of all that was released."""
-    pytest.importorskip("private_set_intersection", reason="openmined-psi is not installed")
     page = Page(tmp_path, f"127.0.0.1:{free_port()}")
     toml = tmp_path / "bank" / "server.toml"
     toml.write_text(toml.read_text().replace("time_unit = 0.02", "").replace("epochs = 6", "epochs = 1"))

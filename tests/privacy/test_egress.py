@@ -298,7 +298,7 @@ def test_payloads_cannot_be_changed() -> None:
     assert np.array_equal(exact.values, FEATURES)
 
 
-MAKERS = {"gate.py", "payloads.py"}
+MAKERS = {"alignments.py", "gate.py", "payloads.py"}
 PAYLOADS = {"Released", "Contribution", "Accounted", "Masked"}
 
 

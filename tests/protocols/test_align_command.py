@@ -4,16 +4,14 @@ import json
 
 import pytest
 import typer
-from psi_stand_in import stand_in
 from typer.testing import CliRunner
 
 from securevfl.cli.align import align
-from securevfl.errors import DataError, InputError, MissingExtra
+from securevfl.errors import DataError, InputError, ProtocolError
 
 
 @pytest.fixture
-def run(monkeypatch):
-    stand_in(monkeypatch)
+def run():
     app = typer.Typer()
     app.command()(align)
 
@@ -44,7 +42,7 @@ def test_each_party_keeps_its_rows_in_common_order(run, files, tmp_path):
     facts = json.loads(result.stdout)
     assert facts["common"] == 2
     assert [party["rows"] for party in facts["parties"]] == [3, 3, 3]
-    assert "common IDs" in facts["revealed"]
+    assert "which of its own IDs all have" in facts["revealed"]
     assert (tmp_path / "out/p0-data.csv").read_text() == "id,age\nu2,20\nu3,30\n"
     assert (tmp_path / "out/p1-data.csv").read_text() == "spent,id\n5,u2\n6,u3\n"
     assert (tmp_path / "out/p2-clinic.csv").read_text() == 'id,note\nu2,"line\nbreak"\nu3,"a, b"\n'
@@ -53,7 +51,7 @@ def test_each_party_keeps_its_rows_in_common_order(run, files, tmp_path):
 def test_text_says_what_was_revealed(run, files, tmp_path):
     output = run(*files[:2], "--out", tmp_path / "out").stdout
     assert "2 of 3 rows" in output
-    assert "Revealed: every party learns the common IDs" in output
+    assert "Revealed: every party learns which of its own IDs all have" in output
 
 
 def test_normalisation(run, tmp_path):
@@ -101,9 +99,11 @@ def test_one_file_or_none_there(run, files, tmp_path):
         run(files[0], tmp_path / "missing.csv")
 
 
-def test_missing_extra(files, monkeypatch, tmp_path):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "private_set_intersection.python", None)
-    with pytest.raises(MissingExtra, match="securevfl"):
-        align(files, "id", tmp_path / "out", "exact", False)
+def test_kinds(run, files, tmp_path):
+    for kind, said in (("helper", "the helper"), ("private", "the first also")):
+        facts = json.loads(run(*files, "--out", tmp_path / kind, "--kind", kind, "--json").stdout)
+        assert facts["common"] == 2 and said in facts["revealed"]
+    with pytest.raises(ProtocolError, match="does not have the same records"):
+        run(*files, "--out", tmp_path / "none", "--kind", "none")
+    with pytest.raises(InputError, match="'psi' is unknown; use one of private, helper, none"):
+        run(*files, "--kind", "psi")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from psi_stand_in import stand_in
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,11 +28,10 @@ def test_noise():
     assert noise.total_sigma == pytest.approx(2.31, rel=1e-3)
 
 
-def test_alignment(monkeypatch):
-    stand_in(monkeypatch)
+def test_alignment():
     results = run("protocols-alignment.md")["results"]
-    assert results[0].ids == ("u2", "u3")
-    assert results[1].rows == (1, 0)
+    assert results[0].rows.tolist() == [1, 2]
+    assert results[1].rows.tolist() == [1, 0]
 
 
 def test_figures_of_the_homomorphic_document():

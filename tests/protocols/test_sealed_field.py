@@ -65,9 +65,9 @@ def test_the_largest_sums_do_not_overflow():
     assert FIELD.dot(top, top) == (1 << 16) % P
     limbs = np.full(1 << 16, ((1 << 60) - 1), np.uint64)
     assert FIELD.dot(limbs, limbs) == (((1 << 60) - 1) ** 2 << 16) % P
-    factors = np.full((1 << 12, 2), -(1 << 20) + 1)
+    factors = np.full((1 << 12, 2), -(1 << 15) + 1)
     found = FIELD.by_small(factors, np.full((1 << 12, 2), P - 1, np.uint64))
-    assert found.tolist() == [((1 << 12) * ((1 << 20) - 1)) % P] * 2
+    assert found.tolist() == [((1 << 12) * ((1 << 15) - 1)) % P] * 2
     with pytest.raises(InputError, match="4096"):
         FIELD.by_small(np.zeros(4097, np.int64), np.zeros(4097, np.uint64))
 
@@ -79,6 +79,8 @@ def test_matrices_and_combinations():
     factors = [P - 1, 0, 1, 2**60 + 12345, P // 3]
     combined = sum(f * r for f, r in zip(factors, right.astype(object), strict=True)) % P
     assert (FIELD.combine(factors, right) == combined.astype(np.uint64)).all()
+    many = np.full((600, 3), P - 1, np.uint64)  # sums of 600 limbs' products exceed 2^40
+    assert FIELD.combine([P - 2] * 600, many).tolist() == [(P - 2) * (P - 1) * 600 % P] * 3
     with pytest.raises(InputError, match="does not exist"):
         FIELD.matmul(left, left)
 
@@ -110,16 +112,22 @@ class _Fixed:
     def __init__(self, words):
         self._words = list(words)
 
-    def words(self, shape):
-        count = int(np.prod(shape))
+    def words(self, count):
         found, self._words = self._words[:count], self._words[count:]
-        return np.array(found, np.uint64).reshape(shape)
+        return np.array(found, np.uint64)
+
+    def fill(self, out):
+        out[:] = self.words(out.size)
 
 
 def test_the_word_that_equals_p_is_drawn_again():
     top = 2**64 - 1  # its upper 61 bits are p
     drawn = FIELD.draw(_Fixed([8, top, 16, top, 24]), (3,))
     assert drawn.tolist() == [1, 3, 2]
+    stream, out = KeyStream(bytes(16)), _random(40_000, 5)
+    drawn, before = FIELD.draw(KeyStream(bytes(16)), 40_000), out.copy()
+    FIELD.subtract_drawn(out, stream)
+    assert np.array_equal(out, FIELD.sub(before, drawn))
     small = Field(3).draw(KeyStream(bytes(16)), 7000)
     counts = np.bincount(small.astype(int), minlength=8)
     # 1,000 each, five standard deviations of a binomial are 147; the value p never.

@@ -74,7 +74,7 @@ def test_only_sums_of_linear_models_have_global_constants():
     [
         ({"algorithm": "vafl"}, "set delay_bound"),
         ({"algorithm": "vafl", "settings": {"delay_bound": 4}}, "Theorem 1"),
-        ({"algorithm": "fdml"}, "set decay = 'sqrt'"),
+        ({"algorithm": "fdml", "decay": "none"}, "set decay = 'sqrt'"),
         ({"algorithm": "flex"}, "rate 0.1 of p0 is above"),
         ({"algorithm": "fsgd", "l2": 0.0}, "strong convexity"),
     ],
@@ -88,7 +88,7 @@ def test_a_plan_outside_its_theorem_is_told(changes, said):
     "changes",
     [
         {"algorithm": "vafl", "settings": {"delay_bound": 4}, "learning_rate": 1e-4},
-        {"algorithm": "fdml", "decay": "sqrt"},
+        {"algorithm": "fdml"},
         {"algorithm": "flex", "learning_rate": 1e-5},
         {"algorithm": "fsgd"},
     ],

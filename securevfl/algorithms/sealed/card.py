@@ -37,13 +37,16 @@ from securevfl.data.binning import (
 )
 from securevfl.data.columns import Column
 from securevfl.errors import PlanError, ProtocolError
+from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
-from securevfl.protocols.sealed.round import RoundMachine
 from securevfl.settings.plan import Plan
 
 Floats = npt.NDArray[np.float64]
-CARD = "scorecard"
+CARD, PROFILE = "scorecard", "profile"
+CARDS = (CARD, PROFILE)
+"""Models of bins. A profile has bins and label histograms, and no score."""
 CARD_FROM = 300.0
 """Least mu N / sqrt(f) at which `model = "auto"` makes a scorecard."""
 NO_NOISE = 1e5
@@ -84,11 +87,19 @@ class CardGeometry(SealedGeometry):
             colluders=self.plan.collusion,
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
+            profile=self.plan.model == PROFILE,
         )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is a model to evaluate."""
+        return self.plan.model != PROFILE
 
     @cached_property
     def openings(self) -> tuple[str, ...]:
         """The opening of every epoch."""
+        if not self.evaluates:
+            return ("labels",)
         residuals = ("residuals",) if self.noise.residuals else ()
         return ("labels", *("first",) * TOTALS["first"], *residuals, *("last",) * TOTALS["last"])
 
@@ -150,6 +161,17 @@ class CardGeometry(SealedGeometry):
             series=None if opening == "labels" else self.series,
             share_stds=self.stds_of(opening),
             entry=1.0 if one_hot else math.inf,
+            checked=self.checked,
+            groups=self.groups_of(opening) if self.checked and one_hot else (),
+            complement=self.checked and opening == "labels",
+        )
+
+    def groups_of(self, opening: str) -> tuple[tuple[int, ...], ...]:
+        """Sizes of every member's groups of one-hot columns; a lone constant column is a group of one."""
+        return tuple(
+            tuple(most_bins(column) for column in (() if name == SERVER else self.columns[member]))
+            or (1,) * width
+            for member, (name, width) in enumerate(zip(self.members, self.widths_of(opening), strict=True))
         )
 
     def check(self) -> None:
@@ -160,7 +182,7 @@ class CardGeometry(SealedGeometry):
 
 def geometry_of(plan: Plan, data: VerticalData) -> SealedGeometry:
     """The settings of a sealed run, by its model."""
-    return (CardGeometry if plan.model == CARD else SealedGeometry)(plan=plan, data=data)
+    return (CardGeometry if plan.model in CARDS else SealedGeometry)(plan=plan, data=data)
 
 
 # -- which model --------------------------------------------------------------------------------------------
@@ -174,15 +196,15 @@ def card_plan(plan: Plan, data: VerticalData) -> Plan:
     """
     reason = obstacle(plan, data)
     if reason:
-        raise PlanError(f"a scorecard cannot be made: {reason}")
+        raise PlanError(f"a {plan.model} cannot be made: {reason}")
     fixed = plan.with_changes(
-        model=CARD, batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
+        batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
     )
     openings = CardGeometry(plan=calibrated(fixed, data), data=data).openings
     usual = Plan(algorithm=plan.algorithm).epochs
     if plan.epochs not in (usual, len(openings)):
         raise PlanError(
-            f"a scorecard of this data has {len(openings)} openings, not {plan.epochs}: leave epochs open"
+            f"a {plan.model} of this data has {len(openings)} openings, not {plan.epochs}: leave epochs open"
         )
     return fixed.with_changes(epochs=len(openings), settings={"centring": 0.0})
 
@@ -191,7 +213,7 @@ def calibrated(plan: Plan, data: VerticalData) -> Plan:
     """The plan with the noise for its target epsilon."""
     if not plan.epsilon:
         return plan
-    mu = gdp_mu(plan.epsilon, plan.delta) * (1 - 1e-9)  # a hair for rounding
+    mu = gdp_mu(plan.epsilon, plan.accounted_delta) * (1 - 1e-9)  # a hair for rounding
     sigma = CardGeometry(plan=plan, data=data).shifts.diameter / mu
     return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=plan.budget_epsilon or plan.epsilon)
 
@@ -378,12 +400,18 @@ class CardMember(SealedMember):
         """Where each column's cells begin."""
         return [int(s) for s in np.cumsum([0, *(most_bins(column) for column in self.columns)])[:-1]]
 
-    def _round(self, party: SealedParty, rows: Any, chosen: Any) -> RoundMachine:
-        number, labels = self.exchange.next_round(), self.labels
-        if self.opening == "labels":
-            both = None if labels is None else np.column_stack([labels, 1 - labels])
-            return party.round(round=number, labels=both)
-        return party.round(round=number, scores=self._train_scores(), labels=labels)
+    def _session_labels(self) -> Floats | None:
+        labels = self.labels
+        if labels is None or self.opening != "labels":
+            return labels
+        return np.column_stack([labels, 1 - labels])
+
+    def _round(self, party: SealedParty, rows: Any, chosen: Any) -> Machine:
+        number, labels = self.exchange.next_round(), self._session_labels()
+        scores = None if self.opening == "labels" else self._train_scores()
+        if isinstance(party, CheckedParty):
+            return party.round(round=number, scores=scores)
+        return party.round(round=number, scores=scores, labels=labels)
 
     def _price(self) -> tuple[float, float]:
         if self.opening not in self._prices:
@@ -505,6 +533,10 @@ class CardMember(SealedMember):
 
     # -- the card -------------------------------------------------------------------------------------------
 
+    def conclude(self) -> None:
+        """Leaves the card in the module."""
+        self._write_card()
+
     def _test_scores(self) -> Floats:
         """Scores of the test part by the card as it is now, which is also written into the module."""
         self._write_card()
@@ -527,13 +559,18 @@ class CardMember(SealedMember):
             encoder.fill(
                 place,
                 feature.bins,
-                information=shape.information,
+                information=shape.information if self.settings.evaluates else self._information(counts),
                 values=shape.values,
                 errors=shape.errors,
                 evidence=feature.tables[0].values,
                 positive=counts.positive,
                 negative=counts.negative,
             )
+
+    def _information(self, counts: tables.Counts) -> float:
+        """For a ranking: without a model nothing else depends on it, so no feature is cut off at zero."""
+        std = self.settings.noise.std("labels", self.index)
+        return tables.expected_information(counts, q=self.rate, records=self.setup.data.n_train, std=std)
 
     # -- state ----------------------------------------------------------------------------------------------
 

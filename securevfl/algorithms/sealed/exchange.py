@@ -5,16 +5,27 @@ from __future__ import annotations
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
-from securevfl.errors import ProtocolError
-from securevfl.privacy.payloads import Link
+from securevfl.errors import Deviation, ProtocolError
+from securevfl.privacy.payloads import Accounted, Link
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
-from securevfl.protocols.contract import Machine
+from securevfl.protocols.contract import Envelope, Machine
+from securevfl.protocols.sealed.messages import Ready
 from securevfl.protocols.sealed.protocol import read
 
-ASSUMPTION = (
-    "the dealer colludes with nobody and sees no message between members; masks come from AES-128-CTR; all "
-    "follow the protocol, and no coalition of more than {} pools what it sees"
-)
+ASSUMPTIONS = {
+    "semi-honest": (
+        "semi-honest: all members follow the protocol; the dealer colludes with nobody and sees no message "
+        "between members; masks come from AES-128-CTR; no coalition of more than {} pools what it sees"
+    ),
+    "malicious": (
+        "malicious: members may do anything, rows and labels are proved and every opening is authenticated; "
+        "the dealer follows the protocol, colludes with nobody, sees no message between members and draws "
+        "coins only after all are ready; masks come from AES-128-CTR, commitments from SHA-256; no coalition "
+        "of more than {} pools what it sees; not promised are a correct or useful model, true rows or "
+        "labels, and that a run ends"
+    ),
+}
+"""What must hold for masked values to tell nothing, by the plan's adversary."""
 
 
 class SealedExchange(Exchange):
@@ -56,4 +67,25 @@ class SealedExchange(Exchange):
 
     async def started(self, machine: Machine) -> None:
         """Tells the dealer that this member is ready."""
-        await self.link.send(DEALER, SealedReady(round=machine.round))
+        await self.link.send(DEALER, SealedReady(round=machine.round, stage=0))
+
+    async def send(self, source: Accounted | Machine, envelope: Envelope) -> bool:
+        """Sends what a machine says; that it is ready goes to the dealer as the public fact that it is."""
+        message = envelope.message
+        if isinstance(message, Ready):
+            await self.link.send(DEALER, SealedReady(round=message.round, stage=message.stage))
+            return True
+        return await super().send(source, envelope)
+
+    async def follow(self, source: Accounted | Machine) -> None:
+        """Follows one machine to its end; a member that deviates is called by its organisation's name.
+
+        Raises:
+            Deviation: Somebody does not follow the protocol.
+        """
+        try:
+            await super().follow(source)
+        except Deviation as found:
+            if not isinstance(found.member, int):
+                raise
+            raise Deviation(found.how, self.link.hosts[self.places[found.member]]) from None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import SERVER, Setup
-from securevfl.algorithms.sealed.exchange import ASSUMPTION, SealedExchange
+from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
@@ -25,9 +25,10 @@ from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.rows import Rows
+from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.round import RoundMachine
 
 
 def shared_schedule(settings: SealedGeometry) -> Batches | None:
@@ -124,15 +125,27 @@ class SealedMember:
 
     async def _open_session(self) -> SealedParty:
         """Fresh masks for the static operands, and a note of what hides the rest."""
-        party = SealedParty(
-            self._protocol(), self.index, operand=self._operand(), noise=self.gate.noise.stream
-        )
-        assumption = ASSUMPTION.format(self.setup.plan.collusion)
+        party = self._new_party(self._protocol())
+        plan = self.setup.plan
+        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
         session = self.gate.hide(
             party.setup(), mechanism="masked", observers=self.observers, assumption=assumption
         )
         await self.exchange.follow(session)
         return party
+
+    def _new_party(self, protocol: SealedProtocol) -> SealedParty:
+        noise = self.gate.noise.stream
+        if not protocol.checked:
+            return SealedParty(protocol, self.index, operand=self._operand(), noise=noise)
+        operand = self._operand()
+        if operand is None:
+            raise ProtocolError(f"{self.address} has an operand that changes, which nothing can prove")
+        return CheckedParty(protocol, self.index, operand=operand, labels=self._session_labels(), noise=noise)
+
+    def _session_labels(self) -> npt.NDArray[np.float64] | None:
+        """Labels as a checked session proves them, once for all its rounds."""
+        return self.labels
 
     def _protocol(self) -> SealedProtocol:
         return self.settings.protocol(*member_shapes(self.setup, self.settings))
@@ -151,8 +164,14 @@ class SealedMember:
     # -- training -------------------------------------------------------------------------------------------
 
     async def iterate(self) -> int:
-        """One iteration; returns the number of records in it."""
+        """One iteration; returns the number of records in it.
+
+        A checked session does not outlive an iteration that is broken off, for whatever reason: masks, keys
+        and coins serve once, and what was not verified is never judged a second time.
+        """
         party = self._session
+        if party.protocol.checked:
+            self._party = None
         if self.delay is not None:
             await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
         rows = None if self.batches is None else self.batches.next()
@@ -170,14 +189,17 @@ class SealedMember:
         await self.exchange.follow(opening)
         std = party.protocol.total_std(self.index)
         self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
+        self._party = party
         return len(chosen)
 
-    def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> RoundMachine:
+    def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> Machine:
         model, bound = self.ready_model, self.settings.score_bound(self.index)
         scores = np.clip(model.scores(rows), -bound, bound)
         labels = None if self.labels is None else self.labels[chosen]
         if labels is not None and self.setup.data.task == "regression":
             scores, labels = scores - labels, np.zeros_like(labels)
+        if isinstance(party, CheckedParty):
+            return party.round(round=self.exchange.next_round(), rows=rows, scores=scores)
         return party.round(
             round=self.exchange.next_round(),
             rows=rows,
@@ -236,6 +258,9 @@ class SealedMember:
             self.gate.open_scores(machine, rows=rows, vectors=len(rows), kind="evaluation", observers=to)
         )
         return None
+
+    def conclude(self) -> None:
+        """Leaves what was learnt in the modules, where nothing is evaluated."""
 
     def _test_scores(self) -> npt.NDArray[np.float64]:
         model = self.ready_model

@@ -29,7 +29,7 @@ from securevfl.protocols.sealed.protocol import SealedProtocol
 def scoring_protocol(settings: SealedGeometry) -> SealedProtocol:
     """The protocol without operands: nothing but scores can be opened."""
     members = len(settings.members)
-    return settings.protocol((0,) * members, (False,) * members)
+    return settings.protocol((0,) * members, (False,) * members, checked=False)
 
 
 class ScoringMember:

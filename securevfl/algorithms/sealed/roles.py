@@ -17,8 +17,11 @@ from securevfl.errors import ProtocolError
 from securevfl.models import metrics
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
-from securevfl.protocols.contract import SETUP_ROUND
+from securevfl.protocols.contract import DEALER as DEALER_PLACE
+from securevfl.protocols.contract import SETUP_ROUND, Envelope
+from securevfl.protocols.sealed.checked_dealer import CheckedDealer, DealerMachine
 from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.messages import Ready
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
 
@@ -57,6 +60,9 @@ class PartyRole(Role):
                 await self.member.link.send(SERVER, SealedOpened(count=count))
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            self.member.conclude()
+            return
         await self.member.begin()
         outputs = await self.member.predict()
         if outputs is not None:
@@ -107,6 +113,8 @@ class SealedServer(ServerRole):
         return message
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            return
         if self.member is not None:
             await self.member.begin()
             outputs = await self.member.predict()
@@ -131,6 +139,11 @@ class SealedServer(ServerRole):
         self.test = state["test"]
 
 
+def dealer_of(protocol: SealedProtocol) -> SealedDealer:
+    """The dealer of a protocol."""
+    return CheckedDealer(protocol) if protocol.checked else SealedDealer(protocol)
+
+
 class DealerRole(Role):
     """The dealer: waits until all members are ready, then deals. It learns the schedule and nothing else."""
 
@@ -142,7 +155,7 @@ class DealerRole(Role):
         self.exchange = SealedExchange(self.link, settings)
         self.test_records = setup.data.n_test
         self.batches = shared_schedule(settings)
-        self.dealer = SealedDealer(self._protocol(0))
+        self.dealer = dealer_of(self._protocol(0))
         self._session = False
         self._round = 0
         self._done = 0
@@ -166,8 +179,19 @@ class DealerRole(Role):
 
     async def _all_ready(self, round: int) -> None:  # noqa: A002
         for message in await self._hear(SealedReady.kind):
-            if message["round"] != round:
+            if (message["round"], message["stage"]) != (round, 0):
                 raise ProtocolError(f"{message.sender} is in round {message['round']}, not in {round}")
+
+    async def _serve(self, machine: DealerMachine) -> None:
+        """Deals what a checked session or round needs, step by step."""
+        await self.exchange.deal(machine.start())
+        while not machine.done:
+            message = await self.link.receive()
+            if message.kind != SealedReady.kind:
+                raise ProtocolError(f"dealer received {message.kind!r} from {message.sender} out of turn")
+            said = Ready(round=message["round"], stage=message["stage"])
+            member = self.settings.members.index(message.sender)
+            await self.exchange.deal(machine.receive(Envelope(member, DEALER_PLACE, said)))
 
     async def _begin(self) -> None:
         """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
@@ -177,9 +201,13 @@ class DealerRole(Role):
         for member in self.settings.members:
             await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
-            self.dealer = SealedDealer(self._protocol(self._done))
+            self._session = False
+            self.dealer = dealer_of(self._protocol(self._done))
             await self._all_ready(SETUP_ROUND)
-            await self.exchange.deal(self.dealer.setup())
+            if isinstance(self.dealer, CheckedDealer):
+                await self._serve(self.dealer.session())
+            else:
+                await self.exchange.deal(self.dealer.setup())
             self._session = True
 
     async def _next_round(self) -> int:
@@ -192,10 +220,15 @@ class DealerRole(Role):
         for _ in range(self.settings.iterations):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
-            await self.exchange.deal(self.dealer.deal(round=number, rows=rows))
+            if isinstance(self.dealer, CheckedDealer):
+                await self._serve(self.dealer.iteration(round=number, rows=rows))
+            else:
+                await self.exchange.deal(self.dealer.deal(round=number, rows=rows))
         self._done += 1
 
     async def evaluate(self) -> None:
+        if not self.settings.evaluates:
+            return
         await self._begin()
         number = await self._next_round()
         await self.exchange.deal(self.dealer.deal_scores(round=number, count=self.test_records))

@@ -45,6 +45,11 @@ class SealedGeometry:
         return self.data.parties if self.holds_features else (*self.data.parties, SERVER)
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is a model to evaluate."""
+        return True
+
+    @property
     def holds_features(self) -> bool:
         """Whether the label holder is one of the parties."""
         return self.plan.label_holder == "party" and self.data.label_holder in self.data.parties
@@ -86,6 +91,11 @@ class SealedGeometry:
         """Half the inverse smoothness of the loss in all weights together: f' is at most 1/4 or 1."""
         slope = 1.0 if self.data.task == "regression" else 0.25
         return 0.5 / (slope * sum(clip * clip for clip in self.clips))
+
+    @property
+    def checked(self) -> bool:
+        """Whether members may do anything, so that everything is proved and authenticated."""
+        return bool(self.plan.settings.adversary == "malicious")
 
     @property
     def batch(self) -> int:
@@ -189,8 +199,10 @@ class SealedGeometry:
         strength = RIDGE["regression" if self.data.task == "regression" else "classes"]
         return strength * math.sqrt(each / self.plan.epochs) / self.data.n_train
 
-    def protocol(self, widths: tuple[int, ...], static: tuple[bool, ...]) -> SealedProtocol:
-        """The public configuration of the protocol."""
+    def protocol(
+        self, widths: tuple[int, ...], static: tuple[bool, ...], *, checked: bool | None = None
+    ) -> SealedProtocol:
+        """The public configuration of the protocol; checked as the plan says, unless it is told."""
         low, high = self.label_range
         return SealedProtocol(
             widths=widths,
@@ -204,6 +216,7 @@ class SealedGeometry:
             label_low=low,
             label_high=high,
             share_stds=self.share_stds,
+            checked=self.checked if checked is None else checked,
         )
 
 

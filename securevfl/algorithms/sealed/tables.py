@@ -130,29 +130,75 @@ def joined(counts: Counts, place: Indices) -> Counts:
     )
 
 
-def shrink(found: Floats, variance: Floats, *, ordered: bool, own_missing: bool) -> tuple[Floats, Floats]:
-    """Posterior mean and deviation under the prior t r^|i-j| (t I where bins are not ordered).
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """What bins may be, under each of the priors t r^|i-j| (t I where bins are not ordered).
 
-    t and r have the largest marginal likelihood; t = 0 means that the feature says nothing. The deviations
-    average over all t and r by likelihood, so that a bar does not pretend that the choice was certain.
+    Attributes:
+        weights: Marginal likelihood of each prior, as shares of 1; t = 0 comes first.
+        means: Posterior mean of the bins under each.
+        spreads: Posterior variances.
     """
-    size = len(found)
-    distance = np.abs(np.subtract.outer(np.arange(size), np.arange(size))).astype(np.float64)
-    if own_missing:
-        distance[-1, :-1] = distance[:-1, -1] = np.inf
-    shapes = [r**distance for r in SMOOTHNESS] if ordered else [np.eye(size)]
-    likelihoods = [-0.5 * float(np.log(variance).sum() + (found**2 / variance).sum())]
-    means, spreads = [np.zeros(size)], [np.zeros(size)]
-    for prior in (t * shape for shape in shapes for t in SIZES[1:]):
-        factor = np.linalg.cholesky(prior + np.diag(variance))
-        whitened = np.linalg.solve(factor, np.column_stack([found, prior]))
-        likelihoods.append(-float(np.log(np.diag(factor)).sum() + 0.5 * whitened[:, 0] @ whitened[:, 0]))
-        means.append(whitened[:, 1:].T @ whitened[:, 0])
-        spreads.append(np.diag(prior) - (whitened[:, 1:] ** 2).sum(axis=0))
-    mean = means[int(np.argmax(likelihoods))]
-    weights = np.exp(np.array(likelihoods) - max(likelihoods))
-    squares = np.array(spreads) + (np.array(means) - mean) ** 2
-    return mean, np.sqrt(np.maximum(weights @ squares / weights.sum(), 0.0))
+
+    weights: Floats
+    means: Floats
+    spreads: Floats
+
+    @classmethod
+    def of(cls, found: Floats, variance: Floats, *, ordered: bool, own_missing: bool) -> Posterior:
+        """From noisy values of the bins and their variances."""
+        size = len(found)
+        distance = np.abs(np.subtract.outer(np.arange(size), np.arange(size))).astype(np.float64)
+        if own_missing:
+            distance[-1, :-1] = distance[:-1, -1] = np.inf
+        shapes = [r**distance for r in SMOOTHNESS] if ordered else [np.eye(size)]
+        likelihoods = [-0.5 * float(np.log(variance).sum() + (found**2 / variance).sum())]
+        means, spreads = [np.zeros(size)], [np.zeros(size)]
+        for prior in (t * shape for shape in shapes for t in SIZES[1:]):
+            factor = np.linalg.cholesky(prior + np.diag(variance))
+            whitened = np.linalg.solve(factor, np.column_stack([found, prior]))
+            likelihoods.append(-float(np.log(np.diag(factor)).sum() + 0.5 * whitened[:, 0] @ whitened[:, 0]))
+            means.append(whitened[:, 1:].T @ whitened[:, 0])
+            spreads.append(np.diag(prior) - (whitened[:, 1:] ** 2).sum(axis=0))
+        weights = np.exp(np.array(likelihoods) - max(likelihoods))
+        return cls(weights=weights / weights.sum(), means=np.array(means), spreads=np.array(spreads))
+
+
+def shrink(found: Floats, variance: Floats, *, ordered: bool, own_missing: bool) -> tuple[Floats, Floats]:
+    """Posterior mean and deviation under the likeliest prior; t = 0 means that the feature says nothing.
+
+    The deviations average over all priors by likelihood, so that a bar does not pretend that the choice was
+    certain.
+    """
+    posterior = Posterior.of(found, variance, ordered=ordered, own_missing=own_missing)
+    mean: Floats = posterior.means[int(np.argmax(posterior.weights))]
+    squares = posterior.spreads + (posterior.means - mean) ** 2
+    return mean, np.sqrt(np.maximum(posterior.weights @ squares, 0.0))
+
+
+def _differences(counts: Counts, q: float, records: int, std: float) -> tuple[Floats, Floats, Floats]:
+    """Rates of the bins against q in units of q (1 - q), their variances, and the bins' counts."""
+    size = len(counts.positive)
+    positive = counts.positive + (q * records - counts.positive.sum()) / size
+    negative = counts.negative + ((1 - q) * records - counts.negative.sum()) / size
+    n = np.maximum(positive + negative, 0.001 * records)
+    unit = n * q * (1 - q)
+    found = ((1 - q) * positive - q * negative) / unit
+    return found, std**2 * ((1 - q) ** 2 + q**2) / unit**2 + 1 / unit, n
+
+
+def expected_information(counts: Counts, *, q: float, records: int, std: float) -> float:
+    """The information value of a feature, averaged over all priors: a ranking with hardly any ties."""
+    found, variance, n = _differences(counts, q, records, std)
+    posterior = Posterior.of(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
+    values = [float((n / n.sum()) @ (mean * _log_odds(mean, q))) for mean in posterior.means]
+    return max(float(posterior.weights @ np.array(values)), 0.0)
+
+
+def _log_odds(differences: Floats, q: float) -> Floats:
+    """Logit differences to q of rates that are given in units of q (1 - q)."""
+    p = np.clip(q + q * (1 - q) * differences, q / 12, 1 - (1 - q) / 12)
+    return np.asarray(np.clip(logit(p) - logit(q), -EVIDENCE_CLIP, EVIDENCE_CLIP), np.float64)
 
 
 def evidence(counts: Counts, *, q: float, records: int, std: float) -> Table:
@@ -165,17 +211,12 @@ def evidence(counts: Counts, *, q: float, records: int, std: float) -> Table:
         std: Noise of a histogram cell.
     """
     size = len(counts.positive)
-    positive = counts.positive + (q * records - counts.positive.sum()) / size
-    negative = counts.negative + ((1 - q) * records - counts.negative.sum()) / size
-    n = np.maximum(positive + negative, 0.001 * records)
-    unit = n * q * (1 - q)
-    found = ((1 - q) * positive - q * negative) / unit
-    variance = std**2 * ((1 - q) ** 2 + q**2) / unit**2 + 1 / unit
+    found, variance, n = _differences(counts, q, records, std)
     mean, errors = shrink(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
     if not mean.any():
         return Table(values=np.zeros(size), errors=errors, information=0.0)
     p = np.clip(q + q * (1 - q) * mean, q / 12, 1 - (1 - q) / 12)
-    values = _centred(np.clip(logit(p) - logit(q), -EVIDENCE_CLIP, EVIDENCE_CLIP), n)
+    values = _centred(_log_odds(mean, q), n)
     information = float((n / n.sum()) @ ((p - q) / (q * (1 - q)) * values))
     return Table(values=values, errors=errors, information=max(information, 0.0))
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.sealed.card import CARD, CardGeometry, calibrated, card_plan, choose, geometry_of
+from securevfl.algorithms.sealed.adversary import check_slack, settled
+from securevfl.algorithms.sealed.card import CARDS, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.data import VerticalData
@@ -89,7 +90,8 @@ class Sealed(Algorithm):
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
         if plan.model == "auto":
             plan = plan.with_changes(model=choose(plan, data)[0])
-        if plan.model == CARD:
+        plan = plan.with_changes(settings={"adversary": settled(plan, data, apart=self.apart)[0]})
+        if plan.model in CARDS:
             return card_plan(plan, data)
         bounds = [table for table in data.bounds if table is not None]
         known = len(bounds) == len(data.parties) and not any(np.isnan(table).any() for table in bounds)
@@ -113,18 +115,23 @@ class Sealed(Algorithm):
         )
 
     def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
-        """Which model `auto` stands for, and why."""
-        return ("model {} ({})".format(*choose(plan, data)),) if plan.model == "auto" else ()
+        """Which model and which adversary `auto` stands for, and why."""
+        found = ["model {} ({})".format(*choose(plan, data))] if plan.model == "auto" else []
+        if plan.settings.adversary == "auto":
+            chosen = plan.with_changes(model=choose(plan, data)[0]) if plan.model == "auto" else plan
+            found.append("adversary {} ({})".format(*settled(chosen, data, apart=self.apart)))
+        return tuple(found)
 
     def calibrate(self, plan: Plan, data: VerticalData) -> Plan:
         """The noise for the target epsilon after `epochs` iterations of each record."""
-        if plan.model == CARD:
+        if plan.model in CARDS:
             plan = calibrated(plan, data)
             CardGeometry(plan=plan, data=data).check()
+            check_slack(plan, data)
             return plan
         settings = SealedGeometry(plan=plan, data=data)
         if plan.epsilon:
-            mu = gdp_mu(plan.epsilon, plan.delta) * _HAIR
+            mu = gdp_mu(plan.epsilon, plan.accounted_delta) * _HAIR
             each = mu * ((1 - plan.settings.centring) / plan.epochs) ** 0.5
             budget = plan.budget_epsilon or plan.epsilon
             sigma = settings.shifts.diameter / each
@@ -133,4 +140,5 @@ class Sealed(Algorithm):
         settings.protocol(
             (1,) * len(settings.members), (True,) * len(settings.members)
         )  # does it fit the ring?
+        check_slack(plan, data)
         return plan

@@ -1,0 +1,227 @@
+"""Canaries through the real training: `train` itself, on made-up records of the run's shape.
+
+Nothing is simulated here: roles, gates, sums, masks and ledgers are those that made the run, and the observer
+reads its own view and journal. One record of a victim is the canary; a coin decides its features (and, where
+the victim holds the labels, its label). Every coin is a training run of its own, so trials are few: as many
+as a budget of processor time allows, the first half to fit the rule and the second to guess. What the trials
+are promised is read from the ledger that they wrote. Owners' rows are never used.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securevfl.accountants import privacy_matrix
+from securevfl.attacks.canary.results import CanaryResult, Coins, Guesses, LinearRule, conclude
+from securevfl.attacks.contract import Evidence
+from securevfl.attacks.reading import moments
+from securevfl.attacks.source import Source
+from securevfl.data import VerticalData
+from securevfl.errors import AttackError
+from securevfl.federation.run import train
+from securevfl.privacy.journal import TOTAL
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
+from securevfl.settings.plan import Plan
+
+Floats = NDArray[np.float64]
+
+RECORDS, TESTED = 24, 4
+COLUMNS = 4  # features of each party, and values of what is seen, that are looked at at most
+EPOCHS = 2
+FEWEST, MOST = 40, 2_000
+"""Training runs of one audit: fewer decide nothing, more take longer than anybody waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What made-up records look like.
+
+    Attributes:
+        parties: Names of the parties with features.
+        widths: Features of each.
+        label_holder: Who has the labels.
+        classes: Number of classes; 0 for regression.
+    """
+
+    parties: tuple[str, ...]
+    widths: tuple[int, ...]
+    label_holder: str
+    classes: int = 2
+
+    def data(self, victim: str, coin: bool) -> VerticalData:
+        """Records whose first one, of this victim, is the canary."""
+        rng = np.random.default_rng(0)  # the same records in every trial
+        count = RECORDS + TESTED
+        blocks = {
+            name: rng.uniform(-1, 1, (count, width))
+            for name, width in zip(self.parties, self.widths, strict=True)
+        }
+        labels = rng.uniform(0, 1, count) if not self.classes else np.arange(count) % self.classes
+        if victim in blocks:
+            blocks[victim][0] = 1.0 if coin else -1.0
+        if victim == self.label_holder and self.classes:
+            labels[0] = int(coin)
+        test = ({name: block[RECORDS:] for name, block in blocks.items()}, labels[RECORDS:])
+        return VerticalData.from_arrays(
+            {name: block[:RECORDS] for name, block in blocks.items()},
+            labels[:RECORDS],
+            test=test,
+            bounds=(-1, 1),
+            label_holder=self.label_holder if self.label_holder in self.parties else "server",
+            task=None if self.classes else "regression",
+        )
+
+
+def training_again(
+    plan: Plan,
+    shape: Shape,
+    *,
+    seconds: float,
+    seed: int = 0,
+    progress: Callable[[str, float], None] = lambda name, share: None,
+) -> dict[str, CanaryResult]:
+    """Trains again and again, a coin each time, and certifies what an observer makes of it.
+
+    Args:
+        plan: The resolved plan of the run.
+        shape: Of its records.
+        seconds: Budget of processor time, for all victims together; each has 40 runs at least.
+        seed: Seed of the coins, never of noise.
+        progress: Called with the audit's name and the share done.
+
+    Returns:
+        A result for each victim that is promised something.
+
+    Raises:
+        AttackError: The plan cannot be trained on made-up records.
+    """
+    if plan.model == "scorecard":
+        raise AttackError("a scorecard's openings follow from its columns; each has canaries of its own")
+    small = _small(plan, shape)
+    holder = shape.label_holder
+    others = [name for name in shape.parties if name != holder]
+    victims = [(others[0], holder, tuple(others))] if others else []
+    if plan.mode == "sealed" and others and shape.classes:
+        victims.append((holder, others[0], (holder,)))
+    found = {}
+    for victim, observer, owners in victims:
+        name = f"training again ({'label holder' if victim == holder else 'party'})"
+        trials = _Trials(small, shape, victim, observer)
+        report = functools.partial(progress, name)
+        result = trials.audit(seconds / len(victims), seed=seed, progress=report)
+        if result is not None:
+            found[name] = _owned(result, owners)
+    return found
+
+
+def _owned(result: CanaryResult, owners: tuple[str, ...]) -> CanaryResult:
+    return CanaryResult(**{**vars(result), "owners": owners})
+
+
+def _small(plan: Plan, shape: Shape) -> Plan:
+    """The plan as the trials train it: the same mechanism, fewer epochs."""
+    return plan.with_changes(
+        epochs=min(plan.epochs, EPOCHS),
+        batch=min(plan.batch, RECORDS),
+        epsilon=0.0,  # sigma stands for it
+        budget_epsilon=0.0,
+        evaluate_every=0,
+        patience=0,
+        device="cpu",
+        record_views=True,
+        record_words=False,
+        source={"data": "", "data_folder": "", "parties": len(shape.parties)},
+        simulation={"delay_trace": ""},
+    )
+
+
+class _Trials:
+    """Training runs with one victim and one observer."""
+
+    def __init__(self, plan: Plan, shape: Shape, victim: str, observer: str) -> None:
+        self.plan, self.shape, self.victim, self.observer = plan, shape, victim, observer
+        self.mu = math.inf
+
+    def audit(self, seconds: float, *, seed: int, progress: Callable[[float], None]) -> CanaryResult | None:
+        """None where nothing is promised to the observer."""
+        # Both worlds equally often, in an order that nobody knows: each half then has trials of both.
+        coins = np.random.default_rng(seed).permuted([[False, True]] * (MOST // 2), axis=1).ravel()
+        start = time.process_time()
+        features = [self.watch(bool(coins[0]))]
+        if not math.isfinite(self.mu):
+            return None
+        each = time.process_time() - start
+        begun = (
+            time.process_time()
+        )  # the first run loads what others find loaded, so it is not what one takes
+        features.append(self.watch(bool(coins[1])))
+        each = min(each, time.process_time() - begun)
+        count = int(np.clip(seconds / max(each, 1e-3), FEWEST, MOST)) // 4 * 4
+        for number in range(2, count):
+            features.append(self.watch(bool(coins[number])))
+            progress(number / count)
+        return self._conclude(np.stack(features), coins[:count])
+
+    def _conclude(self, features: Floats, coins: Coins) -> CanaryResult:
+        half = len(coins) // 2
+        rule = LinearRule.fitted(features[:half], coins[:half])
+        guesses = Guesses(rule(features[half:]), coins[half:], rule.origin)
+        mode = self.plan.mode
+        return conclude(guesses, mode=mode, accounting=mode, claims={mode: self.mu}, delta=self.plan.delta)
+
+    def watch(self, coin: bool) -> Floats:
+        """What the observer has of one run."""
+        with tempfile.TemporaryDirectory(prefix="canary-") as top:
+            folder = Path(top) / "run"
+            train(self.shape.data(self.victim, coin), self.plan, folder)
+            spend = privacy_matrix(read_records(folder), self.plan.delta).get(self.victim, {})
+            self.mu = spend[self.observer].mu if self.observer in spend else math.inf
+            return self._features(folder)
+
+    def _features(self, folder: Path) -> Floats:
+        """The canary's own values, and those of all others, as means over the run; else sums of totals."""
+        source = Source(folder)
+        info = source.info(self.victim, (self.observer,))
+        views = {self.observer: View(source.view_folder(self.observer))}
+        evidence = Evidence(info=info, views=views, auxiliary={}, rng=np.random.default_rng(0))
+        found: list[Floats] = []
+        for moment in moments(evidence):
+            mine, flat = moment.rows == 0, moment.values.reshape(len(moment.rows), -1)[:, :COLUMNS]
+            if self.victim in moment.parties and mine.any() and not mine.all():
+                found.append(np.concatenate([flat[mine].mean(0), flat[~mine].mean(0)]))
+        return np.mean(found, axis=0) if found else self._totals(View(folder / "journal" / self.observer))
+
+    def _totals(self, journal: View) -> Floats:
+        totals = [_first(seen.fields["values"]) for seen in journal.messages(TOTAL)]
+        if not totals:
+            raise AttackError(f"{self.observer} obtains nothing that depends on {self.victim}'s records")
+        width = min(map(len, totals))
+        return np.asarray(np.sum([total[:width] for total in totals], axis=0))
+
+
+def _first(values: Any) -> Floats:
+    return np.asarray(values, np.float64).ravel()[:COLUMNS]
+
+
+def shape_of(
+    parties: Sequence[str], label_holder: str, *, widths: Sequence[int] = (), classes: int = 2
+) -> Shape:
+    """The shape of a run's records; unknown widths are taken for a few columns."""
+    known: Iterator[int] = iter(widths) if widths else iter([COLUMNS] * len(parties))
+    return Shape(
+        parties=tuple(parties),
+        widths=tuple(max(1, min(width, COLUMNS)) for width in known),
+        label_holder=label_holder,
+        classes=classes,
+    )

@@ -1,0 +1,93 @@
+"""What members may do: the adversary that a plan is made for, and what checks add to delta."""
+
+from __future__ import annotations
+
+from securevfl.accountants.gdp import gdp_epsilon
+from securevfl.accountants.sealed import checked_slack
+from securevfl.algorithms.sealed.card import CARDS, CardGeometry
+from securevfl.algorithms.sealed.settings import SealedGeometry
+from securevfl.data import VerticalData
+from securevfl.errors import PlanError
+from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.settings.plan import Plan
+
+MALICIOUS = "malicious"
+SEMI_HONEST = "semi-honest"
+
+
+def obstacle(plan: Plan, data: VerticalData) -> str:
+    """Why members that cheat cannot be caught with this plan and model; empty where they can."""
+    found = {
+        "labels of a regression have no proof": data.task == "regression",
+        f"rows of model {plan.model!r} change in every iteration and would need a proof each time": plan.model
+        not in ("linear", *CARDS),
+        f"proofs of rows take clips up to 64, not {plan.clip:g}": plan.clip > 64,
+        "proofs of rows take up to 4,090 columns": plan.model == "linear" and max(data.widths) > 4090,
+    }
+    return next((reason for reason, applies in found.items() if applies), "")
+
+
+def settled(plan: Plan, data: VerticalData, *, apart: bool) -> tuple[str, str]:
+    """The adversary that a plan is made for, and why.
+
+    Args:
+        plan: Its model is chosen.
+        data: The data; only public facts of it are read.
+        apart: Whether organisations run in processes of their own.
+
+    Raises:
+        PlanError: The plan asks for what cannot be had.
+    """
+    wanted, reason = plan.settings.adversary, obstacle(plan, data)
+    if wanted == MALICIOUS and reason:
+        raise PlanError(f"adversary 'malicious' is not possible: {reason}; set adversary = 'semi-honest'")
+    if wanted != "auto":
+        return wanted, "as the plan says"
+    if not apart:
+        return SEMI_HONEST, "everybody is in one process"
+    return (SEMI_HONEST, reason) if reason else (MALICIOUS, "rows and labels are proved")
+
+
+def check_slack(plan: Plan, data: VerticalData) -> None:
+    """Refuses a plan whose checks would take more than the tenth of delta that is set aside for them.
+
+    Raises:
+        PlanError: They would.
+    """
+    if plan.settings.adversary != MALICIOUS or not plan.sigma:
+        return
+    needed = slack(plan, data)
+    if needed > plan.delta / 10:
+        raise PlanError(
+            f"masks and proofs against members that cheat add {needed:.2g} to delta, more than a tenth of "
+            f"{plan.delta:g}; raise delta, take fewer epochs, or set adversary = 'semi-honest'"
+        )
+
+
+def slack(plan: Plan, data: VerticalData) -> float:
+    """Delta' of a calibrated plan."""
+    if plan.model in CARDS:
+        geometry = CardGeometry(plan=plan, data=data)
+        protocols = [(geometry.protocol_of(opening), 1) for opening in geometry.openings]
+        mu = geometry.mu
+    else:
+        linear = SealedGeometry(plan=plan, data=data)
+        biased = [w + (m == linear.label_holder) for m, w in enumerate((*data.widths, 0))]
+        widths = tuple(biased[: len(linear.members)])
+        protocols = [(linear.protocol(widths, (True,) * len(widths)), plan.epochs)]
+        mu = linear.shifts.diameter / plan.sigma * plan.epochs**0.5
+    epsilon = plan.budget_epsilon or gdp_epsilon(mu, plan.accounted_delta)
+    return sum(_slack_of(protocol, count, epsilon) for protocol, count in protocols)
+
+
+def _slack_of(protocol: SealedProtocol, iterations: int, epsilon: float) -> float:
+    claims = protocol.claims
+    return checked_slack(
+        epsilon=epsilon,
+        iterations=iterations,
+        outputs=protocol.outputs,
+        residual_bound=protocol.residual_bound,
+        blind_bits=protocol.blind_bits,
+        bounds=[1 if claim.groups else claim.bound for claim in claims],
+        columns=[claim.columns for claim in claims],
+    )

@@ -1,0 +1,73 @@
+"""Canaries through `train` itself: sound software is never refuted, noise that is missing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securevfl import Plan, VerticalData
+from securevfl.algorithms.resolve import resolve
+from securevfl.attacks.canary.real import RECORDS, Shape, shape_of, training_again
+from securevfl.errors import AttackError
+from securevfl.privacy.noise import Noise
+from securevfl.protocols.sealed.party import SealedParty
+
+PARTIES = ("p0", "p1", "p2")
+SHAPE = Shape(parties=PARTIES, widths=(2, 2, 2), label_holder="p0")
+
+
+def plan_of(**options: Any) -> Plan:
+    data = VerticalData.load("synthetic:rows=60,features=6,informative=4", parties=3)
+    return resolve(Plan(batch=24, epochs=1, **options), data)[0]
+
+
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger says one thing, what leaves is another."""
+    monkeypatch.setattr(Noise, "perturb", lambda self, values, std: np.asarray(values, np.float64))
+    honest = SealedParty.noise_for
+    monkeypatch.setattr(SealedParty, "noise_for", lambda self, target: np.zeros_like(honest(self, target)))
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "strict": {"algorithm": "vafl-sync", "sigma": 50.0},
+    "frozen": {"algorithm": "vafl-sync", "sigma": 50.0, "encoder_training": "none"},
+    "sealed": {"algorithm": "sealed", "model": "linear", "sigma": 200.0},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "strict",
+        pytest.param("frozen", marks=pytest.mark.slow),
+        pytest.param("sealed", marks=pytest.mark.slow),
+    ],
+)
+def test_missing_noise_is_refuted_and_noise_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(**PLANS[name])
+    honest = training_again(plan, SHAPE, seconds=0.0)
+    assert honest and not any(result.violated for result in honest.values())
+    assert all(0 < result.claim < 1 for result in honest.values())
+    with monkeypatch.context() as patch:
+        without_noise(patch)
+        broken = training_again(plan, SHAPE, seconds=0.0)
+    assert any(result.violated for result in broken.values()), broken
+
+
+def test_the_worlds_differ_in_one_record_of_the_victim_alone() -> None:
+    here, there = (SHAPE.data("p1", coin) for coin in (False, True))
+    for mine, other, name in zip(here.train, there.train, PARTIES, strict=True):
+        changed = np.flatnonzero((np.asarray(mine) != np.asarray(other)).any(1)).tolist()
+        assert changed == ([0] if name == "p1" else [])
+    assert np.array_equal(here.y_train, there.y_train) and here.n_train == RECORDS
+    labels = [SHAPE.data("p0", coin).y_train for coin in (False, True)]
+    assert np.flatnonzero(labels[0] != labels[1]).tolist() in ([], [0])
+
+
+def test_scorecards_have_canaries_of_their_own_and_widths_are_bounded() -> None:
+    with pytest.raises(AttackError, match="canaries of its own"):
+        training_again(Plan(algorithm="sealed", model="scorecard", epsilon=1.0), SHAPE, seconds=1.0)
+    shape = shape_of(["a", "b"], "a", widths=(1, 300))
+    assert shape.widths == (1, 4)
