@@ -30,12 +30,16 @@ Side = Callable[[], float]
 
 
 def carrier_for(data: VerticalData, **changes: object) -> VirtualCarrier:
-    plan, scaled = resolve(
-        Plan.from_flat({"algorithm": "vafl", "unprotected": True, "scaling": "none", **changes}), data
-    )  # type: ignore[arg-type]
+    flat = {"algorithm": "vafl", "unprotected": True, "scaling": "none", "epochs": 4 * ROUNDS, **changes}
+    plan, scaled = resolve(Plan.from_flat(flat), data)
     carrier = VirtualCarrier(plan, scaled)
-    drive(carrier.phase("prepare"))
+    drive(carrier.phase("prepare", 0))
     return carrier
+
+
+def next_epoch(carrier: VirtualCarrier) -> None:
+    """One more epoch."""
+    drive(carrier.phase("epoch", carrier.server.epochs_done + 1))
 
 
 def best(sides: dict[str, Side]) -> dict[str, float]:
@@ -52,7 +56,7 @@ def runtime(data: VerticalData, *, ledger: bool = True, **changes: object) -> Si
 
     def epoch() -> float:
         before, begun = carrier.server.processed, time.process_time()
-        drive(carrier.phase("epoch"))
+        next_epoch(carrier)
         seconds = time.process_time() - begun
         steps = (carrier.server.processed - before) / carrier.plan.batch
         return seconds / (steps / len(data.parties) if carrier.algorithm.name == "vafl-sync" else steps)
@@ -153,7 +157,7 @@ def file_changes() -> None:
     ):
         data = make_synthetic(rows=2000, features=123, parties=parties)
         carrier = carrier_for(data, batch=100, label_holder="server", **changes)
-        drive(carrier.phase("epoch"))  # warm-up
+        next_epoch(carrier)  # warm-up
         before, files = carrier.server.processed, []
 
         def note(frame: FrameType, event: str, _: object, files: list[str] = files) -> None:
@@ -163,7 +167,7 @@ def file_changes() -> None:
 
         sys.setprofile(note)
         try:
-            drive(carrier.phase("epoch"))
+            next_epoch(carrier)
         finally:
             sys.setprofile(None)
         uploads = (carrier.server.processed - before) / carrier.plan.batch
@@ -194,7 +198,7 @@ def epoch() -> None:
     for name in ("central", "vafl", "vafl-sync"):
         carrier = carrier_for(data, algorithm=name, batch=100)
         begun = time.perf_counter()
-        drive(carrier.phase("epoch"))
+        next_epoch(carrier)
         print(f"one epoch of a9a's size (2 parties, batch 100), {name}: {time.perf_counter() - begun:.2f} s")
 
 

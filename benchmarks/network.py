@@ -32,7 +32,8 @@ from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
 from securevfl.federation.run import train
 from securevfl.network.authority import create_authority, issue
-from securevfl.network.config import Acceptance, DataConfig, PartyConfig, ServerConfig
+from securevfl.network.config import DataConfig, PartyConfig, ServerConfig
+from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity import Identity, load_identity, server_name
 from securevfl.network.member import Member
@@ -259,6 +260,17 @@ def tables(rows: int, width: int) -> dict[str, OwnTable]:
     }
 
 
+ACCEPT = Acceptance(
+    epsilon=float("inf"),
+    members=("bank", *PARTIES),
+    algorithms=("vafl",),
+    protocols=("plain",),
+    test_fraction=0.2,
+    evaluations=1,
+    alignment=AlignmentLimits(kinds=("none",), ids=1_000_000, times=1),
+)
+
+
 async def over_network(
     folder: Path, plan: Plan, known: Mapping[str, Identity], found: Mapping[str, OwnTable], port: int
 ) -> dict[str, Any]:
@@ -281,7 +293,7 @@ async def over_network(
             identity=known[name],
             coordinator="bank",
             address=f"127.0.0.1:{port}",
-            accept=Acceptance(),
+            accept=ACCEPT,
         )
         nodes.append(Member(config))
     for node in nodes:

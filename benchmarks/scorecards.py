@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.stats import spearmanr
+from sklearn.datasets import load_svmlight_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
@@ -347,30 +348,67 @@ def described(name: str, split: int, parties: int, folder: Path) -> Path:
     return folder / "data.toml"
 
 
+def split_data(name: str, split: int, parties: int) -> VerticalData:
+    """The records of one split as a user would give them; w8a is sparse and has two-valued columns."""
+    if name != "w8a":
+        with tempfile.TemporaryDirectory() as folder:
+            return VerticalData.from_description(described(name, split, parties, Path(folder)))
+    files = find_files(name, Path(os.environ["SECUREVFL_DATA"]) / name, ("w8a",))
+    rows, labels = load_svmlight_file(str(files[0]), n_features=300)
+    order = np.random.default_rng(split).permutation(len(labels))
+    cut = round(len(order) * 0.2)
+    blocks = [rows[:, group].tocsr() for group in map(list, halves(300, parties))]
+    return VerticalData.from_arrays(
+        [block[order[cut:]] for block in blocks],
+        (labels[order[cut:]] > 0).astype(int),
+        test=([block[order[:cut]] for block in blocks], (labels[order[:cut]] > 0).astype(int)),
+        bounds=[(0.0, 1.0)] * parties,
+    )
+
+
 def run_protocol(name: str, *, epsilon: float, split: int, parties: int) -> None:
     """One whole run of the real protocol, all roles in one process: AUC, processor time, bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.process_time()
-        data = VerticalData.from_description(described(name, split, parties, Path(folder)))
-        read = time.process_time() - start
-        run = train(data, Plan(algorithm="sealed", model="scorecard", epsilon=epsilon, delta=DELTA))
-        seconds = time.process_time() - start - read
+    data = split_data(name, split, parties)
+    start = time.process_time()
+    run = train(data, Plan(algorithm="sealed", epsilon=epsilon, delta=DELTA))
+    seconds = time.process_time() - start
     print(
-        f"{name}, split {split}, epsilon {epsilon:g}: AUC {run.result['test']['auc']:.4f}, {seconds:.1f} s "
-        f"of processor time, {run.result['bytes'] / 1e6:.0f} MB, {run.result['epochs']} openings",
+        f"{name}, split {split}, epsilon {epsilon:g}: {run.plan.model}, AUC {run.result['test']['auc']:.4f}, "
+        f"{seconds:.1f} s of processor time, {run.result['bytes'] / 1e6:.0f} MB, "
+        f"{run.result['epochs']} openings",
         flush=True,
     )
+
+
+def run_stack(name: str, *, epsilon: float, split: int, parties: int) -> None:
+    """A whole run with a stack: what the label holder uses, beside its own trees and the card alone."""
+    run = train(
+        split_data(name, split, parties),
+        Plan(algorithm="sealed", epsilon=epsilon, delta=DELTA, settings={"stack": True}),
+    )
+    found, alone = run.result["stack"], run.alone or {}
+    print(
+        f"{name}, split {split}, epsilon {epsilon:g}: uses {found['used']}, AUC {found['test']['auc']:.4f}, "
+        f"sealed {run.test['auc']:.4f}, own trees {alone['trees']:.4f} (all records)",
+        flush=True,
+    )
+
+
+def run_baselines(name: str, *, epsilon: float, split: int, parties: int) -> None:
+    """Both baselines of one split, linear and boosted trees."""
+    data = split_data(name, split, parties)
+    for algorithm, model in itertools.product(("local", "central"), ("linear", "trees")):
+        auc = train(data, Plan(algorithm=algorithm, model=model)).test["auc"]
+        print(f"{name}, split {split}, {algorithm} {model}: AUC {auc:.4f}", flush=True)
 
 
 def run_profile(name: str, *, epsilon: float, split: int, parties: int) -> None:
     """Rank correlation of noisy information values with those of all but exact counts, real protocol."""
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        data = VerticalData.from_description(described(name, split, parties, Path(folder)))
-        for target in (epsilon, 1e4):
-            plan = Plan(algorithm="sealed", model="profile", epsilon=target, delta=DELTA)
-            run = train(data, plan)
-            found.append(np.concatenate([run.encoders[p].information.numpy() for p in data.parties]))
+    data = split_data(name, split, parties)
+    for target in (epsilon, 1e4):
+        run = train(data, Plan(algorithm="sealed", model="profile", epsilon=target, delta=DELTA))
+        found.append(np.concatenate([run.encoders[p].information.numpy() for p in data.parties]))
     rank = spearmanr(*found).statistic
     print(f"{name}, split {split}, epsilon {epsilon:g}: Spearman {rank:.3f}", flush=True)
 
@@ -384,14 +422,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--no-trees", action="store_true")
     parser.add_argument("--protocol", action="store_true", help="whole runs instead of the simulation")
+    parser.add_argument("--baselines", action="store_true", help="linear models and trees, once per epsilon")
+    parser.add_argument("--stack", action="store_true", help="whole runs with a stack")
     parser.add_argument("--profile", action="store_true", help="rank correlation of information values")
     options = parser.parse_args()
     if "SECUREVFL_DATA" not in os.environ:
         raise SystemExit("set SECUREVFL_DATA to the folder with one folder per data set")
-    if options.protocol or options.profile:
-        run = run_profile if options.profile else run_protocol
+    chosen = {
+        run_protocol: options.protocol,
+        run_profile: options.profile,
+        run_stack: options.stack,
+        run_baselines: options.baselines,
+    }
+    for run in (each for each, wanted in chosen.items() if wanted):
         for name, epsilon, split in itertools.product(options.names, options.epsilons, range(options.splits)):
             run(name, epsilon=epsilon, split=split, parties=options.parties)
+    if any(chosen.values()):
         return
     for name in options.names:
         found = measure(

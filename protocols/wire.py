@@ -24,6 +24,8 @@ MAX_BYTES = 1 << 30
 MAX_FIELDS = 64
 MAX_NAME = 64
 MAX_DIMENSIONS = 4
+MAX_TEXTS = 1 << 22
+"""Texts in one list: a text of 4 bytes on the wire takes more than ten times that in memory."""
 DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u8", "<u4", "|u1", "|b1")
 _DTYPES = tuple(np.dtype(name) for name in DTYPES)
 # numpy has several numbers for the same form, such as long and long long; by the number it is found fastest.
@@ -283,8 +285,10 @@ def _read_integers(data: bytes, position: int) -> tuple[list[int], int]:
 def _read_strings(data: bytes, position: int) -> tuple[list[str], int]:
     size, position = _read_number(_SIZE, data, position)
     end = _end(data, position, size)
-    items = []
+    items: list[str] = []
     while position < end:
+        if len(items) == MAX_TEXTS:
+            raise WireError(f"list of more than {MAX_TEXTS:,} texts")
         length, position = _read_number(_SHORT, data, position)
         stop = _end(data, position, length)
         items.append(_text(data[position:stop]))

@@ -1,7 +1,8 @@
 """Every error that securevfl raises on purpose.
 
 The module imports nothing of the package, so that every room can use it. Each class carries the exit code
-that the command line returns for it. Errors about the caller's input are `ValueError`s too.
+that the command line returns for it, and its notice: what other organisations are told of it. Errors about
+the caller's input are `ValueError`s too.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,30 @@ from importlib import import_module
 from typing import Any
 
 _SHOWN = 60
+NOTICES = {
+    "failed": "something failed there; its own terminal says what",
+    "data": "its own data cannot be used",
+    "common": "the records of the organisations do not fit together",
+    "plan": "the plan does not fit there",
+    "files": "its folder cannot be used or written",
+    "not-accepted": "it does not accept what is proposed",
+    "agreement": "it was asked for what was not agreed on, or not signed by all",
+    "certificate": "a certificate, a key or a signature is not valid",
+    "rules": "something came that breaks the rules of the protocol",
+    "version": "the two sides speak different versions of the protocol; upgrade the older",
+    "run": "the other side takes part in another run, or predicts where this one trains",
+    "stranger": "the certificate is valid, but its organisation has no part in this run",
+    "silent": "no greeting came in time",
+    "flood": "too much came at once",
+    "replaced": "a later process has taken the place of this one",
+    "network": "another organisation cannot be reached from there, or refuses it",
+    "away": "it has not been reachable for too long",
+    "budget": "its privacy budget allows no more",
+    "diverged": "its model gives values that are not finite",
+    "interrupted": "it was interrupted; what was done is kept, start again to go on",
+    "over": "the prediction is over",
+}
+"""All that one organisation tells another of what went wrong; details stay at home."""
 # Packages that are imported under another name than they are installed by.
 _PACKAGES = {
     "dp_accounting": "dp-accounting",
@@ -30,10 +55,21 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f"known are {', '.join(words[:_SHOWN])}{more}"
 
 
+def readable(text: str, most: int = 2000) -> str:
+    """Text that may hold words of others, as it may go to a terminal; the one place that makes it harmless.
+
+    Whatever moves a cursor, changes colours or turns the direction of writing is shown as its code, and what
+    is too long is cut.
+    """
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return shown if len(shown) <= most else f"{shown[:most]}..."
+
+
 class SecureVFLError(Exception):
     """Base of all errors of this package."""
 
     exit_code = 1
+    notice = "failed"
 
 
 class InputError(SecureVFLError, ValueError):
@@ -45,9 +81,13 @@ class InputError(SecureVFLError, ValueError):
 class DataError(InputError):
     """A data set, file, column or split is unusable."""
 
+    notice = "data"
+
 
 class PlanError(InputError):
     """A plan contradicts itself or names something unknown."""
+
+    notice = "plan"
 
 
 class MissingExtra(SecureVFLError, ImportError):
@@ -81,9 +121,13 @@ def needed(module: str) -> Any:
 class CertificateError(InputError):
     """A key, certificate or request cannot be used: malformed, expired, misnamed or foreign."""
 
+    notice = "certificate"
+
 
 class EncodingError(InputError):
     """A value cannot be represented in the ring or the ciphertext: NaN, infinite or too large."""
+
+    notice = "data"
 
 
 class TopologyError(InputError):
@@ -94,6 +138,7 @@ class ProtocolError(SecureVFLError):
     """A message is malformed, replayed, out of phase or from the wrong sender; state is unchanged."""
 
     exit_code = 3
+    notice = "rules"
 
 
 class WireError(ProtocolError):
@@ -102,6 +147,12 @@ class WireError(ProtocolError):
 
 class EgressError(ProtocolError):
     """Something was about to leave that no gate has let out to the receiver. Nothing was sent."""
+
+
+class AgreementError(ProtocolError):
+    """Somebody asks for what the organisations did not agree on, or did not sign. Nothing has left."""
+
+    notice = "agreement"
 
 
 class Deviation(ProtocolError):
@@ -126,6 +177,7 @@ class NetworkError(SecureVFLError):
     """A peer cannot be reached, refuses, or has been away for too long. What was done is kept."""
 
     exit_code = 8
+    notice = "network"
 
 
 class AccountingError(InputError):
@@ -140,6 +192,7 @@ class BudgetExceeded(SecureVFLError):
     """A release would break the privacy budget. Nothing has left the party."""
 
     exit_code = 4
+    notice = "budget"
 
 
 class LedgerError(SecureVFLError):
@@ -158,10 +211,13 @@ class TrainingDiverged(SecureVFLError):
     """A model produced values that are not finite. Nothing was released from them."""
 
     exit_code = 7
+    notice = "diverged"
 
 
 class RunError(InputError):
     """A run folder is missing, incomplete, in use, or belongs to another plan."""
+
+    notice = "files"
 
 
 class AttackError(InputError):

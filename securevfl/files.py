@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import IO, Any, BinaryIO
 from securevfl.errors import RunError, SecureVFLError
 
 PRIVATE = 0o600
+ATTEMPTS, PAUSE = 300, 0.05
+"""How often, and after how many seconds, an open is tried again while there are too many open files."""
 PART = ".part"
 """What follows the name of a file that is not yet in its place."""
 
@@ -109,7 +112,19 @@ def append_line(path: Path, line: str) -> None:
 
 def private_opener(path: str, flags: int) -> int:
     """For `open(..., opener=)`: a file that this makes is readable by its owner alone."""
-    return os.open(path, flags, PRIVATE)
+    return _opened(path, flags, PRIVATE)
+
+
+def _opened(path: Path | str, flags: int, mode: int) -> int:
+    """Opens a file. A process that has run out of files waits: connections that took them time out."""
+    for _ in range(ATTEMPTS):
+        try:
+            return os.open(path, flags, mode)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            time.sleep(PAUSE)
+    return os.open(path, flags, mode)
 
 
 def sync(file: IO[Any]) -> None:
@@ -133,14 +148,14 @@ def read_json(path: Path) -> Any:
 
 
 def _new(path: Path, mode: int = PRIVATE) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def _sync_folder(folder: Path) -> None:
     """Makes the names in a folder last; some file systems cannot, and need not."""
     if os.name != "posix":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = _opened(folder, os.O_RDONLY, 0)
     try:
         os.fsync(descriptor)
     except OSError as error:

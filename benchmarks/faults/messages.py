@@ -212,9 +212,9 @@ def labels_redrawn() -> None:
     truth: dict[str, Any] = {}
 
     def make(honest: Any) -> Any:
-        def begin(self: Site, part: str) -> bool:
+        def begin(self: Site, part: str, epoch: int) -> bool:
             truth.setdefault(self.name, np.array(self.data.y_train))
-            anew = bool(honest(self, part))
+            anew = bool(honest(self, part, epoch))
             if part != "epoch" or self.name != self.label_holder or self.gate is None:
                 return anew
             classes, epsilon = len(self.data.classes), self.plan.label_epsilon

@@ -6,6 +6,7 @@ Nothing of the package is imported here: worker processes run this very file and
 from __future__ import annotations
 
 import hashlib
+import signal
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -120,4 +121,5 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who interrupts the parent ends this by closing the pipe
     serve(sys.stdin.buffer, sys.stdout.buffer)

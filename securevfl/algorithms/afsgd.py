@@ -305,7 +305,7 @@ class AsyncWorker(LinearWorker):
 # -- coordinators -------------------------------------------------------------------------------------------
 
 
-class Coordinator(LabelHolder):
+class SumCoordinator(LabelHolder):
     """What both have in common: sharing labels, snapshots, evaluation.
 
     Args:
@@ -394,7 +394,7 @@ class Coordinator(LabelHolder):
         return {"iterations": self.iterations}
 
 
-class AsyncCoordinator(Coordinator):
+class AsyncCoordinator(SumCoordinator):
     """Announces a sum whenever a worker asks; workers never wait for each other."""
 
     async def _train(self, target: int, snapshot: bool) -> None:
@@ -426,10 +426,10 @@ class AsyncCoordinator(Coordinator):
         self._count_step(len(rows))
 
 
-class SyncCoordinator(Coordinator):
+class SyncCoordinator(SumCoordinator):
     """Leads all workers through one schedule: one sum, one step of everybody, a barrier."""
 
-    kept = (*Coordinator.kept, "batches")
+    kept = (*SumCoordinator.kept, "batches")
 
     def __init__(
         self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str

@@ -210,6 +210,10 @@ class ServerRole(Role):
         """Figures of the algorithm's own for the line of metrics that an epoch adds."""
         return {}
 
+    def conclusions(self) -> dict[str, Any]:
+        """What the label holder alone adds to its result; nobody else gets it."""
+        return {}
+
     def absences(self) -> dict[str, int]:
         """Party -> how many sums have gone on without it; those that were always there are left out."""
         return {}
@@ -250,6 +254,10 @@ class Algorithm(ABC):
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Settles those of the plan's `auto` choices that the algorithm leaves no choice about."""
         return plan
+
+    def arrange(self, plan: Plan, data: VerticalData) -> VerticalData:
+        """The data as the algorithm divides it into training and test part, by public facts alone."""
+        return data
 
     def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
         """What the user should know of how the plan's `auto` choices were settled."""

@@ -87,6 +87,7 @@ def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Pla
     _check_patience(plan, algorithm)
     plan = with_label_bounds(plan, data.label_bounds)
     algorithm.check(plan, data)
+    data = algorithm.arrange(plan, data)
     _check_bounds(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
     scaled = _scale(plan, data)

@@ -574,10 +574,11 @@ class _Books:
         unused: list[Entry] = []
         for entry in self.entries:
             content = entry.content
-            if entry.is_session:
-                self._report(unused, broken=True)
-                unused = []
-            elif not entry.is_release or content["mechanism"] in HIDDEN or not content["observers"]:
+            if not entry.is_release:
+                if entry.is_session or content.get("back") is not None:
+                    self._report(unused, broken=True)
+                    unused = []
+            elif content["mechanism"] in HIDDEN or not content["observers"]:
                 continue
             elif self.uses.get(entry.index):
                 self._report(unused, broken=False)

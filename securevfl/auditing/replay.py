@@ -458,7 +458,7 @@ class _Alone:
 
         async def work() -> None:
             self._deliver()
-            await site.run(part)
+            await site.run(part, epoch)
 
         run_virtual(work(), explain=lambda: f"{self.name} waits for {self._link.waiting}")
 

@@ -28,7 +28,7 @@ from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
 from securevfl.cli.train import train
 from securevfl.cli.trees import trees
-from securevfl.errors import MissingExtra, SecureVFLError, missing
+from securevfl.errors import MissingExtra, SecureVFLError, missing, readable
 
 # A name of two words is a command within a group.
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -100,5 +100,5 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> None:
-    typer.echo(f"securevfl: {' '.join(text.split())}", err=True)
+    typer.echo(f"securevfl: {readable(' '.join(text.split()))}", err=True)
     sys.exit(code)

@@ -17,10 +17,9 @@ from rich.console import Console
 
 from securevfl.cli.show import number, print_json
 from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news
-from securevfl.errors import InputError
+from securevfl.errors import InputError, readable
 
 if TYPE_CHECKING:
-    from securevfl.network.agreement import Understanding
     from securevfl.network.participant import Participant
     from securevfl.network.progress import RunProgress
 
@@ -66,12 +65,6 @@ def serve(
 
 def join(
     config: Annotated[Path, typer.Option("--config", help="This organisation's party.toml.")],
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes", help="Accept the plan, or the prediction, without asking; rules in [accept] still hold."
-        ),
-    ] = False,
     predict: Annotated[
         Path | None,
         typer.Option(
@@ -89,13 +82,9 @@ def join(
 
     settings = read_party_config(config)
     again, say = f"securevfl join --config {config}", partial(_say, json=json)
-
-    async def confirm(agreement: Understanding) -> bool:
-        return yes or await _ask(agreement)
-
     purpose = None if predict is None else Predicting(predict)
     again += "" if predict is None else f" --predict {predict}"
-    node = Member(settings, purpose, confirm=confirm, say=say)
+    node = Member(settings, purpose, confirm=_ask, say=say)
     node.on_progress = _following(json)
     _run(node, again, json)
 
@@ -118,7 +107,7 @@ def gather(
 
 
 def _say(text: str, json: bool) -> None:
-    typer.echo(text, err=json)
+    typer.echo(readable(text), err=json)
 
 
 def _epoch(line: dict[str, Any], node: Participant, json: bool) -> None:
@@ -146,12 +135,12 @@ def _measured(test: dict[str, float | None]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in test.items() if value is not None)
 
 
-async def _ask(agreement: Understanding) -> bool:
+async def _ask(question: str) -> bool:
     if not sys.stdin.isatty():
-        typer.echo("nobody is here to ask: give --yes, or write rules under [accept]", err=True)
+        typer.echo("nobody is here to ask: write rules under [accept] in party.toml", err=True)
         return False
     while True:
-        typer.echo(f"Take part as agreed ({agreement.digest})? [y/N]: ", nl=False)
+        typer.echo(f"{readable(question)} [y/N]: ", nl=False)
         answer = (await _line()).strip().lower()
         if answer in ("y", "yes", "n", "no", ""):
             return answer.startswith("y")

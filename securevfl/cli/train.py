@@ -235,6 +235,13 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
             f"{', '.join(opened['observers'])}: no guarantee for those records",
             soft_wrap=True,
         )
+    if stack := result.get("stack"):
+        reached, trees = (number(stack[name]["auc"]) for name in ("test", "trees"))
+        console.print(
+            f"the label holder uses {stack['used']}: test auc {reached}, its trees alone {trees}; decided on "
+            f"{stack['held_back']:,} records held back, for which there is no guarantee",
+            soft_wrap=True,
+        )
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
     console.print(f"labels {result['labels']}", soft_wrap=True)

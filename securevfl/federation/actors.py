@@ -24,7 +24,7 @@ from securevfl.algorithms import Progress
 from securevfl.data import VerticalData
 from securevfl.errors import DeadlockError, InputError, MissingExtra, PlanError, RunError, SecureVFLError
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.stepped import Share, Step, SteppedSite, pack_share, unpack_share
+from securevfl.federation.stepped import Share, SteppedSite, StepReport, pack_share, unpack_share
 from securevfl.federation.virtual import SimulatedCarrier
 from securevfl.settings.plan import Plan
 
@@ -122,7 +122,7 @@ class ActorCarrier(SimulatedCarrier):
     async def phase(self, part: str, epoch: int) -> None:
         """See `Carrier.phase`."""
         try:
-            self.ask("start", dict.fromkeys((self.label_holder, *self.away), (part, self.time)))
+            self.ask("start", dict.fromkeys((self.label_holder, *self.away), (part, epoch, self.time)))
             self._play()
         finally:
             self.ask("end")
@@ -158,14 +158,14 @@ class ActorCarrier(SimulatedCarrier):
                     self.network.messages += 1
                     self.network.bytes += len(data)
 
-    def _step(self, arrived: Mapping[str, list[bytes]]) -> dict[str, Step]:
+    def _step(self, arrived: Mapping[str, list[bytes]]) -> dict[str, StepReport]:
         """One step of all that have work, at the same time; the answers in the order of the organisations."""
         pending = {
             name: site.call("step", self.time, arrived[name])
             for name, site in self.away.items()
             if name in arrived
         }
-        steps: dict[str, Step] = {}
+        steps: dict[str, StepReport] = {}
         if self.label_holder in arrived:
             steps[self.label_holder] = self.home.step(self.time, arrived[self.label_holder])[0]
         for name, call in pending.items():

@@ -403,6 +403,7 @@ def result_content(
         "labels": label_exposure(records, label_holder),
         "epochs": epochs,
         "loss": None if server is None else _number(server.loss),
+        **({} if server is None else server.conclusions()),
         **({"absent_rounds": server.absences()} if plan.threshold and server is not None else {}),
         **figures,
     }

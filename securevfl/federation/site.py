@@ -27,6 +27,7 @@ from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
+from securevfl.federation.agreed import Enforcer, Timetable
 from securevfl.federation.folder import CHECKPOINT, RunFolder, load_checkpoint, save_checkpoint
 from securevfl.models import (
     Fusion,
@@ -79,6 +80,8 @@ class Site:
         gate: Goes on counting, instead of a new gate.
         report: Called with (records processed, loss) after each step of the server.
         authenticate: Makes what signs keys that others pass on.
+        agreement: Digest of what all organisations have signed; empty where there is one process.
+        restarts: How often the run may go back, by that agreement; None sets no limit.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Site:
         gate: Gate | None = None,
         report: Callable[[int, float | None], None] = lambda processed, loss: None,
         authenticate: Authenticate | None = None,
+        agreement: str = "",
+        restarts: int | None = None,
     ) -> None:
         self.name, self.plan, self.data, self.folder = name, plan, data, folder
         self.hosts, self.links, self.clock = hosts, links, clock
@@ -107,11 +112,14 @@ class Site:
         self._encoder, self._head, self._report, self._authenticate = encoder, head, report, authenticate
         self._randomised = not plan.label_epsilon or self.predicts or name != self.label_holder
         self.receipts, self.gate = Receipts(name), gate
+        self._agreement = agreement
+        self._back: int | None = None
         self.view: ViewWriter | None = None
         with ExitStack() as opened:
             opened.callback(self.close)
             if self.algorithm.federated:
                 self._open(records or data.n_train + data.n_test, test_records=data.n_test)
+                self._enforce(restarts)
             self.reset()
             self._keep_models()
             opened.pop_all()
@@ -126,6 +134,7 @@ class Site:
                 test_records=0 if self.predicts else test_records,
                 holds_labels=self.name == self.label_holder,
                 folder=self.folder,
+                agreement=self._agreement,
             )
         if self.folder is not None:
             self.receipts.load(self.folder.path)
@@ -140,6 +149,25 @@ class Site:
                         self.gate.journal.keep(DATA, own, std=0.0, where="rows")
         for link in self.links.values():
             link.heads = self.receipts.heads
+
+    def _enforce(self, restarts: int | None) -> None:
+        """From now on nothing happens here that the plan, or the agreement on it, does not contain."""
+        data, history = self.data, []
+        if self.predicts:
+            table = Timetable.of_prediction(data.n_train)
+        else:
+            table = Timetable.of_training(
+                self.plan,
+                parties=len(data.parties),
+                n_train=data.n_train,
+                n_test=data.n_test,
+                restarts=restarts,
+            )
+        if self._agreement and self.folder is not None and not self.predicts:
+            history = read_ledger(self.folder.ledger(self.name))
+        self._enforcer = Enforcer(table, history)
+        if self.gate is not None:
+            self.gate.allows = self._enforcer.check_release
 
     # -- building -------------------------------------------------------------------------------------------
 
@@ -226,8 +254,17 @@ class Site:
 
     # -- running --------------------------------------------------------------------------------------------
 
-    def begin(self, part: str) -> bool:
-        """Makes ready for a part of the run; True if that took new roles."""
+    def begin(self, part: str, epoch: int) -> bool:
+        """Makes ready for a part of the run; True if that took new roles.
+
+        Raises:
+            AgreementError: It is not part of what was agreed on, whoever asks for it.
+        """
+        if self.algorithm.federated:
+            self._enforcer.begin(part, epoch, self._back)
+            if self.gate is not None and self.gate.ledger.agreement:
+                self.gate.ledger.begin(part, epoch, self._back)
+            self._back = None
         if part == "final":
             self._open_reserve()
         if part != "prepare" or self._randomised or self.gate is None:
@@ -241,13 +278,14 @@ class Site:
         self._take_labels(flipped)
         return True
 
-    async def run(self, part: str) -> None:
+    async def run(self, part: str, epoch: int) -> None:
         """Runs one part of all roles here to its end.
 
         Raises:
             BudgetExceeded: The gate refuses; nothing of that release has left.
+            AgreementError: The part, or something in it, was not agreed on.
         """
-        self.begin(part)
+        self.begin(part, epoch)
         await run_roles(self.roles.values(), part)
 
     def _take_labels(self, labels: Any) -> None:
@@ -342,6 +380,7 @@ class Site:
         self.reset()
         if state is not None:
             self.load(state, fresh=fresh)
+        self._back = epoch
         return state or {}
 
     # -- the end --------------------------------------------------------------------------------------------
@@ -491,7 +530,14 @@ def own_arrays(data: VerticalData, name: str, hosts: Mapping[str, str]) -> Itera
 
 
 def open_gate(
-    name: str, plan: Plan, *, records: int, test_records: int, holds_labels: bool, folder: RunFolder | None
+    name: str,
+    plan: Plan,
+    *,
+    records: int,
+    test_records: int,
+    holds_labels: bool,
+    folder: RunFolder | None,
+    agreement: str = "",
 ) -> Gate:
     """Opens an organisation's gate and ledger; an existing ledger is verified and its spending taken up.
 
@@ -503,12 +549,15 @@ def open_gate(
         holds_labels: True for the label holder, whose gradients carry no guarantee and hence no budget
             (except where training is sealed).
         folder: Where its files are; None keeps everything in memory.
+        agreement: Digest of what was agreed on and signed, for the ledger.
     """
     noise = Noise.insecure(plan.seed, name) if plan.insecure_reproducible_noise else Noise()
     budget = spent_so_far(name, plan, records=records, folder=folder)
     path = None if folder is None else folder.ledger(name)
     with ExitStack() as opened:
-        ledger = opened.enter_context(closing(Ledger(name, path, reproducible=not noise.secure)))
+        ledger = opened.enter_context(
+            closing(Ledger(name, path, reproducible=not noise.secure, agreement=agreement))
+        )
         gate = Gate(
             owner=name,
             mode=plan.mode,

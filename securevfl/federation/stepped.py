@@ -26,7 +26,7 @@ from securevfl.settings.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepReport:
     """What an organisation did at one instant.
 
     Attributes:
@@ -100,7 +100,7 @@ class SteppedPhase:
             self._task = self._loop.create_task(main)
         self._network = network
 
-    def step(self, now: float, arrived: Sequence[bytes]) -> Step:
+    def step(self, now: float, arrived: Sequence[bytes]) -> StepReport:
         """Hands over what has arrived and runs until nothing can run any more.
 
         Raises:
@@ -112,7 +112,7 @@ class SteppedPhase:
         done = self._task.done()
         if done:
             self._task.result()
-        return Step(messages=self._network.take(), wake=None if done else wake, done=done)
+        return StepReport(messages=self._network.take(), wake=None if done else wake, done=done)
 
     def close(self) -> None:
         """Ends the phase, finished or not; what was under way is dropped."""
@@ -159,14 +159,14 @@ class SteppedSite(Site):
             report=report,
         )
 
-    def start(self, part: str, time: float) -> None:
+    def start(self, part: str, epoch: int, time: float) -> None:
         """Begins a part; nothing runs before the first step."""
-        self.begin(part)
+        self.begin(part, epoch)
         for link in self.network.links.values():
             link.phase = PARTS[part]
         self._phase = SteppedPhase(run_roles(self.roles.values(), part), self.network, start=time)
 
-    def step(self, now: float, arrived: Sequence[bytes]) -> tuple[Step, float]:
+    def step(self, now: float, arrived: Sequence[bytes]) -> tuple[StepReport, float]:
         """One step of the part; what it did, and the mu spent so far."""
         if self._phase is None:
             raise RuntimeError(f"{self.name} is stepped outside a part")

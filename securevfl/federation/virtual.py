@@ -308,9 +308,9 @@ class VirtualCarrier(SimulatedCarrier):
         for address in (message.receiver, message.sender):
             self.sites[self.hosts[address]].observe(message, time)
 
-    async def phase(self, part: str, epoch: int = 0) -> None:
+    async def phase(self, part: str, epoch: int) -> None:
         """See `Carrier.phase`."""
-        anew = [site.begin(part) for site in self.sites.values()]
+        anew = [site.begin(part, epoch) for site in self.sites.values()]
         if any(anew):
             self._combine()
         try:

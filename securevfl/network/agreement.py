@@ -1,45 +1,52 @@
-"""What all organisations agree on before anything leaves one of them.
+"""What all organisations agree on and sign before anything leaves one of them.
 
-The coordinator proposes a plan and an outline of the data. Every organisation completes the plan by itself,
-from the outline and its own share, and compares: the digest covers the completed plan, the outline, the
-common IDs and who takes part. It is what a person, or a rule in `party.toml`, confirms.
+First an `Invitation`: who takes part with which key, for what, and how the common records are looked for.
+Then, over those records, an `Agreement`: one canonical text with the completed plan, the outline of the data,
+the members and their keys, the alignment, the timetable and the forecast of every epsilon. The coordinator
+proposes; each organisation completes the text by itself and compares. Each signs the text with the key of its
+certificate, and verifies everybody's signature before its site is built. The digest of the text is part of
+every session and of the keys of every sum, and stands in the ledger.
 
-Before a trained model is applied to new records the label holder asks: which records, under which numbers,
-with the model of which agreement. Everybody puts that together with the plan it trained by, and compares a
-digest over all of it: the agreement of the training, the common IDs, their record numbers, the privacy mode,
-the protocol and the noise. That is confirmed, too, once for each prediction.
+A prediction with a trained model is an agreement, too: on the model of which agreement, on which records,
+under which numbers. It is confirmed once for each prediction.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Self
 
 import numpy as np
+from cryptography.exceptions import InvalidSignature
 
-from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
-from securevfl.accountants.records import ReleaseRecord
-from securevfl.algorithms.prediction import KIND
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, OwnTable, share
-from securevfl.errors import DataError, InputError, PlanError
-from securevfl.federation.folder import RunFolder
-from securevfl.federation.site import spent_so_far
-from securevfl.network.config import Acceptance
+from securevfl.errors import AgreementError, DataError, InputError, PlanError
+from securevfl.federation.agreed import Timetable
+from securevfl.federation.forecast import Forecast, forecast
 from securevfl.network.folders import commitment
-from securevfl.privacy.rows import Rows
+from securevfl.network.identity import Identity, check_name, fingerprint, parse_certificate
+from securevfl.network.signing import sign, verify
 from securevfl.protocols.wire import pack
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
+TRAINING, PREDICTION = "training", "prediction"
+_FORMAT = 1
+_SIGNED = "securevfl agreement 1"
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
 
 class CommonDataError(DataError):
     """Something is wrong with the data as everybody knows it; the text holds nothing of anybody's table."""
+
+    notice = "common"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +56,12 @@ class Facts:
     Attributes:
         columns: How many features it has; 0 for a helper.
         bounds: Public bounds, as nested lists, NaN where unknown; None without any.
+        records: How many IDs it brings.
     """
 
     columns: int
     bounds: list[list[float]] | None
+    records: int = 0
 
     @classmethod
     def of(cls, own: OwnTable | None) -> Facts:
@@ -60,7 +69,7 @@ class Facts:
         if own is None:
             return cls(columns=0, bounds=None)
         bounds = None if own.bounds is None else own.bounds.tolist()
-        return cls(columns=len(own.columns), bounds=bounds)
+        return cls(columns=len(own.columns), bounds=bounds, records=len(own.ids))
 
     def to_json(self) -> str:
         """As text."""
@@ -76,9 +85,9 @@ class Facts:
         try:
             content = json.loads(text)
             facts = cls(**content)
-            if type(facts.columns) is not int:
+            if type(facts.columns) is not int or type(facts.records) is not int:
                 raise ValueError("a count is no number")
-            if not 0 <= facts.columns < 1 << 32:
+            if not (0 <= facts.columns < 1 << 32 and 0 <= facts.records < 1 << 40):
                 raise ValueError("a count is out of range")
             if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
                 raise ValueError("bounds do not fit the columns")
@@ -87,30 +96,101 @@ class Facts:
         return facts
 
 
+# -- before the common records are known --------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """What the coordinator proposes.
+class Invitation:
+    """What an organisation consents to before its records are compared with others'.
 
     Attributes:
         run: Name of the run.
-        plan: The plan as the coordinator wrote it.
-        outline: The data as everybody may know it.
-        organisations: Who takes part, the coordinator first.
-        ids: Commitment to the common IDs.
-        time_unit: Seconds that a simulated time unit lasts.
+        purpose: `TRAINING` or `PREDICTION`.
+        members: Everybody who takes part -> fingerprint of its key; the coordinator first.
+        kind: How the common records are looked for.
+        normalise: How IDs are made comparable.
+        sizes: Those with data -> how many IDs each brings.
     """
 
     run: str
-    plan: Plan
-    outline: Outline
-    organisations: tuple[str, ...]
-    ids: str
-    time_unit: float = 0.0
+    purpose: str
+    members: dict[str, str]
+    kind: str
+    normalise: str
+    sizes: dict[str, int]
 
     def to_json(self) -> str:
         """As text."""
-        content = {**vars(self), "plan": self.plan.to_agreement(), "outline": self.outline.to_json()}
-        return json.dumps(content, sort_keys=True)
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads it back.
+
+        Raises:
+            InputError: It is malformed.
+        """
+        try:
+            invitation = cls(**json.loads(text))
+            texts = (invitation.run, invitation.purpose, invitation.kind, invitation.normalise)
+            if not all(isinstance(each, str) for each in texts):
+                raise ValueError("a field has another type")
+            _check_members(invitation.members)
+            counts = invitation.sizes.values()
+            if not all(type(count) is int and 0 <= count < 1 << 40 for count in counts):
+                raise ValueError("a count is no number")
+        except _MALFORMED as error:
+            raise InputError(f"the coordinator's invitation cannot be read: {error}") from error
+        return invitation
+
+
+def _check_members(members: Mapping[str, str]) -> None:
+    for name, key in members.items():
+        if check_name(name) and not (isinstance(key, str) and len(key) == 64):
+            raise ValueError("a member without the fingerprint of its key")
+
+
+# -- the agreement ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What the coordinator proposes; everybody else can compute the rest.
+
+    Attributes:
+        run: Name of the run.
+        plan: The plan as the coordinator wrote it; None for a prediction, which is by the plan of training.
+        outline: The data as everybody may know it; None for a prediction.
+        members: Who takes part -> fingerprint of its key; the coordinator first.
+        alignment: How the common records were looked for.
+        ids: Commitment to the common IDs.
+        time_unit: Seconds that a simulated time unit lasts.
+        restarts: How often everybody may go back after a crash.
+        trained: Digest of the agreement whose model predicts; empty for training.
+        records: How many new records are predicted.
+        numbers: Commitment to their record numbers.
+        token: The coordinator's process, so that nobody's confirmation of a prediction serves another one.
+    """
+
+    run: str
+    members: dict[str, str]
+    alignment: str
+    ids: str
+    plan: Plan | None = None
+    outline: Outline | None = None
+    time_unit: float = 0.0
+    restarts: int = 0
+    trained: str = ""
+    records: int = 0
+    numbers: str = ""
+    token: str = ""
+
+    def to_json(self) -> str:
+        """As text."""
+        content = dict(vars(self))
+        content["plan"] = None if self.plan is None else self.plan.to_agreement()
+        content["outline"] = None if self.outline is None else self.outline.to_json()
+        return json.dumps(content)  # the order of members counts
 
     @classmethod
     def from_json(cls, text: str, local: LocalSettings) -> Proposal:
@@ -121,14 +201,33 @@ class Proposal:
         """
         try:
             content = json.loads(text)
-            plan = Plan.from_agreement(content.pop("plan"), local)
-            outline = Outline.from_json(content.pop("outline"))
-            organisations = tuple(str(name) for name in content.pop("organisations"))
-            return cls(plan=plan, outline=outline, organisations=organisations, **content)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            plan, outline = content.pop("plan"), content.pop("outline")
+            proposal = cls(
+                plan=None if plan is None else Plan.from_agreement(plan, local),
+                outline=None if outline is None else Outline.from_json(outline),
+                **content,
+            )
+            proposal._check()
+        except _MALFORMED as error:
             raise InputError(f"the coordinator's proposal cannot be read: {error}") from error
+        return proposal
 
-    def complete(
+    def _check(self) -> None:
+        texts = (self.run, self.alignment, self.ids, self.trained, self.numbers, self.token)
+        if not all(isinstance(each, str) for each in texts):
+            raise ValueError("a field has another type")
+        _check_members(self.members)
+        for name in () if self.outline is None else (*self.outline.parties, self.outline.label_holder):
+            check_name(name)
+        counts = (self.restarts, self.records)
+        if not all(type(count) is int and 0 <= count < 1 << 31 for count in counts):
+            raise ValueError("a count is no number")
+        if not isinstance(self.time_unit, float | int) or not math.isfinite(self.time_unit):
+            raise ValueError("a time unit that is no number")
+        if bool(self.trained) != (self.plan is None) or bool(self.trained) != (self.records > 0):
+            raise ValueError("it is neither a training nor a prediction")
+
+    def for_training(
         self, name: str, own: OwnTable | None, rows: Sequence[int], coding: Coding | None = None
     ) -> Agreement:
         """Completes the plan from one organisation's share of the data.
@@ -136,46 +235,47 @@ class Proposal:
         Raises:
             PlanError: The plan cannot work.
         """
+        if self.plan is None or self.outline is None:
+            raise AgreementError("the coordinator proposes no training")
         if self.plan.label_holder == "server":
             raise PlanError("over a network the label holder is the coordinator; leave label_holder alone")
         if self.plan.source.data:
             raise PlanError("a plan for a network names no data; every organisation has its own")
         self.plan.check_protection()
         plan, data = resolve(self.plan, share(self.outline, name, own, rows, coding), apart=True)
-        content = pack(
-            "agreement",
-            {
-                **vars(self),
-                "plan": plan.to_agreement(),
-                "outline": self.outline.to_json(),
-                "organisations": list(self.organisations),
-                "time_unit": float(self.time_unit),
-            },
+        table = Timetable.of_training(
+            plan,
+            parties=len(data.parties),
+            n_train=data.n_train,
+            n_test=data.n_test,
+            restarts=self.restarts,
         )
-        digest = hashlib.sha256(content).hexdigest()[:32]
-        return Agreement(proposal=self, plan=plan, data=data, digest=digest)
+        return Agreement(
+            proposal=self,
+            plan=plan,
+            outline=self.outline,
+            timetable=table,
+            forecast=forecast(plan, data),
+            data=data,
+        )
 
+    def for_prediction(self, plan: Plan, outline: Outline, *, known: int = 0, cost: str = "") -> Agreement:
+        """Puts what is asked together with what this organisation trained by.
 
-class Understanding(Protocol):
-    """What a person is shown and asked to confirm."""
-
-    @property
-    def digest(self) -> str:
-        """The same for everybody who understands the same."""
-
-    @property
-    def plan(self) -> Plan:
-        """The completed plan."""
-
-    @property
-    def proposal(self) -> Proposal | Request:
-        """What was proposed."""
-
-    def summary(self) -> list[str]:
-        """What to read before confirming."""
-
-    def objection(self, accept: Acceptance) -> str:
-        """Why an organisation's rules do not allow it; empty if they do."""
+        Args:
+            plan: The resolved plan in its folder.
+            outline: The outline in its folder.
+            known: How many of the records it knows by number already.
+            cost: What it costs this organisation, in words.
+        """
+        return Agreement(
+            proposal=self,
+            plan=plan,
+            outline=outline,
+            timetable=Timetable.of_prediction(self.records),
+            known=known,
+            cost=cost,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,52 +285,125 @@ class Agreement:
     Attributes:
         proposal: What was proposed.
         plan: The completed plan.
-        data: The organisation's share, scaled.
-        digest: The same for everybody who understands the same.
+        outline: The data as everybody knows it.
+        timetable: What will happen.
+        forecast: Owner -> observer -> epsilon at the end; empty for a prediction, whose cost is its own.
+        data: The organisation's share, scaled; None for a prediction.
+        known: Of a prediction: how many of the records have a number already.
+        cost: Of a prediction: what it costs this organisation, in words.
+        text: The canonical form, the same for everybody who understands the same.
+        digest: SHA-256 of the text.
     """
 
     proposal: Proposal
     plan: Plan
-    data: VerticalData
-    digest: str
+    outline: Outline
+    timetable: Timetable
+    forecast: Forecast = field(default_factory=dict)
+    data: VerticalData | None = None
+    known: int = 0
+    cost: str = ""
+    text: str = field(init=False)
+    digest: str = field(init=False)
 
-    def summary(self) -> list[str]:
-        """What a person should read before agreeing."""
-        plan, outline = self.plan, self.proposal.outline
-        noise = (
-            f"sigma {plan.sigma:g}, clip {plan.clip:g}"
-            if plan.sigma
-            else "UNPROTECTED, no noise: nothing is promised"
-        )
-        budget = (
-            f"refuses whatever exceeds epsilon {plan.budget_epsilon:g} at delta {plan.delta:g}"
-            if plan.budget_epsilon
-            else "no budget: releases are counted but never refused"
-        )
-        stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
-        steps = f"{plan.epochs} epochs, batch {plan.batch}"
-        held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
-        members = plan.adversary_in_words
-        return [
-            *([f"members       {members}"] if members else []),
-            f"run           {self.proposal.run}",
-            f"organisations {', '.join(self.proposal.organisations)}",
-            f"features      {held}",
-            f"labels        {outline.label_holder}, {outline.task}",
-            f"records       {outline.n_train} to train, {outline.n_test} to test",
-            f"algorithm     {plan.algorithm} on {plan.protocol}{stay}, {steps}",
-            f"privacy       mode {plan.mode}, {noise}",
-            f"budget        {budget}",
-            f"IDs           {self.proposal.ids[:32]}",
-            f"agreement     {self.digest}",
-        ]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self._text())
+        object.__setattr__(self, "digest", hashlib.sha256(self.text.encode()).hexdigest())
 
-    def objection(self, accept: Acceptance) -> str:
-        """See `Understanding`."""
-        return accept.objection(self.plan, self.digest)
+    def _text(self) -> str:
+        asked = self.proposal
+        promised = {
+            owner: {name: epsilon if math.isfinite(epsilon) else None for name, epsilon in seen.items()}
+            for owner, seen in self.forecast.items()
+        }
+        content = {
+            "format": _FORMAT,
+            "purpose": self.purpose,
+            "run": self.run,
+            "members": list(self.members.items()),
+            "plan": self.plan.to_agreement(),
+            "outline": asdict(self.outline),
+            "alignment": {"kind": asked.alignment, "ids": self.ids, "normalise": self.outline.normalise},
+            "schedule": self.timetable.content(),
+            "forecast": promised,
+            "delta": self.plan.delta,
+            "time_unit": float(asked.time_unit),
+            "trained": self.trained,
+            "numbers": asked.numbers,
+            "token": asked.token,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def purpose(self) -> str:
+        """`TRAINING` or `PREDICTION`."""
+        return PREDICTION if self.trained else TRAINING
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self.proposal.run
+
+    @property
+    def members(self) -> dict[str, str]:
+        """Who takes part -> fingerprint of its key."""
+        return self.proposal.members
+
+    @property
+    def ids(self) -> str:
+        """Commitment to the common IDs."""
+        return self.proposal.ids
+
+    @property
+    def trained(self) -> str:
+        """Digest of the agreement whose model predicts; empty for training."""
+        return self.proposal.trained
+
+    def sign(self, identity: Identity) -> str:
+        """An organisation's signature, in hexadecimal form."""
+        return sign(identity, _signed(self.text)).hex()
+
+    def verify(self, signatures: Mapping[str, str], certificates: Mapping[str, bytes]) -> None:
+        """Checks that everybody has signed this very text with the key that it names.
+
+        Raises:
+            AgreementError: Somebody has not, or with another key.
+        """
+        verify_all(self.text, self.members, signatures, certificates)
 
 
-# -- prediction ----------------------------------------------------------------------------------------------
+def _signed(text: str) -> bytes:
+    return pack(_SIGNED, {"text": text})
+
+
+def verify_all(
+    text: str,
+    members: Mapping[str, str],
+    signatures: Mapping[str, str],
+    certificates: Mapping[str, bytes],
+) -> None:
+    """Checks everybody's signature of an agreement's text; whether to trust the certificates is for others.
+
+    Args:
+        text: The canonical text.
+        members: Everybody -> fingerprint of its key, as the text has it.
+        signatures: Everybody -> signature in hexadecimal form.
+        certificates: Everybody -> certificate.
+
+    Raises:
+        AgreementError: Somebody has not signed, or with another key.
+    """
+    for name, key in members.items():
+        if name not in signatures or name not in certificates:
+            raise AgreementError(f"{name} has not signed the agreement")
+        if fingerprint(parse_certificate(certificates[name])) != key:
+            raise AgreementError(f"{name} has another key than the agreement names")
+        try:
+            verify(certificates[name], name, _signed(text), bytes.fromhex(signatures[name]))
+        except (InvalidSignature, ValueError) as error:
+            raise AgreementError(
+                f"{name} has not signed this agreement: it may have been shown another one"
+            ) from error
 
 
 def commitments(session: str, salt: bytes, ids: Sequence[str], numbers: Sequence[int]) -> tuple[str, str]:
@@ -242,170 +415,3 @@ def commitments(session: str, salt: bytes, ids: Sequence[str], numbers: Sequence
     place = f"{session} {salt.hex()}"
     numbered = [f"{number} {each}" for number, each in zip(numbers, ids, strict=True)]
     return commitment(place, ids), commitment(place, numbered)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the label holder asks for.
-
-    Attributes:
-        run: Name of the run that trained the model.
-        trained: Digest of the agreement that it was trained by.
-        organisations: Who takes part, the coordinator first.
-        records: How many new records.
-        ids: Commitment to their common IDs.
-        numbers: Commitment to their record numbers.
-        token: The coordinator's process, so that nobody's confirmation serves another one.
-    """
-
-    run: str
-    trained: str
-    organisations: tuple[str, ...]
-    records: int
-    ids: str
-    numbers: str
-    token: str
-
-    def to_json(self) -> str:
-        """As text."""
-        return json.dumps(vars(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        """Reads it back.
-
-        Raises:
-            InputError: It is malformed.
-        """
-        try:
-            content = json.loads(text)
-            organisations = tuple(str(name) for name in content.pop("organisations"))
-            request = cls(organisations=organisations, **content)
-            texts = (request.run, request.trained, request.ids, request.numbers, request.token)
-            if not all(isinstance(each, str) for each in texts) or type(request.records) is not int:
-                raise ValueError("a field has another type")
-            if not 0 < request.records < 1 << 31:
-                raise ValueError(f"{request.records} records")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError(f"what the coordinator asks to predict cannot be read: {error}") from error
-        return request
-
-    def understood(self, plan: Plan, *, label_holder: str, known: int = 0, cost: str = "") -> Prediction:
-        """The request as one organisation understands it, by the plan that it trained by.
-
-        Args:
-            plan: The resolved plan in its folder.
-            label_holder: Who obtains the scores.
-            known: How many of the records it knows by number already.
-            cost: What it costs this organisation, in words.
-        """
-        content = pack(
-            "prediction",
-            {
-                **vars(self),
-                "organisations": list(self.organisations),
-                "scores": label_holder,
-                "mode": plan.mode,
-                "protocol": plan.protocol,
-                "clip": float(plan.clip),
-                "sigma": float(plan.sigma),
-                "collusion": int(plan.collusion),
-                "threshold": int(plan.threshold),
-                "secure": not plan.insecure_reproducible_noise,
-            },
-        )
-        digest = hashlib.sha256(content).hexdigest()[:32]
-        return Prediction(
-            proposal=self, plan=plan, label_holder=label_holder, known=known, cost=cost, digest=digest
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """A request as one organisation understands it.
-
-    Attributes:
-        proposal: What was asked.
-        plan: The resolved plan of the training.
-        label_holder: Who obtains the scores.
-        known: How many of the records have a number already.
-        cost: What it costs this organisation, in words.
-        digest: The same for everybody who understands the same.
-    """
-
-    proposal: Request
-    plan: Plan
-    label_holder: str
-    known: int
-    cost: str
-    digest: str
-
-    def summary(self) -> list[str]:
-        """What a person should read before agreeing."""
-        plan, request = self.plan, self.proposal
-        noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if _has_noise(plan) else "no noise"
-        return [
-            f"predict       with the model of run {request.run}, agreement {request.trained}",
-            f"organisations {', '.join(request.organisations)}",
-            f"records       {request.records}, {self.known} of them known from before",
-            f"scores        go to {self.label_holder}",
-            f"privacy       mode {plan.mode} on {plan.protocol}, {noise}",
-            f"cost          {self.cost or 'nothing leaves this organisation'}",
-            f"IDs           {request.ids[:32]}",
-            f"agreement     {self.digest}",
-        ]
-
-    def objection(self, accept: Acceptance) -> str:
-        """See `Understanding`."""
-        return accept.objection_to_prediction(self.plan, self.proposal.trained, self.proposal.records)
-
-
-def _has_noise(plan: Plan) -> bool:
-    """Whether what is released of new records is noisy; sealed models open exact scores."""
-    return bool(plan.sigma) and plan.mode != "sealed"
-
-
-def cost_in_words(
-    owner: str, plan: Plan, numbers: Rows, *, label_holder: str, records: int, folder: RunFolder
-) -> str:
-    """What a prediction costs a party, by its ledger and its plan; its gate decides when the time comes.
-
-    `records` is how many record numbers are in use.
-    """
-    count = len(numbers)
-    if plan.mode == "sealed":
-        return f"the exact scores of {count} records, counted apart; records that training used are refused"
-    if not _has_noise(plan) or plan.insecure_reproducible_noise:
-        return f"{count} exact embeddings, without any guarantee (epsilon is infinite)"
-    spent = spent_so_far(owner, plan, records=records, folder=folder)
-    before = spent.spent_mu
-    spent.charge(_planned(owner, plan, numbers, label_holder))
-    after, delta = spent.spent_mu, plan.delta
-    words = (
-        f"{count} noisy embeddings; epsilon of the worst record {_figure(before, delta)} so far, "
-        f"{_figure(after, delta)} then, at delta {delta:g}"
-    )
-    if not plan.budget_epsilon:
-        return f"{words} (no budget)"
-    over = after > gdp_mu(plan.budget_epsilon, delta)
-    return f"{words} (budget {plan.budget_epsilon:g}{': the gate will refuse' if over else ''})"
-
-
-def _planned(owner: str, plan: Plan, numbers: Rows, label_holder: str) -> ReleaseRecord:
-    return ReleaseRecord(
-        owner=owner,
-        observers=(label_holder,),
-        kind=KIND,
-        mechanism="gaussian",
-        clip=plan.clip,
-        sigma=plan.sigma,
-        sensitivity=2 * plan.clip,
-        rows=np.asarray(numbers, np.int64),
-        vectors=len(numbers),
-        ids_visible=True,
-        mode=plan.mode,
-    )
-
-
-def _figure(mu: float, delta: float) -> str:
-    return f"{gdp_epsilon(mu, delta):.4g}" if mu else "0"

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 from securevfl.algorithms.exchange import Exchange
 from securevfl.data.share import own_ids
-from securevfl.errors import ProtocolError
+from securevfl.errors import NetworkError, ProtocolError
 from securevfl.network.agreement import CommonDataError
 from securevfl.network.participant import Participant
 from securevfl.privacy.alignments import alignments_so_far, let_align
 from securevfl.privacy.ledger import Ledger
+from securevfl.privacy.payloads import Accounted
 from securevfl.protocols.alignment.blinded import NotTheSame
 from securevfl.protocols.alignment.protocol import HELPED, KINDS, SAME, PrivateAlignment
 from securevfl.protocols.contract import HELPER, Address
@@ -109,7 +110,7 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
     with who.mesh.meeting(phase, arranged.everybody) as link:
         exchange = AligningExchange(link, arranged.places, protocol.read)
         if who.name == arranged.helper:
-            await exchange.follow(exchange.assist(protocol.machine(HELPER)))
+            await _follow(who, exchange, exchange.assist(protocol.machine(HELPER)))
             return None
         ids = own_ids(who.comparable(arranged.normalise))
         signing = who.mesh.authenticator(who.mesh.coordinator, dict(enumerate(arranged.members)), "")
@@ -127,7 +128,7 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
                 before=alignments_so_far(who.folder.ledger(who.name)),
             )
         try:
-            await exchange.follow(source)
+            await _follow(who, exchange, source)
         except NotTheSame as error:
             if arranged.kind != SAME:
                 raise
@@ -136,6 +137,16 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
                 "find the common ones"
             ) from error
         return sorted(ids[row] for row in machine.alignment().rows.tolist())
+
+
+async def _follow(who: Participant, exchange: Exchange, source: Accounted) -> None:
+    """Follows a machine; whoever is there and says nothing ends the alignment, as it would end a phase."""
+    seconds = who.config.network.phase_timeout
+    try:
+        async with asyncio.timeout(seconds or None):
+            await exchange.follow(source)
+    except TimeoutError as error:
+        raise NetworkError(f"the alignment took more than {seconds:g} s; raise phase_timeout") from error
 
 
 @contextmanager

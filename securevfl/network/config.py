@@ -18,22 +18,23 @@ from securevfl.data.description import Description, read_description
 from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
+from securevfl.federation.agreed import RESTARTS
+from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.frames import PREDICT
 from securevfl.network.identity import Identity, check_name, load_identity
-from securevfl.protocols.alignment.ids import MAX_IDS, NORMALISATIONS
+from securevfl.protocols.alignment.ids import NORMALISATIONS
 from securevfl.protocols.alignment.protocol import HELPED, KINDS, PRIVATE
 from securevfl.settings.codec import (
     address,
     build,
     check_address,
-    choice,
     convert,
     read_toml,
     take_table,
     within,
 )
-from securevfl.settings.families import ALGORITHM_FAMILIES, LocalSettings, Settings
-from securevfl.settings.plan import PROTOCOLS, Plan
+from securevfl.settings.families import LocalSettings, Settings
+from securevfl.settings.plan import Plan
 
 MAX_RUN_NAME = 200
 MAX_TIME_UNIT = 86400.0
@@ -139,65 +140,6 @@ class NetworkConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acceptance(Settings):
-    """What an organisation agrees to without being asked.
-
-    Its rules mean what they seem to: a NaN would accept any epsilon, a misspelt name would refuse all.
-
-    Attributes:
-        algorithms: Names; empty allows all.
-        protocols: Names; empty allows all.
-        epsilon: The plan must refuse whatever would exceed this; 0 asks for no bound.
-        delta: The largest delta for that epsilon.
-        digest: The one agreement that is accepted; empty for any.
-        predictions: Most records that one prediction may ask for; 0 asks for no bound.
-    """
-
-    algorithms: tuple[str, ...] = choice((), ALGORITHM_FAMILIES, "algorithm")
-    protocols: tuple[str, ...] = choice((), PROTOCOLS, "protocol")
-    epsilon: float = within(0.0)
-    delta: float = within(1e-5, high=1.0)
-    digest: str = ""
-    predictions: int = within(0)
-
-    def objection(self, plan: Plan, digest: str) -> str:
-        """Why a plan is not acceptable; empty if it is."""
-        if self.digest and digest != self.digest:
-            return f"the agreement is {digest}, not {self.digest}"
-        if self.algorithms and plan.algorithm not in self.algorithms:
-            return f"algorithm {plan.algorithm!r} is not among {', '.join(self.algorithms)}"
-        if self.protocols and plan.protocol not in self.protocols:
-            return f"protocol {plan.protocol!r} is not among {', '.join(self.protocols)}"
-        if self.epsilon:
-            promised = plan.budget_epsilon
-            if not promised or promised > self.epsilon or plan.delta > self.delta:
-                found = f"epsilon {promised:g} at delta {plan.delta:g}" if promised else "no budget"
-                return f"the plan has {found}; at most epsilon {self.epsilon:g} at {self.delta:g} is accepted"
-        return ""
-
-    def objection_to_prediction(self, plan: Plan, digest: str, records: int) -> str:
-        """Why a prediction with the model of an agreement is not acceptable; empty if it is."""
-        if self.predictions and records > self.predictions:
-            return f"it asks for {records} records; at most {self.predictions} at once are accepted"
-        return self.objection(plan, digest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignmentLimits(Settings):
-    """What an organisation lets happen to its records before there is an agreement.
-
-    Attributes:
-        kinds: Kinds of alignment that it takes part in.
-        ids: Most IDs that any other may bring: each of them asks whether it is here.
-        times: How often its records may be aligned, over all processes.
-    """
-
-    kinds: tuple[str, ...] = choice(KINDS, KINDS, "alignment")
-    ids: int = within(MAX_IDS, high=MAX_IDS)
-    times: int = within(10)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ParticipantConfig(Settings):
     """What coordinator and party have in common.
 
@@ -240,6 +182,7 @@ class ServerConfig(ParticipantConfig):
         test_fraction: Share of the records that test the model.
         task: `binary`, `multiclass` or `regression`; empty to infer it from the labels.
         time_unit: Seconds that a time unit of the plan lasts, which a step takes at least; 0 does not wait.
+        restarts: How often everybody may go back to a checkpoint; part of what is agreed on.
     """
 
     parties: tuple[str, ...]
@@ -250,6 +193,7 @@ class ServerConfig(ParticipantConfig):
     test_fraction: float = 0.2
     task: str = ""
     time_unit: float = within(0.001, high=MAX_TIME_UNIT)
+    restarts: int = within(RESTARTS)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -352,12 +296,15 @@ def read_party_config(path: Path) -> PartyConfig:
     with _naming(path):
         common = _common(path, content)
         accept = take_table(content, "accept")
+        rules = None if accept is None else _acceptance(accept)
+        if rules is not None and rules.alignment is not None:
+            common["alignment"] = rules.alignment  # what is accepted is what is let happen
         config = build(
             PartyConfig,
             content,
             others=("accept", "local", "data", "network", "alignment"),
             **common,
-            accept=None if accept is None else build(Acceptance, accept, table="accept"),
+            accept=rules,
             local=build(LocalSettings, take_table(content, "local") or {}, table="local"),
             coordinator=check_name(_take_text(content, "coordinator")),
             address=check_address(_take_text(content, "address")),
@@ -370,6 +317,12 @@ def read_party_config(path: Path) -> PartyConfig:
         if config.data is not None and config.data.label_column:
             raise PlanError("only the coordinator has a label_column; leave the column out instead")
     return config
+
+
+def _acceptance(content: dict[str, Any]) -> Acceptance:
+    alignment = take_table(content, "alignment")
+    limits = None if alignment is None else build(AlignmentLimits, alignment, table="accept.alignment")
+    return build(Acceptance, content, table="accept", alignment=limits)
 
 
 def read_tables(paths: Sequence[Path]) -> dict[str, OwnTable]:

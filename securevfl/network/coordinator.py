@@ -22,7 +22,8 @@ from securevfl.network.config import ServerConfig
 from securevfl.network.folders import commitment
 from securevfl.network.frames import PHASE_BYTES
 from securevfl.network.joining import Gathering, Joined
-from securevfl.network.participant import STAY, Purpose, Restarted, shareable
+from securevfl.network.participant import STAY, Purpose, Restarted
+from securevfl.network.signing import phase_statement, sign
 from securevfl.network.training import Training
 
 log = logging.getLogger("securevfl.network")
@@ -73,11 +74,11 @@ class Coordinator(Gathering, Carrier):
                     log.warning("going back", extra={"reason": str(restarted)})
                     self.say(f"{restarted}; everybody goes back to {self.purpose.back_to}")
         except SecureVFLError as error:
-            await self._stop(shareable(error), again=isinstance(error, NetworkError))
+            about = getattr(error, "peer", self.name)
+            await self._stop(error.notice, about, again=isinstance(error, NetworkError))
             raise
         except asyncio.CancelledError:
-            news = f"{self.name} was interrupted; what was done is kept, start again to go on"
-            await self._stop(news, again=True)
+            await self._stop("interrupted", self.name, again=True)
             raise
         finally:
             watch.cancel()
@@ -100,9 +101,9 @@ class Coordinator(Gathering, Carrier):
             self.say(f"sums of training without {party} so far: {count:,}")
         self.on_epoch(line)
 
-    async def _stop(self, reason: str, *, again: bool = False) -> None:
-        """Tells everybody that the run stops, and gives the news a moment to leave."""
-        self.mesh.tell_all("stop", reason=reason, again=again)
+    async def _stop(self, reason: str, about: str, *, again: bool = False) -> None:
+        """Tells everybody that the run stops and because of whom, and gives the news a moment to leave."""
+        self.mesh.tell_all("stop", reason=reason, about=about, again=again)
         await self._delivered()
 
     async def _delivered(self) -> None:
@@ -155,10 +156,10 @@ class Coordinator(Gathering, Carrier):
         await self._readmit(part)
         self.part = part
         phase, back_to, self._back_to = secrets.token_bytes(PHASE_BYTES), self._back_to, STAY
-        self.purpose.begin(epoch, back_to)
+        self.purpose.begin()
         for name in [name for name in self.members if name not in self.away]:
             own = self.epochs if name in self.anew else back_to
-            self.mesh.tell(name, "begin", phase=phase, part=part, epoch=epoch, restore=own)
+            self._begin(name, phase=phase, part=part, epoch=epoch, restore=own)
             self.anew.discard(name)
         self._task = task = asyncio.create_task(self.work(phase, part, epoch, None, tuple(self.away)))
         task.add_done_callback(self._own_part_done)
@@ -171,6 +172,13 @@ class Coordinator(Gathering, Carrier):
                 await self._abort(phase)
             raise
         self.epochs = epoch
+
+    def _begin(self, name: str, *, phase: bytes, part: str, epoch: int, restore: int) -> None:
+        statement = phase_statement(self.mesh.agreement, phase, part, epoch, restore)
+        signature = sign(self.config.identity, statement)
+        self.mesh.tell(
+            name, "begin", phase=phase, part=part, epoch=epoch, restore=restore, signature=signature
+        )
 
     def _own_part_done(self, task: asyncio.Task[None]) -> None:
         if task is self._task:
@@ -233,7 +241,7 @@ class Coordinator(Gathering, Carrier):
                 if kind in ("finished", "failed", "restarted"):
                     waiting.discard(peer)
                 if kind == "restarted":
-                    self.mesh.tell(peer, "stop", reason="the prediction is over", again=True)
+                    self.mesh.tell(peer, "stop", reason="over", about=self.name, again=True)
         except SecureVFLError as error:
             self.say(f"the scores are written, but: {error}")
 

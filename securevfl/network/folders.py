@@ -21,6 +21,8 @@ from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.protocols.wire import pack_strings
 
 ALIGNMENT_FILE = "alignment.json"
+EVIDENCE_FILE = "evidence.jsonl"
+"""One line for each time that somebody asked for what was not agreed on."""
 
 
 def commitment(run: str, ids: Sequence[str]) -> str:

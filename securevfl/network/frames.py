@@ -19,20 +19,31 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from securevfl import __version__
-from securevfl.errors import WireError
+from securevfl.errors import NOTICES, WireError
 from securevfl.protocols.wire import Value, pack, unpack
 
 MAGIC = b"SVFN"
-VERSION = 1
+VERSION = 2
 MAX_FRAME = 256 << 20
 PHASE_BYTES = 16
 MAX_HELLO = 4096
-MAX_REASON = 500
 PREDICT = "/predict"
 """Follows a run's name where its organisations predict, so that nobody mistakes that for training."""
 
 _HEADER = struct.Struct("<4sBBHQQ")  # magic, version, kind, nothing, number, acknowledged number
 MAX_PAYLOAD = MAX_FRAME - _HEADER.size
+
+
+class OtherVersion(WireError):
+    """The other side speaks another version of the network protocol."""
+
+    notice = "version"
+
+
+class OtherRun(WireError):
+    """The other side takes part in another run."""
+
+    notice = "run"
 
 
 class Kind(IntEnum):
@@ -88,7 +99,7 @@ class Frame(NamedTuple):
         if magic != MAGIC:
             raise WireError("not a securevfl frame")
         if version != VERSION:
-            raise WireError(
+            raise OtherVersion(
                 f"the other side speaks version {version} of the network protocol, this side {VERSION}: "
                 "upgrade the older"
             )
@@ -171,15 +182,19 @@ def other_run(here: str, peer: str, there: str) -> str:
     return f"the run here is {here!r}, {peer} takes part in {there!r}"
 
 
-def refusal(reason: str) -> bytes:
-    """The frame that refuses a stream, on the wire."""
-    return Frame(kind=Kind.REFUSE, payload=pack("refuse", {"reason": reason[:MAX_REASON]})).to_bytes()
+def refusal(notice: str) -> bytes:
+    """The frame that refuses a stream, on the wire; of why, it says a key of `NOTICES`."""
+    return Frame(kind=Kind.REFUSE, payload=pack("refuse", {"reason": notice})).to_bytes()
 
 
 def reason_of(frame: Frame) -> str:
-    """Why the other side refuses."""
-    reason = unpack(frame.payload, max_bytes=MAX_HELLO)[1].get("reason")
-    return reason[:MAX_REASON] if isinstance(reason, str) else "no reason given"
+    """Why the other side refuses, in words of this version."""
+    return in_words(unpack(frame.payload, max_bytes=MAX_HELLO)[1].get("reason"))
+
+
+def in_words(notice: Value) -> str:
+    """What a notice of others means; one that this version does not know says nothing."""
+    return NOTICES.get(notice if isinstance(notice, str) else "", NOTICES["failed"])
 
 
 # -- control messages ---------------------------------------------------------------------------------------
@@ -187,8 +202,9 @@ def reason_of(frame: Frame) -> str:
 ROUND_BYTES = 8
 SALT_BYTES = 32
 MAX_CONTROL = 1 << 20
+MAX_LARGE = 64 << 20
 LARGE = frozenset({"propose", "join", "records"})
-"""Kinds that carry record numbers, plans or bounds, and may fill a whole frame."""
+"""Kinds that carry record numbers, plans or bounds, and may have `MAX_LARGE` bytes."""
 
 _INTRODUCTION: dict[str, Any] = {
     "name": str,
@@ -202,13 +218,14 @@ _INTRODUCTION: dict[str, Any] = {
 OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
     "introduction": _INTRODUCTION,
     "meet": {"round": bytes, "away": str},
+    "invite": {"round": bytes, "invitation": str},
     "align": {"phase": bytes, "way": str, "normalise": str, "members": str, "helper": str},
     "records": {"numbers": list, "salt": bytes},
-    "propose": {"proposal": str, "digest": str},
-    "agreed": {"digest": str},
-    "begin": {"phase": bytes, "part": str, "epoch": int, "restore": int},
+    "propose": {"proposal": str, "digest": str, "signature": str},
+    "agreed": {"digest": str, "signatures": str},
+    "begin": {"phase": bytes, "part": str, "epoch": int, "restore": int, "signature": bytes},
     "abort": {"phase": bytes},
-    "stop": {"reason": str, "again": bool},
+    "stop": {"reason": str, "about": str, "again": bool},
     "finish": {"epochs": int, "stopped": str},
     "goodbye": {},
 }
@@ -216,10 +233,11 @@ OF_COORDINATOR: Mapping[str, Mapping[str, Any]] = {
 OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "join": {**_INTRODUCTION, "facts": str, "aligned": str, "checkpoints": list, "finished": bool},
     "met": {"round": bytes},
+    "invited": {"round": bytes},
     "aligned": {"phase": bytes},
-    "confirmed": {"digest": str},
+    "confirmed": {"digest": str, "signature": str},
     "done": {"phase": bytes},
-    "refused": {"phase": bytes, "reason": str},
+    "refused": {"phase": bytes},
     "failed": {"reason": str},
     "aborted": {"phase": bytes, "checkpoints": list},
     "finished": {},
@@ -245,7 +263,7 @@ def read_control(payload: bytes, known: Mapping[str, Mapping[str, Any]]) -> tupl
     Raises:
         WireError: It is none of them, or has other fields.
     """
-    kind, fields = unpack(payload)
+    kind, fields = unpack(payload, max_bytes=MAX_LARGE)
     form = known.get(kind)
     if form is None:
         raise WireError(f"a control message {kind!r}, which this version does not know")

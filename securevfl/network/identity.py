@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from securevfl.errors import CertificateError
+from securevfl.errors import CertificateError, readable
 
 SCHEME = "securevfl:"
 DOMAIN = "securevfl"
@@ -300,24 +300,19 @@ def describe(certified: Certified) -> dict[str, Any]:
     """Name, issuer, end, days left, hosts and fingerprint of the key; a request has no issuer and no end."""
     try:
         facts: dict[str, Any] = {
-            "name": _readable(common_name(certified.subject)),
+            "name": readable(common_name(certified.subject)),
             "issuer": None,
             "expires": None,
             "days": None,
         }
         if isinstance(certified, x509.Certificate):
             end = certified.not_valid_after_utc
-            facts["issuer"] = _readable(common_name(certified.issuer))
+            facts["issuer"] = readable(common_name(certified.issuer))
             facts |= {"expires": f"{end:%Y-%m-%d}", "days": (end - now()).days}
-        hosts = [_readable(str(each.value)) for each in alternative_names(certified) if _is_host(each)]
+        hosts = [readable(str(each.value)) for each in alternative_names(certified) if _is_host(each)]
         return {**facts, "hosts": hosts, "fingerprint": fingerprint(certified)}
     except MALFORMED as error:
         raise CertificateError(f"the certificate is malformed: {error}") from error
-
-
-def _readable(text: str) -> str:
-    """Text from outside that may go to a terminal."""
-    return text if text.isprintable() else ascii(text)
 
 
 def _is_host(name: x509.GeneralName) -> bool:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from securevfl.errors import BudgetExceeded, DataError, ProtocolError, SecureVFLError
-from securevfl.network.agreement import CommonDataError, Facts
+from securevfl.errors import NOTICES, BudgetExceeded, DataError, ProtocolError, SecureVFLError
+from securevfl.network.agreement import CommonDataError, Facts, Invitation
 from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import ServerConfig
+from securevfl.network.consent import agreement_lines
 from securevfl.network.folders import commitment
 from securevfl.network.frames import PHASE_BYTES, ROUND_BYTES
-from securevfl.network.participant import Participant, Purpose, Restarted, Unforeseen, understanding
+from securevfl.network.participant import (
+    Participant,
+    PeerStops,
+    Purpose,
+    Restarted,
+    Unforeseen,
+    understanding,
+)
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.protocols.alignment.protocol import HELPED
 
@@ -71,6 +80,7 @@ class Gathering(Participant):
         self.away.clear()
         await self._join()
         await self._introduce()
+        await self._invite()
         await self._align()
         await self._agree()
         self.anew.clear()
@@ -107,9 +117,9 @@ class Gathering(Participant):
         if kind == "restarted":
             raise Restarted(f"{peer} has started anew")
         if kind == "failed":
-            raise ProtocolError(f"{peer} stops: {fields.get('reason')}")
+            raise PeerStops(peer, str(fields["reason"]))
         if kind == "refused" and fields["phase"] == self.mesh.last_phase:
-            raise BudgetExceeded(str(fields.get("reason")))
+            raise BudgetExceeded(f"{peer}: {NOTICES['budget']}")
         if kind == "join":
             with understanding(peer, kind):
                 self._take_join(peer, fields)
@@ -152,6 +162,21 @@ class Gathering(Participant):
         self._round = secrets.token_bytes(ROUND_BYTES)
         self.mesh.tell_all("meet", round=self._round, away=",".join(sorted(self.away)))
         await self.collect("met", self.members, round=self._round)
+
+    async def _invite(self) -> None:
+        """Everybody consents to who takes part and how records are compared, before any are."""
+        sizes = {name: self.joined[name].facts.records for name in self.config.parties}
+        invitation = Invitation(
+            run=self.config.run,
+            purpose=self.purpose.name,
+            members=self.keys((self.name, *self.members)),
+            kind=self.config.align,
+            normalise=self.config.normalise,
+            sizes={self.name: 0 if self.own is None else len(self.own.ids), **sizes},
+        )
+        self.part, self.mesh.agreement = "inviting", ""
+        self.mesh.tell_all("invite", round=self._round, invitation=invitation.to_json())
+        await self.collect("invited", self.members, round=self._round)
 
     # -- the common records ---------------------------------------------------------------------------------
 
@@ -210,7 +235,7 @@ class Gathering(Participant):
         facts = {name: self.joined[name].facts for name in self.config.parties}
         agreement = self.purpose.propose(self, facts)
         if not self.purpose.confirmed(self, agreement):
-            for line in agreement.summary():
+            for line in agreement_lines(agreement, self.name):
                 self.say(line)
         self.agreement = agreement
         await self.confirm(self.members)
@@ -220,13 +245,15 @@ class Gathering(Participant):
         agreement = self.agreement
         if agreement is None:
             raise ProtocolError("there is nothing to agree on yet")
-        await self._propose(who, agreement.proposal.to_json(), agreement.digest)
-        self.purpose.keep(self, agreement)
-        self.site = self.purpose.build(self, agreement)
+        self.mesh.agreement = agreement.digest
+        own = agreement.sign(self.config.identity)
+        await self._propose(who, agreement.proposal.to_json(), agreement.digest, own)
+        self.take_signatures(agreement, {**self.signatures, self.name: own})
         for name in who:
-            self.mesh.tell(name, "agreed", digest=agreement.digest)
+            self.mesh.tell(name, "agreed", digest=agreement.digest, signatures=json.dumps(self.signatures))
 
-    async def _propose(self, who: Collection[str], proposal: str, digest: str) -> None:
+    async def _propose(self, who: Collection[str], proposal: str, digest: str, signature: str) -> None:
         for name in who:
-            self.mesh.tell(name, "propose", proposal=proposal, digest=digest)
-        await self.collect("confirmed", who, digest=digest)
+            self.mesh.tell(name, "propose", proposal=proposal, digest=digest, signature=signature)
+        answers = await self.collect("confirmed", who, digest=digest)
+        self.signatures |= {name: str(fields["signature"]) for name, fields in answers.items()}

@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+
+from securevfl.algorithms.prediction import KIND
 from securevfl.data.share import OwnTable
-from securevfl.errors import BudgetExceeded, InputError, NetworkError, ProtocolError, SecureVFLError
-from securevfl.federation.site import complete_checkpoints
-from securevfl.network.agreement import Facts, Understanding
+from securevfl.errors import (
+    AgreementError,
+    BudgetExceeded,
+    InputError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+    SecureVFLError,
+    readable,
+)
+from securevfl.federation.site import PARTS, complete_checkpoints
+from securevfl.files import append_line
+from securevfl.network.agreement import Agreement, Facts, Invitation
 from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import PartyConfig
-from securevfl.network.folders import commitment
+from securevfl.network.consent import agreement_lines, invitation_lines
+from securevfl.network.folders import EVIDENCE_FILE, commitment
+from securevfl.network.frames import in_words
 from securevfl.network.participant import (
     STAY,
+    NotAccepted,
     Participant,
     Purpose,
     Stopped,
     Unforeseen,
-    shareable,
     understanding,
 )
 from securevfl.network.relay import Introduction, read_introduction
+from securevfl.network.signing import phase_statement, verify
 from securevfl.network.training import Training
+from securevfl.privacy.ledger import read_ledger
 
 log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
@@ -33,11 +51,11 @@ LAST_CALL = 10.0
 """Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
 
 
-Confirm = Callable[[Understanding], Awaitable[bool]]
-"""Asks a person; meanwhile the process must go on talking to the others and hear a stop."""
+Confirm = Callable[[str], Awaitable[bool]]
+"""Asks a person a question; meanwhile the process must go on talking to the others and hear a stop."""
 
 
-async def refuse(understanding: Understanding) -> bool:
+async def refuse(question: str) -> bool:
     """Where nobody can be asked, nothing is accepted."""
     return False
 
@@ -68,6 +86,8 @@ class Member(Participant):
         self.mesh.on_restart = self._restart
         self.mesh.on_trouble = self._trouble
         self._introductions: list[Introduction] = []
+        self._invitation: Invitation | None = None
+        self._heard: tuple[str, dict[str, Any]] = ("", {})
         self._result: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -92,6 +112,7 @@ class Member(Participant):
         try:
             while True:
                 _, kind, fields = await self.next_control()
+                self._heard = kind, fields
                 with understanding(self.config.coordinator, kind):
                     result = await self._handle(kind, fields)
                 if result is not None:
@@ -100,10 +121,12 @@ class Member(Participant):
             if self._result is not None:  # all that is missing is the coordinator's goodbye
                 return self._result
             if self.mesh.sessions[self.config.coordinator].connected and not isinstance(error, Stopped):
-                await self._tell_failure(shareable(error))  # another peer refuses or breaks the rules
+                await self._tell_failure(error)  # another peer refuses or breaks the rules
             raise
         except SecureVFLError as error:
-            await self._tell_failure(shareable(error))
+            if isinstance(error, AgreementError | RunError):
+                self._witness(error)
+            await self._tell_failure(error)
             raise
         finally:
             await self.stop_task(self._task)
@@ -118,8 +141,8 @@ class Member(Participant):
     def _tell(self, kind: str, **fields: Any) -> None:
         self.mesh.tell(self.config.coordinator, kind, **fields)
 
-    async def _tell_failure(self, reason: str) -> None:
-        self._tell("failed", reason=f"{self.name}: {reason}"[:1000])
+    async def _tell_failure(self, error: SecureVFLError) -> None:
+        self._tell("failed", reason=error.notice)
         for _ in range(20):
             await asyncio.sleep(0.05)
             if not self.mesh.sessions[self.config.coordinator].waiting:
@@ -149,6 +172,8 @@ class Member(Participant):
                 self._introductions.append(read_introduction(fields))
             case "meet":
                 await self._begin_meeting(fields["round"], fields["away"].split(","))
+            case "invite":
+                await self._consider_invitation(fields)
             case "align":
                 await self._begin_alignment(fields)
             case "records":
@@ -163,7 +188,8 @@ class Member(Participant):
                 await self._abort(fields)
             case "stop":
                 mend = "; what was done is kept, mend that before everybody starts again"
-                raise Stopped(f"the coordinator stops: {fields['reason']}{'' if fields['again'] else mend}")
+                why = f"{readable(fields['about'], 63)}: {in_words(fields['reason'])}"
+                raise Stopped(f"the coordinator stops: {why}{'' if fields['again'] else mend}")
             case "finish":
                 self._finish(fields)
             case "goodbye":
@@ -218,9 +244,40 @@ class Member(Participant):
         self.purpose.check_comparison(self, way)
         return super().comparable(way)
 
+    async def _consider_invitation(self, fields: dict[str, Any]) -> None:
+        """Looks at who invites whom to what; nothing is compared before this organisation has consented."""
+        invitation = Invitation.from_json(fields["invitation"])
+        self._check_invitation(invitation)
+        if not self.purpose.has_agreed():
+            accept = self.config.accept
+            for line in invitation_lines(invitation, self.name):
+                self.say(line)
+            objection = "" if accept is None else accept.objection_to_invitation(invitation, self.name)
+            await self._decide("the invitation", objection, f"Join {invitation.run!r} with these?")
+        self._invitation, self.mesh.agreement = invitation, ""
+        self._tell("invited", round=fields["round"])
+
+    def _check_invitation(self, invitation: Invitation) -> None:
+        own = len(self.own.ids) if self.own is not None else None
+        if (invitation.run, invitation.purpose) != (self.config.run, self.purpose.name):
+            raise AgreementError(f"an invitation to {invitation.purpose} in run {invitation.run!r}")
+        if (
+            next(iter(invitation.members), "") != self.config.coordinator
+            or self.name not in invitation.members
+        ):
+            raise AgreementError(f"an invitation without {self.name}, or led by somebody else")
+        if invitation.members != self.keys(invitation.members):
+            raise AgreementError("an invitation with other keys than everybody has introduced itself with")
+        if invitation.sizes.get(self.name) != own:
+            raise AgreementError(f"an invitation that says {self.name} brings other records")
+
     async def _begin_alignment(self, fields: dict[str, Any]) -> None:
         """A newer alignment, for one who has restarted, replaces this one."""
-        arranged = Arrangement.read(fields, self.config.coordinator)
+        arranged, invited = Arrangement.read(fields, self.config.coordinator), self._invitation
+        if invited is None or (arranged.kind, arranged.normalise) != (invited.kind, invited.normalise):
+            raise AgreementError(f"an alignment {arranged.kind!r}, to which {self.name} was not invited")
+        if set(arranged.members) != set(invited.sizes) or not set(arranged.everybody) <= set(invited.members):
+            raise AgreementError("an alignment of others than were invited")
         await self.stop_task(self._task)
         self._task = asyncio.create_task(self._reporting(self._align(fields["phase"], arranged)))
 
@@ -235,32 +292,58 @@ class Member(Participant):
     async def _consider(self, fields: dict[str, Any]) -> None:
         """Compares what is proposed with what is known here; asks for confirmation if none was given."""
         agreement = self.purpose.understand(self, str(fields["proposal"]))
+        self._check_members(agreement)
         if agreement.digest != fields["digest"]:
-            raise ProtocolError(
+            raise AgreementError(
                 f"{self.config.coordinator} understands {self.purpose.what} as {fields['digest']}, "
                 f"{self.name} as {agreement.digest}; are both on the same version, and the same run?"
             )
         if not self.purpose.confirmed(self, agreement):
-            await self._ask(agreement)
+            for line in agreement_lines(agreement, self.name):
+                self.say(line)
+            accept = self.config.accept
+            objection = "" if accept is None else accept.objection(agreement, self.name, self._scored())
+            await self._decide(self.purpose.what, objection, f"Take part as agreed ({agreement.digest})?")
         self.purpose.keep(self, agreement)
-        self.agreement = agreement
-        self._tell("confirmed", digest=agreement.digest)
+        self.agreement, self.mesh.agreement = agreement, agreement.digest
+        signature = agreement.sign(self.config.identity)
+        self._tell("confirmed", digest=agreement.digest, signature=signature)
 
-    async def _ask(self, agreement: Understanding) -> None:
-        """Shows what is asked, and goes by the rules, or asks where there are none."""
-        accept = self.config.accept
-        for line in agreement.summary():
-            self.say(line)
-        if accept is not None and (objection := agreement.objection(accept)):
-            raise InputError(f"{self.name} does not accept {self.purpose.what}: {objection}")
-        if accept is None and not await self.confirm(agreement):
-            raise InputError(f"{self.name} does not accept {self.purpose.what}")
+    def _check_members(self, agreement: Agreement) -> None:
+        members = agreement.members
+        if next(iter(members), "") != self.config.coordinator or members != self.keys(members):
+            raise AgreementError("the proposal is of others than have introduced themselves")
+        if self._invitation is not None and members != self._invitation.members:
+            raise AgreementError("the proposal is of others than were invited")
+
+    async def _decide(self, what: str, objection: str, question: str) -> None:
+        """Goes by the rules, or asks where there are none."""
+        if objection:
+            raise NotAccepted(f"{self.name} does not accept {what}: {objection}")
+        if self.config.accept is None and not await self.confirm(question):
+            raise NotAccepted(f"{self.name} does not accept {what}")
+
+    def _scored(self) -> int:
+        """How many records were scored with the model before, by this organisation's ledger."""
+        path = self.folder.ledger(self.name)
+        entries = read_ledger(path) if path.exists() else []
+        return sum(int(each.content["vectors"]) for each in entries if each.content["kind"] == KIND)
 
     def _take_agreement(self, fields: dict[str, Any]) -> None:
         if self.agreement is None or fields["digest"] != self.agreement.digest:
             what = self.purpose.what
-            raise ProtocolError(f"the coordinator announces {what}, which was not confirmed here")
-        self.site = self.purpose.build(self, self.agreement)
+            raise AgreementError(f"the coordinator announces {what}, which was not confirmed here")
+        self.take_signatures(
+            self.agreement, {str(k): str(v) for k, v in json.loads(fields["signatures"]).items()}
+        )
+
+    def _witness(self, error: SecureVFLError) -> None:
+        """Keeps what was asked for and not agreed on, with the signature of whoever asked."""
+        kind, fields = self._heard
+        asked = {key: value.hex() if isinstance(value, bytes) else value for key, value in fields.items()}
+        line = {"reason": str(error), "by": self.config.coordinator, "asked": kind, **asked}
+        line["agreement"] = self.mesh.agreement
+        append_line(self.folder.path / EVIDENCE_FILE, json.dumps(line))
 
     # -- phases ---------------------------------------------------------------------------------------------
 
@@ -268,13 +351,24 @@ class Member(Participant):
         if self.site is None:
             raise ProtocolError("a phase begins before there is an agreement")
         phase, part, epoch, restore = (fields[key] for key in ("phase", "part", "epoch", "restore"))
-        if part not in self.purpose.parts or epoch < 0 or restore < STAY:
-            raise ProtocolError(f"the coordinator begins {part!r} of epoch {epoch}, going back to {restore}")
-        self.purpose.begin(epoch, restore)
+        if part not in PARTS or epoch < 0 or restore < STAY:
+            raise AgreementError(f"the coordinator begins {part!r} of epoch {epoch}, going back to {restore}")
+        self._check_signed(fields)
+        self.purpose.begin()
         await self.stop_task(self._task)
         self._task = asyncio.create_task(
             self._reporting(self._take_part(phase, part, epoch, None if restore == STAY else restore))
         )
+
+    def _check_signed(self, fields: dict[str, Any]) -> None:
+        """The coordinator stands by what it begins."""
+        about = {key: fields[key] for key in ("phase", "part", "epoch", "restore")}
+        name = self.config.coordinator
+        try:
+            statement = phase_statement(self.mesh.agreement, **about)
+            verify(self.mesh.certificates()[name], name, statement, fields["signature"])
+        except (InvalidSignature, KeyError) as error:
+            raise ProtocolError(f"{name} begins a phase without signing it") from error
 
     async def _take_part(self, phase: bytes, part: str, epoch: int, restore: int | None) -> None:
         try:
@@ -283,7 +377,7 @@ class Member(Participant):
             self._tell("done", phase=phase)
         except BudgetExceeded as refused:
             self.say(f"refused: {refused}")
-            self._tell("refused", phase=phase, reason=str(refused))
+            self._tell("refused", phase=phase)
 
     async def _abort(self, fields: dict[str, Any]) -> None:
         with contextlib.suppress(SecureVFLError):

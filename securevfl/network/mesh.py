@@ -8,6 +8,7 @@ what belongs to an earlier one is dropped. Control messages go between the coord
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -15,10 +16,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from securevfl.errors import ProtocolError, SecureVFLError, WireError
-from securevfl.network.frames import OF_COORDINATOR, OF_MEMBERS, PHASE_BYTES, Frame, Kind, read_control
+from securevfl.network.frames import (
+    MAX_FRAME,
+    OF_COORDINATOR,
+    OF_MEMBERS,
+    PHASE_BYTES,
+    Frame,
+    Kind,
+    read_control,
+)
 from securevfl.network.identity import Identity
 from securevfl.network.relay import Introducer, Introduction, PairCipher
-from securevfl.network.session import FRAME_COST, Session, new_incarnation
+from securevfl.network.session import FRAME_COST, Flood, Session, new_incarnation
 from securevfl.network.signing import CertificateAuthenticator
 from securevfl.network.transport import Handlers, Transport
 from securevfl.privacy.messages import Packet
@@ -26,8 +35,9 @@ from securevfl.privacy.payloads import Link
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
 
-MAX_UNREAD = 1 << 30
-"""Bytes that may wait here for a role or for a phase to begin, before their sender counts as flooding."""
+MAX_UNREAD = MAX_FRAME + (64 << 20)
+"""Bytes that may wait here for a role, for a phase or as control messages before their sender counts as
+flooding: a frame of the largest size, and something beside it."""
 MAX_CONTROLS = 10_000
 
 log = logging.getLogger("securevfl.network")
@@ -63,6 +73,7 @@ class Mesh:
         self.hosts: Mapping[str, str] = {}
         self.links: dict[str, Link] = {}
         self.messages = self.bytes = 0
+        self.agreement = ""
         self.lost_since: dict[str, float] = dict.fromkeys(self.sessions, time.monotonic())
         self.transport = Transport(
             identity,
@@ -71,6 +82,7 @@ class Mesh:
             sessions=self.sessions,
             handlers=Handlers(
                 frame=self._frame,
+                decode=self._decode,
                 connected=self._connected,
                 lost=self._lost,
                 trouble=lambda peer, reason: self.on_trouble(peer, reason),
@@ -79,10 +91,10 @@ class Mesh:
             ),
         )
         self.transport.introduced = identity.name == coordinator
-        self._phase = self.last_phase = b""
+        self._phase = self._marked = self.last_phase = b""
         self._past: set[bytes] = set()
         self._early: list[tuple[bytes, str, Packet, int]] = []
-        self._early_bytes = 0
+        self._early_bytes = self._control_bytes = 0
         self._away_since: dict[str, float] = {}
         self._ciphers: dict[str, PairCipher] = {}
         self._direct: set[str] = {coordinator} - {identity.name}
@@ -219,12 +231,12 @@ class Mesh:
         self.end()
         if phase in self._past:
             raise ProtocolError(f"{self.coordinator} begins a phase that was there before")
-        self._phase = self.last_phase = phase
+        self._phase, self.last_phase, self._marked = phase, phase, self._mark(phase)
         for link in self.links.values():
             link.forget()
         early, self._early, self._early_bytes = self._early, [], 0
         for begun, peer, message, size in early:
-            if begun == phase:
+            if begun == self._marked:
                 self._deliver(peer, message, size)
 
     def authenticator(
@@ -249,10 +261,19 @@ class Mesh:
             passed_by=self.hosts[channel],
         )
 
+    def certificates(self) -> dict[str, bytes]:
+        """Organisation -> the certificate with which it introduced itself, checked; this one's included."""
+        known = {**self.introductions, self.name: self.introducer.introduction}
+        return {name: each.certificate for name, each in known.items()}
+
+    def _mark(self, phase: bytes) -> bytes:
+        """What messages of a phase carry: the same only for those who have signed the same agreement."""
+        return hashlib.sha256(phase + self.agreement.encode()).digest()[:PHASE_BYTES]
+
     def end(self) -> None:
         """Ends the phase; what still arrives for it is dropped."""
-        self._past.add(self._phase)
-        self._phase = b""
+        self._past |= {self._phase, self._marked}
+        self._phase = self._marked = b""
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -275,7 +296,7 @@ class Mesh:
         if host == self.name:
             self.links[message.receiver].deliver(message)
             return
-        content = self._phase + message.to_bytes()
+        content = self._marked + message.to_bytes()
         self.messages += 1
         self.bytes += len(content) - PHASE_BYTES
         self.observe(message)
@@ -289,42 +310,55 @@ class Mesh:
             "by": self.incarnation,
             "for": self.introductions[host].incarnation,
             "via": cipher.via,
-            "sealed": cipher.seal(content),
+            "sealed": cipher.seal(content, self.agreement),
         }
         self.sessions[self.coordinator].post(Kind.RELAY, pack("relay", fields))
 
     # -- receiving ------------------------------------------------------------------------------------------
 
-    def _frame(self, peer: str, frame: Frame) -> None:
+    def _decode(self, peer: str, frame: Frame) -> Any:
+        """What a frame holds, checked for its form; nothing changes here, whatever it is."""
         if frame.kind is Kind.DATA:
-            self._data(peer, frame.payload)
-        elif frame.kind is Kind.RELAY:
-            self._relay(peer, frame.payload)
-        else:
-            self._control(peer, frame.payload)
-
-    def _control(self, peer: str, payload: bytes) -> None:
+            return self._read_data(peer, frame.payload)
+        if frame.kind is Kind.RELAY:
+            return unpack(frame.payload)
         if self.coordinator not in (peer, self.name):
             raise ProtocolError(f"{peer} is not the coordinator and sends a control message")
-        known = OF_COORDINATOR if peer == self.coordinator else OF_MEMBERS
-        kind, fields = read_control(payload, known)
+        return read_control(frame.payload, OF_COORDINATOR if peer == self.coordinator else OF_MEMBERS)
+
+    def _frame(self, peer: str, frame: Frame, content: Any) -> None:
+        if frame.kind is Kind.DATA:
+            self._data(peer, *content)
+        elif frame.kind is Kind.RELAY:
+            self._relay(peer, frame.payload, *content)
+        else:
+            kind, fields = content
+            self._control(peer, kind, fields, len(frame.payload))
+
+    def _control(self, peer: str, kind: str, fields: dict[str, Any], size: int) -> None:
+        self._control_bytes = size + (0 if self.control.empty() else self._control_bytes)
+        if self._control_bytes > MAX_UNREAD:
+            raise Flood(f"{peer} floods: {self._control_bytes:,} bytes of control messages wait")
         if self.control.qsize() >= MAX_CONTROLS:
-            raise ProtocolError(f"{peer} floods: {MAX_CONTROLS} control messages wait")
+            raise Flood(f"{peer} floods: {MAX_CONTROLS} control messages wait")
         self.control.put_nowait((peer, kind, fields))
 
-    def _data(self, peer: str, content: bytes) -> None:
+    @staticmethod
+    def _read_data(peer: str, content: bytes) -> tuple[bytes, Packet, int]:
+        """Mark of the phase, message, and the bytes of memory that it takes while it waits."""
         if len(content) < PHASE_BYTES:
             raise WireError(f"{peer} sends a message without a phase")
-        phase, message = content[:PHASE_BYTES], Packet.from_bytes(content, PHASE_BYTES)
-        size = len(content) + FRAME_COST
-        if phase == self._phase:
+        return content[:PHASE_BYTES], Packet.from_bytes(content, PHASE_BYTES), len(content) + FRAME_COST
+
+    def _data(self, peer: str, phase: bytes, message: Packet, size: int) -> None:
+        if phase == self._marked:
             self._deliver(peer, message, size)
             return
         if self.hosts and (message.sender, message.receiver) != (peer, self.name):
             self._check_addresses(peer, message)  # else of a meeting, perhaps, which has not begun here
         if phase not in self._past:
             if self._early_bytes + size > MAX_UNREAD:
-                raise ProtocolError(f"{peer} floods: {self._early_bytes:,} bytes wait for a phase to begin")
+                raise Flood(f"{peer} floods: {self._early_bytes:,} bytes wait for a phase to begin")
             self._early.append((phase, peer, message, size))
             self._early_bytes += size
 
@@ -339,12 +373,11 @@ class Mesh:
         self._check_addresses(peer, message)
         link = self.links[message.receiver]
         if link.backlog + size > MAX_UNREAD:
-            raise ProtocolError(f"{peer} floods: {link.backlog:,} bytes wait for {message.receiver}")
+            raise Flood(f"{peer} floods: {link.backlog:,} bytes wait for {message.receiver}")
         link.deliver(message, size)
         self.observe(message)
 
-    def _relay(self, peer: str, payload: bytes) -> None:
-        kind, fields = unpack(payload)
+    def _relay(self, peer: str, payload: bytes, kind: str, fields: dict[str, Value]) -> None:
         sender, receiver = fields.get("from"), fields.get("to")
         by, process, via, sealed = (fields.get(key) for key in ("by", "for", "via", "sealed"))
         if kind != "relay" or not all(isinstance(each, bytes) for each in (by, process, via, sealed)):
@@ -364,7 +397,8 @@ class Mesh:
         if known is None or cipher is None:
             return
         if (by, process, via) == (known.incarnation, self.incarnation, cipher.via):
-            self._data(sender, cipher.open(sealed))  # type: ignore[arg-type]
+            plain = cipher.open(sealed, self.agreement)  # type: ignore[arg-type]
+            self._data(sender, *self._read_data(sender, plain))
 
     async def close(self) -> None:
         """Ends all connections."""

@@ -20,8 +20,8 @@ from securevfl.algorithms import ABSENT, SERVER, Algorithm, find_algorithm
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable
 from securevfl.errors import (
-    DataError,
-    EncodingError,
+    NOTICES,
+    AgreementError,
     InputError,
     NetworkError,
     ProtocolError,
@@ -35,9 +35,11 @@ from securevfl.federation.site import PARTS, Site, hosts_of
 from securevfl.federation.threads import fitting_threads
 from securevfl.files import PART
 from securevfl.models.seeds import torch_generator
-from securevfl.network.agreement import CommonDataError, Facts, Understanding
+from securevfl.network.agreement import Agreement, Facts
 from securevfl.network.config import ParticipantConfig, build_own, load_builder
-from securevfl.network.folders import ALIGNMENT_FILE
+from securevfl.network.folders import ALIGNMENT_FILE, EVIDENCE_FILE
+from securevfl.network.frames import in_words
+from securevfl.network.identity import fingerprint, parse_certificate
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.progress import RunProgress, run_progress
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
@@ -58,25 +60,45 @@ class Stopped(NetworkError):
     """The coordinator has stopped the run; there is nobody left to tell anything."""
 
 
-class Unforeseen(ProtocolError):
-    """An error that nobody foresaw. Its text may quote data, so others are told only what kind it was.
+class NotAccepted(InputError):
+    """This organisation, by its rules or by a person, does not accept what is proposed."""
 
-    Attributes:
-        told: What others are told.
-    """
+    notice = "not-accepted"
+
+
+class Unforeseen(ProtocolError):
+    """An error that nobody foresaw."""
+
+    notice = "failed"
 
     def __init__(self, what: str, error: BaseException) -> None:
-        self.told = f"{what}: {type(error).__name__}"
-        super().__init__(f"{self.told}: {error}")
+        super().__init__(f"{what}: {type(error).__name__}: {error}")
 
 
-def shareable(error: SecureVFLError) -> str:
-    """What others are told of an error: nothing that quotes an ID, a label or a value of the table here."""
-    if isinstance(error, Unforeseen):
-        return error.told
-    if isinstance(error, DataError | EncodingError) and not isinstance(error, CommonDataError):
-        return "its own data cannot be used, as is said there"
-    return str(error)
+class PeerStops(ProtocolError):
+    """Another organisation has said that it cannot go on.
+
+    Attributes:
+        peer: Which.
+    """
+
+    def __init__(self, peer: str, notice: str) -> None:
+        self.peer, self.notice = peer, notice if notice in NOTICES else "failed"
+        super().__init__(f"{peer} stops: {in_words(notice)}")
+
+
+class Away(NetworkError):
+    """Somebody has been away for too long.
+
+    Attributes:
+        peer: Who.
+    """
+
+    notice = "away"
+
+    def __init__(self, peer: str, text: str) -> None:
+        self.peer = peer
+        super().__init__(text)
 
 
 @contextlib.contextmanager
@@ -99,8 +121,8 @@ class Purpose(ABC):
 
     suffix: ClassVar[str] = ""
     """Follows the run's name in greetings and commitments, so that no purpose passes for another."""
-    parts: ClassVar[tuple[str, ...]]
-    """Parts of the schedule that may begin."""
+    name: ClassVar[str]
+    """What invitations and agreements call it."""
     what: ClassVar[str]
     """What an organisation accepts or does not."""
     back_to: ClassVar[str]
@@ -140,7 +162,7 @@ class Purpose(ABC):
         raise ProtocolError("the coordinator numbers records, which this version does not expect here")
 
     @abstractmethod
-    def propose(self, who: Participant, facts: Mapping[str, Facts]) -> Understanding:
+    def propose(self, who: Participant, facts: Mapping[str, Facts]) -> Agreement:
         """What the coordinator proposes.
 
         Args:
@@ -149,11 +171,15 @@ class Purpose(ABC):
         """
 
     @abstractmethod
-    def understand(self, who: Participant, text: str) -> Understanding:
+    def understand(self, who: Participant, text: str) -> Agreement:
         """What the coordinator has proposed, as this organisation understands it."""
 
+    def has_agreed(self) -> bool:
+        """Whether this organisation has agreed before, in this folder."""
+        return False
+
     @abstractmethod
-    def confirmed(self, who: Participant, agreement: Understanding) -> bool:
+    def confirmed(self, who: Participant, agreement: Agreement) -> bool:
         """Whether this organisation has confirmed it before.
 
         Raises:
@@ -161,15 +187,15 @@ class Purpose(ABC):
         """
 
     @abstractmethod
-    def keep(self, who: Participant, agreement: Understanding) -> None:
-        """Writes down what was agreed on, before anything leaves."""
+    def keep(self, who: Participant, agreement: Agreement) -> None:
+        """Writes down what this organisation has confirmed."""
 
     @abstractmethod
-    def build(self, who: Participant, agreement: Understanding) -> Site:
+    def build(self, who: Participant, agreement: Agreement) -> Site:
         """The site, with the roles that run here."""
 
-    def begin(self, epoch: int, restore: int) -> None:  # noqa: B027 - training begins again and again
-        """Raises `ProtocolError` where a part may not begin any more."""
+    def begin(self) -> None:  # noqa: B027 - training begins again and again
+        """Takes note that the first part begins."""
 
     def check_restart(self, reason: str) -> None:  # noqa: B027 - training goes back to a checkpoint
         """Raises `NetworkError` where there is no way back from here for a process that has started anew."""
@@ -217,7 +243,8 @@ class Participant(ABC):
         self.clock = RealClock()
         self._table: OwnTable | None = None
         self.site: Site | None = None
-        self.agreement: Understanding | None = None
+        self.agreement: Agreement | None = None
+        self.signatures: dict[str, str] = {}
         self.fresh = True
         self.patience = config.network.patience
         self.epoch = -1
@@ -250,7 +277,7 @@ class Participant(ABC):
         path = self.folder.path
         file = path / AGREEMENT_FILE
         if not file.exists():
-            own = {ALIGNMENT_FILE, AGREEMENT_FILE, "ledger"}
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE, EVIDENCE_FILE, "ledger"}
             if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""
@@ -274,11 +301,44 @@ class Participant(ABC):
         self.own = self._table.normalised(way)
         return self.own
 
+    def keys(self, names: Iterable[str]) -> dict[str, str]:
+        """Organisation -> fingerprint of its key, by the certificate with which it introduced itself.
+
+        Raises:
+            AgreementError: One has not.
+        """
+        certificates = self.mesh.certificates()
+        for name in names:
+            if name not in certificates:
+                raise AgreementError(f"{name} has not introduced itself")
+        return {name: fingerprint(parse_certificate(certificates[name])) for name in names}
+
+    def signed(self, agreement: Agreement) -> dict[str, Any]:
+        """What `agreement.json` keeps, so that others can verify who has agreed to what."""
+        certificates = {name: pem.decode() for name, pem in self.mesh.certificates().items()}
+        return {
+            "text": agreement.text,
+            "signatures": self.signatures,
+            "certificates": {name: certificates[name] for name in agreement.members if name in certificates},
+            "authority": self.config.identity.ca_pem.decode(),
+        }
+
+    def take_signatures(self, agreement: Agreement, signatures: Mapping[str, str]) -> None:
+        """Takes up everybody's signatures, and builds the site; before that nothing leaves.
+
+        Raises:
+            AgreementError: Somebody has not signed this agreement.
+        """
+        agreement.verify(signatures, self.mesh.certificates())
+        self.signatures = dict(signatures)
+        self.purpose.keep(self, agreement)
+        self.site = self.purpose.build(self, agreement)
+
     # -- the site -------------------------------------------------------------------------------------------
 
     def make_site(
         self,
-        agreement: Understanding,
+        agreement: Agreement,
         data: VerticalData,
         clock: RealClock,
         *,
@@ -319,6 +379,8 @@ class Participant(ABC):
             records=records,
             encoder=encoder,
             authenticate=authenticate,
+            agreement=agreement.digest,
+            restarts=agreement.timetable.restarts,
         )
         self.mesh.observe = lambda message: site.observe(message, clock.now())
         return site
@@ -349,7 +411,7 @@ class Participant(ABC):
         try:
             async with asyncio.timeout(self.config.network.phase_timeout or None):
                 with fitting_threads(site.plan, site.data):
-                    await site.run(part)
+                    await site.run(part, epoch)
         except TimeoutError as error:
             raise NetworkError(
                 f"{part} of epoch {epoch} took more than {self.config.network.phase_timeout:g} s; "
@@ -427,9 +489,10 @@ class Participant(ABC):
                     trouble = self.mesh.transport.trouble.get(peer)
                     why = f" ({trouble})" if trouble else ""
                     self.mesh.control.put_nowait(
-                        NetworkError(
+                        Away(
+                            peer,
                             f"{peer} has not been reachable for {patience:g} s{why}; what was "
-                            "done is kept: start everybody again to go on"
+                            "done is kept: start everybody again to go on",
                         )
                     )
                     self.mesh.lost_since[peer] = math.inf

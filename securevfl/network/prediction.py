@@ -17,20 +17,23 @@ from typing import Any
 
 import numpy as np
 
+from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms.prediction import KIND
 from securevfl.data import VerticalData
-from securevfl.data.share import OwnTable, read_outline, rows_of
-from securevfl.errors import DataError, InputError, NetworkError, ProtocolError, RunError
+from securevfl.data.share import Outline, OwnTable, read_outline, rows_of
+from securevfl.errors import AgreementError, DataError, InputError, NetworkError, ProtocolError, RunError
 from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, in_label_units, predicting
 from securevfl.federation.run import counted
-from securevfl.federation.site import Site
+from securevfl.federation.site import Site, spent_so_far
 from securevfl.federation.trained import Trained
 from securevfl.files import PART, create, sync
-from securevfl.network.agreement import Facts, Prediction, Request, Understanding, commitments, cost_in_words
+from securevfl.network.agreement import PREDICTION, Agreement, Facts, Proposal, commitments
 from securevfl.network.config import ParticipantConfig, ServerConfig
+from securevfl.network.consent import cost_in_words
 from securevfl.network.frames import PREDICT, SALT_BYTES
-from securevfl.network.participant import STAY, Participant, Purpose
+from securevfl.network.participant import Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.settings.plan import Plan
 
@@ -54,7 +57,7 @@ class Predicting(Purpose):
     """
 
     suffix = PREDICT
-    parts = ("predict",)
+    name = PREDICTION
     what = "the prediction"
     back_to = "the beginning; nothing was released yet"
     plan: Plan
@@ -63,6 +66,7 @@ class Predicting(Purpose):
     organisations: tuple[str, ...]
     label_holder: str
     normalise: str
+    outline: Outline
 
     def __init__(self, file: Path, out: Path | None = None) -> None:
         self.file, self.scores = file, None if out is None else ScoresFile(out)
@@ -106,7 +110,7 @@ class Predicting(Purpose):
         if outline is None:
             raise RunError(f"{who.folder.path} is not the folder of {who.name}")
         self.organisations, self.label_holder = content["organisations"], outline.label_holder
-        self.normalise = outline.normalise
+        self.outline, self.normalise = outline, outline.normalise
         self.plan = who.folder.read_plan()
         self.trained = Trained.load_share(who.folder, who.name)
         if leads:
@@ -163,64 +167,85 @@ class Predicting(Purpose):
 
     # -- the agreement --------------------------------------------------------------------------------------
 
-    def propose(self, who: Participant, facts: Mapping[str, Facts]) -> Prediction:
+    def propose(self, who: Participant, facts: Mapping[str, Facts]) -> Agreement:
         """See `Purpose`."""
         ids, numbers = commitments(who.session, self.salt, self.ids or [], self.numbers)
-        request = Request(
+        proposal = Proposal(
             run=who.config.run,
-            trained=self.digest,
-            organisations=self.organisations,
-            records=self.count,
+            members=who.keys(self.organisations),
+            alignment=who.config.align if isinstance(who.config, ServerConfig) else "",
             ids=ids,
+            trained=self.digest,
+            records=self.count,
             numbers=numbers,
             token=who.mesh.incarnation.hex(),
         )
-        return request.understood(self.plan, label_holder=self.label_holder, known=self.known)
+        return proposal.for_prediction(self.plan, self.outline, known=self.known)
 
-    def understand(self, who: Participant, text: str) -> Prediction:
+    def understand(self, who: Participant, text: str) -> Agreement:
         """See `Purpose`."""
-        request, coordinator = Request.from_json(text), who.mesh.coordinator
+        request, coordinator = Proposal.from_json(text, self.plan.local), who.mesh.coordinator
         if (request.run, request.trained) != (who.config.run, self.digest):
-            raise ProtocolError(
+            raise AgreementError(
                 f"the coordinator predicts with the model of {request.trained}; {who.name} agreed on "
                 f"{self.digest}"
             )
-        if request.organisations != self.organisations or self.label_holder != coordinator:
-            raise ProtocolError(f"the prediction is not of {', '.join(self.organisations)}")
+        if tuple(request.members) != self.organisations or self.label_holder != coordinator:
+            raise AgreementError(f"the prediction is not of {', '.join(self.organisations)}")
         if request.token != who.mesh.sessions[coordinator].incarnation.hex():
-            raise ProtocolError("the coordinator asks what another process of it asked")
+            raise AgreementError("the coordinator asks what another process of it asked")
         cost = ""
         if who.own is not None:
             self._check_records(who, request)
-            cost = cost_in_words(
-                who.name,
-                self.plan,
-                np.asarray(self.numbers, np.int64),
-                label_holder=self.label_holder,
-                records=self.trained.records,
-                folder=who.folder,
-            )
+            cost = self._cost(who)
         self.count = request.records
-        return request.understood(self.plan, label_holder=self.label_holder, known=self.known, cost=cost)
+        return request.for_prediction(self.plan, self.outline, known=self.known, cost=cost)
 
-    def _check_records(self, who: Participant, request: Request) -> None:
+    def _cost(self, who: Participant) -> str:
+        """What the prediction costs this party, by its ledger and its plan."""
+        plan, count = self.plan, len(self.numbers)
+        if plan.mode == "sealed":
+            return (
+                f"the exact scores of {count} records, counted apart; records that training used are refused"
+            )
+        if not plan.sigma or plan.insecure_reproducible_noise:
+            return f"{count} exact embeddings, without any guarantee (epsilon is infinite)"
+        spent = spent_so_far(who.name, plan, records=self.trained.records, folder=who.folder)
+        before = spent.spent_mu
+        spent.charge(
+            ReleaseRecord(
+                owner=who.name,
+                observers=(self.label_holder,),
+                kind=KIND,
+                mechanism="gaussian",
+                clip=plan.clip,
+                sigma=plan.sigma,
+                sensitivity=2 * plan.clip,
+                rows=np.asarray(self.numbers, np.int64),
+                vectors=count,
+                mode=plan.mode,
+            )
+        )
+        return cost_in_words(count, plan, before, spent.spent_mu)
+
+    def _check_records(self, who: Participant, request: Proposal) -> None:
         """The records that are asked for are those that were found and numbered here, no others."""
         ids, numbers = self.ids or [], self.numbers
         numbered = len(ids) == len(numbers) == request.records
         if not numbered or (request.ids, request.numbers) != commitments(
             who.session, self.salt, ids, numbers
         ):
-            raise ProtocolError("the coordinator asks for other records than were found to be common")
+            raise AgreementError("the coordinator asks for other records than were found to be common")
 
-    def confirmed(self, who: Participant, agreement: Understanding) -> bool:
+    def confirmed(self, who: Participant, agreement: Agreement) -> bool:
         """See `Purpose`; who is asked once more for the very same need not be asked again."""
         return self._confirmed == agreement.digest
 
-    def keep(self, who: Participant, agreement: Understanding) -> None:
+    def keep(self, who: Participant, agreement: Agreement) -> None:
         """A prediction leaves no agreement behind, only record numbers and ledger entries."""
         self._confirmed = agreement.digest
 
-    def build(self, who: Participant, agreement: Understanding) -> Site:
+    def build(self, who: Participant, agreement: Agreement) -> Site:
         """The site with the trained models; record numbers are on disk before anything is charged to them."""
         if self._begun:
             raise ProtocolError("the coordinator announces the prediction, which was not confirmed here")
@@ -242,10 +267,8 @@ class Predicting(Purpose):
         self._settled = False
         return site
 
-    def begin(self, epoch: int, restore: int) -> None:
-        """One confirmation is for one prediction."""
-        if self._begun or epoch or restore != STAY:
-            raise ProtocolError("the coordinator begins a prediction again that was confirmed once")
+    def begin(self) -> None:
+        """From now on there is no way back; the site refuses a second time by itself."""
         self._begun = True
 
     def check_restart(self, reason: str) -> None:

@@ -171,19 +171,19 @@ class PairCipher:
         self._seal, self._open = AESGCM(own), AESGCM(other)
         self._sealed = self._opened = 0
 
-    def seal(self, plain: bytes) -> bytes:
+    def seal(self, plain: bytes, agreement: str = "") -> bytes:
         """The next message, sealed; its number is the nonce, so no nonce comes twice."""
         self._sealed += 1
-        return self._seal.encrypt(self._sealed.to_bytes(12, "big"), plain, None)
+        return self._seal.encrypt(self._sealed.to_bytes(12, "big"), plain, agreement.encode())
 
-    def open(self, sealed: bytes) -> bytes:
-        """The next message of the other side.
+    def open(self, sealed: bytes, agreement: str = "") -> bytes:
+        """The next message of the other side, which has signed the same agreement.
 
         Raises:
             ProtocolError: It was changed, is not the next one, or comes from somebody else.
         """
         try:
-            plain = self._open.decrypt((self._opened + 1).to_bytes(12, "big"), sealed, None)
+            plain = self._open.decrypt((self._opened + 1).to_bytes(12, "big"), sealed, agreement.encode())
         except InvalidTag as error:
             raise ProtocolError(
                 f"a relayed message of {self.peer} was changed, repeated or left out on its way"

@@ -31,6 +31,18 @@ def new_incarnation() -> bytes:
     return secrets.token_bytes(16)
 
 
+class Flood(ProtocolError):
+    """A peer sends more than anybody can take, or takes nothing."""
+
+    notice = "flood"
+
+
+class Replaced(WireError):
+    """An earlier process of an organisation comes back."""
+
+    notice = "replaced"
+
+
 class Session:
     """One organisation's side of a session with another.
 
@@ -67,7 +79,7 @@ class Session:
                 f"a message of {len(payload):,} bytes for {self.peer}; at most {MAX_PAYLOAD:,} travel at once"
             )
         if self._bytes + len(payload) + FRAME_COST > MAX_WAITING:
-            raise ProtocolError(f"{self.peer} does not take its messages: {self._bytes:,} bytes wait for it")
+            raise Flood(f"{self.peer} does not take its messages: {self._bytes:,} bytes wait for it")
         self._sent += 1
         self._unsent.append(Frame(kind, payload, self._sent))
         self._bytes += len(payload) + FRAME_COST
@@ -86,7 +98,7 @@ class Session:
             WireError: It claims more than was ever sent, or a later process has taken its place.
         """
         if incarnation in self._former:
-            raise WireError(f"a later process of {self.peer} has taken the place of this one")
+            raise Replaced(f"a later process of {self.peer} has taken the place of this one")
         sent = self._sent if incarnation == self.incarnation else 0
         if received > sent:
             raise WireError(f"{self.peer} claims {received} frames; {sent} were sent")

@@ -47,6 +47,12 @@ def verify(certificate_pem: bytes, name: str, text: bytes, signature: bytes) -> 
     key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
 
 
+def phase_statement(agreement: str, phase: bytes, part: str, epoch: int, restore: int) -> bytes:
+    """What the coordinator signs where it begins a phase, so that nobody can say later that it did not."""
+    fields = {"agreement": agreement, "phase": phase, "part": part, "epoch": epoch, "restore": restore}
+    return pack("securevfl phase 1", fields)  # type: ignore[arg-type]
+
+
 class CertificateAuthenticator(Authenticator):
     """Signs for the workers of one organisation in one key agreement, and checks the other organisations'.
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from securevfl.algorithms.alone import reached_alone
 from securevfl.data.share import OUTLINE_FILE, Outline, OwnTable, coding_of, rows_of, split_rows
-from securevfl.errors import DataError, ProtocolError, RunError
+from securevfl.errors import AgreementError, DataError, ProtocolError, RunError
 from securevfl.federation.clock import RealClock
 from securevfl.federation.run import result_content
 from securevfl.federation.site import Site
 from securevfl.federation.trained import Trained
 from securevfl.files import write_json, write_text
-from securevfl.network.agreement import Agreement, Facts, Proposal, Understanding
+from securevfl.network.agreement import TRAINING, Agreement, Facts, Proposal
 from securevfl.network.config import ParticipantConfig, PartyConfig, ServerConfig
 from securevfl.network.folders import commitment, load_alignment, save_alignment
 from securevfl.network.participant import Participant, Purpose
@@ -24,7 +24,7 @@ from securevfl.privacy.ledger import AGREEMENT_FILE
 class Training(Purpose):
     """Trains a model. Who starts again with the same folder goes on from the last common epoch."""
 
-    parts = ("prepare", "epoch", "evaluate", "final")
+    name = TRAINING
     what = "the plan"
     back_to = "the last common epoch"
     _digest = ""
@@ -95,27 +95,35 @@ class Training(Purpose):
             run=config.run,
             plan=config.plan,
             outline=outline,
-            organisations=(who.name, *config.others),
+            members=who.keys((who.name, *config.others)),
+            alignment=config.align,
             ids=commitment(who.session, ids),
             time_unit=config.time_unit,
+            restarts=config.restarts,
         )
-        return proposal.complete(who.name, own, rows, coding)
+        return proposal.for_training(who.name, own, rows, coding)
 
     def understand(self, who: Participant, text: str) -> Agreement:
         """See `Purpose`."""
         if not isinstance(who.config, PartyConfig):
             raise ProtocolError("the coordinator proposes, and understands what it proposed")
         proposal = Proposal.from_json(text, who.config.local)
-        if proposal.run != who.config.run or who.name not in proposal.organisations:
-            raise ProtocolError(f"the proposal is for run {proposal.run!r} without {who.name}")
+        if proposal.run != who.config.run or who.name not in proposal.members or proposal.trained:
+            raise AgreementError(f"the proposal is for run {proposal.run!r} without {who.name}")
         if who.own is None:
-            return proposal.complete(who.name, None, ())
+            return proposal.for_training(who.name, None, ())
         if self.ids is None or proposal.ids != commitment(who.session, self.ids):
-            raise ProtocolError("the proposal commits to other IDs than were found to be common")
+            raise AgreementError("the proposal commits to other IDs than were found to be common")
+        if proposal.outline is None:
+            raise AgreementError("the coordinator proposes no training")
         own = who.comparable(proposal.outline.normalise)
-        return proposal.complete(who.name, own, rows_of(own, self.ids))
+        return proposal.for_training(who.name, own, rows_of(own, self.ids))
 
-    def confirmed(self, who: Participant, agreement: Understanding) -> bool:
+    def has_agreed(self) -> bool:
+        """See `Purpose`."""
+        return bool(self._digest)
+
+    def confirmed(self, who: Participant, agreement: Agreement) -> bool:
         """See `Purpose`."""
         if self._digest and self._digest != agreement.digest:
             raise RunError(
@@ -124,28 +132,27 @@ class Training(Purpose):
             )
         return bool(self._digest)
 
-    def keep(self, who: Participant, agreement: Understanding) -> None:
+    def keep(self, who: Participant, agreement: Agreement) -> None:
         """See `Purpose`."""
-        if not isinstance(agreement, Agreement):
-            raise ProtocolError("what was confirmed is no training")
         self._digest = agreement.digest
         content = {
             "run": who.config.run,
             "homes": [who.name],
             "digest": agreement.digest,
-            "organisations": agreement.proposal.organisations,
+            "organisations": list(agreement.members),
+            **who.signed(agreement),
         }
         # First the file by which a restarted process recognises the folder as its own.
         write_json(who.folder.path / AGREEMENT_FILE, content)
         write_text(who.folder.plan_file, agreement.plan.to_toml())
-        write_text(who.folder.path / OUTLINE_FILE, agreement.proposal.outline.to_json() + "\n")
+        write_text(who.folder.path / OUTLINE_FILE, agreement.outline.to_json() + "\n")
 
-    def build(self, who: Participant, agreement: Understanding) -> Site:
+    def build(self, who: Participant, agreement: Agreement) -> Site:
         """See `Purpose`; a site that is there already stays, with what its gate has counted."""
         if who.site is not None:
             return who.site
-        if not isinstance(agreement, Agreement):
-            raise ProtocolError("what was confirmed is no training")
+        if agreement.data is None:
+            raise AgreementError("what was confirmed is no training")
         return who.make_site(agreement, agreement.data, RealClock(agreement.proposal.time_unit))
 
     # -- the end --------------------------------------------------------------------------------------------

@@ -28,17 +28,22 @@ from securevfl.errors import (
 )
 from securevfl.network.frames import (
     MAX_FRAME,
-    MAX_REASON,
     Frame,
     Greeting,
     Kind,
+    OtherRun,
     other_run,
     read_greeting,
     reason_of,
     refusal,
 )
 from securevfl.network.identity import Identity, organisation_of, server_name
-from securevfl.network.session import Session
+from securevfl.network.session import Flood, Session
+
+try:
+    import resource
+except ImportError:  # pragma: no cover - not on Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 # gRPC would write lines of its own to standard error for every handshake that fails.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -52,6 +57,12 @@ HANDSHAKE_SECONDS = 10.0
 SLOWEST_RETRY = 5.0
 MAX_STREAMS = 1024
 """All streams that come in; who takes part is not known yet where listening begins."""
+MAX_CONNECTIONS = 256
+"""Connections that may be open at the same time, those included that have not shown a certificate yet."""
+FILES = 4096
+"""How many files a process that listens should be able to open: connections, ledger, views, checkpoints."""
+OFF_LOOP = 1 << 20
+"""Frames above this many bytes are decoded in a thread, so that nobody else waits for them."""
 MAX_GREETING = 2
 """Streams of one organisation that may be in their handshake at the same time."""
 
@@ -80,9 +91,17 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
     # Identity alone: a few compressed bytes must not unfold into gigabytes.
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
+
+
+class Stranger(CertificateError):
+    """A member of the consortium that has no part in this run."""
+
+    notice = "stranger"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +109,8 @@ class Handlers:
     """Whom the transport tells what.
 
     Attributes:
-        frame: A new frame of a peer arrived, in order.
+        frame: A new frame of a peer arrived, in order, with what it holds.
+        decode: What a frame holds. It changes nothing, and may run in another thread.
         connected: A stream with a peer began; True if the peer is a new process.
         lost: The stream with a peer is gone; True if it was ended because the peer broke the rules.
         trouble: A peer cannot be reached, and why; once for each new reason.
@@ -99,7 +119,8 @@ class Handlers:
         refused: A peer that dialled was refused, and why.
     """
 
-    frame: Callable[[str, Frame], None]
+    frame: Callable[[str, Frame, Any], None]
+    decode: Callable[[str, Frame], Any]
     connected: Callable[[str, bool], None]
     lost: Callable[[str, bool], None]
     trouble: Callable[[str, str], None]
@@ -162,7 +183,7 @@ class Transport:
         if greeting.receiver != self.identity.name:
             raise WireError(f"a greeting for {greeting.receiver!r}; this is {self.identity.name!r}")
         if greeting.run != self.run:
-            raise WireError(other_run(self.run, peer, greeting.run))
+            raise OtherRun(other_run(self.run, peer, greeting.run))
         received = greeting.received if greeting.known == self.incarnation else 0
         self.sessions[peer].check(greeting.incarnation, received)
         return greeting.incarnation, received
@@ -218,7 +239,7 @@ class Transport:
             if not frame.number:
                 self._check_unnumbered(session.peer, frame)
             if session.expects(frame):
-                self._hand_over(session.peer, frame)
+                await self._hand_over(session.peer, frame)
                 session.take(frame)
 
     def _check_unnumbered(self, peer: str, frame: Frame) -> None:
@@ -228,10 +249,12 @@ class Transport:
         if frame.kind is not Kind.ACK:
             raise WireError(f"{peer} greets in the middle of a stream")
 
-    def _hand_over(self, peer: str, frame: Frame) -> None:
+    async def _hand_over(self, peer: str, frame: Frame) -> None:
         """A frame that cannot be processed is refused as a whole; it must not end this process."""
+        decode, large = self.handlers.decode, len(frame.payload) > OFF_LOOP
         try:
-            self.handlers.frame(peer, frame)
+            content = await asyncio.to_thread(decode, peer, frame) if large else decode(peer, frame)
+            self.handlers.frame(peer, frame, content)
         except SecureVFLError:
             raise
         except Exception as error:
@@ -247,6 +270,7 @@ class Transport:
         Raises:
             NetworkError: The address cannot be used.
         """
+        raise_file_limit()
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -276,7 +300,8 @@ class Transport:
                 await context.write(self._hello(Kind.WELCOME, peer))
                 await self._converse(peer, frame, context.read, context.write)
         except (ProtocolError, CertificateError, TimeoutError) as error:
-            await self._refuse(peer, context, str(error) or "no greeting came in time")
+            notice = error.notice if isinstance(error, SecureVFLError) else "silent"
+            await self._refuse(peer, context, str(error) or "no greeting came in time", notice)
         except NetworkError as error:
             log.warning("a peer refuses", extra={"peer": peer, "reason": str(error)})
         except SecureVFLError as error:
@@ -288,7 +313,7 @@ class Transport:
         It is read before anything is refused: a refusal that comes while it is being written would be lost.
         """
         if self._greeting[peer] >= MAX_GREETING:
-            raise ProtocolError(f"{peer} opens streams faster than it greets")
+            raise Flood(f"{peer} opens streams faster than it greets")
         self._greeting[peer] += 1
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
@@ -299,7 +324,7 @@ class Transport:
             return None
         if peer not in self.sessions:
             if self.introduced:
-                raise CertificateError(f"{peer} has a certificate, but no part in this run")
+                raise Stranger(f"{peer} has a certificate, but no part in this run")
             return None
         frame = Frame.from_bytes(data)
         if frame.kind is not Kind.HELLO:
@@ -307,12 +332,12 @@ class Transport:
         self._read_hello(frame, peer)
         return frame
 
-    async def _refuse(self, peer: str, context: Any, reason: str) -> None:
+    async def _refuse(self, peer: str, context: Any, reason: str, notice: str) -> None:
         self.refused += 1
         log.warning("refused", extra={"peer": peer, "reason": reason})
         self.handlers.refused(peer, reason)
         with contextlib.suppress(*_BROKEN):
-            await context.write(refusal(reason))
+            await context.write(refusal(notice))
 
     # -- dialling -------------------------------------------------------------------------------------------
 
@@ -343,7 +368,7 @@ class Transport:
     def _note_trouble(self, peer: str, error: Exception) -> None:
         """Keeps why a peer cannot be reached; a log line for each new reason."""
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        reason = str(details or f"no answer ({type(error).__name__})")[:MAX_REASON]
+        reason = str(details or f"no answer ({type(error).__name__})")[:500]
         reason = reason.rpartition("last error: ")[2]
         reason += next((f"; {hint}" for part, hint in HINTS.items() if part in reason), "")
         if self.trouble.get(peer) != reason:
@@ -395,6 +420,19 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as it may; says so in the log where that is too few."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= allowed < FILES:
+        log.warning("few files", extra={"allowed": allowed, "wanted": FILES})
 
 
 def _why_not(address: str) -> str:

@@ -85,6 +85,7 @@ class Gate:
 
     Attributes:
         journal: Where noisy values are kept for a replay; None keeps none.
+        allows: Raises where a release is not part of what its site has agreed to; a bare gate has no site.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Gate:
         self.budget = budget
         self.noise = noise
         self.journal: Journal | None = None
+        self.allows: Callable[[ReleaseRecord], None] = lambda record: None
         self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
 
     def release(
@@ -136,7 +138,7 @@ class Gate:
             cache.store(rows[missing], fresh.values)
         return Released(
             values=cache.fetch(rows),
-            head=self.ledger.head,
+            head=self.ledger.released,
             observers=observers,
             kind=kind,
             rows=rows,
@@ -213,7 +215,7 @@ class Gate:
             share = noise.noise.share(values.size, self.noise.stream).reshape(shape)
             values = noise.encode(values) + share
         return Contribution(
-            values=values, head=self.ledger.head, observers=(), kind="nothing", source=None, key=_KEY
+            values=values, head=self.ledger.released, observers=(), kind="nothing", source=None, key=_KEY
         )
 
     def hide(
@@ -332,7 +334,7 @@ class Gate:
         """
         if self.journal is None:
             return values
-        return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.head.position))
+        return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.releases))
 
     def noisy_counts(
         self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
@@ -355,7 +357,7 @@ class Gate:
             self.open_totals(
                 None, rows=rows, sensitivity=sensitivity, sigma=sigma, kind="bins", observers=observers
             )
-        secret, place, calls = all(sigmas), self.ledger.head.position, itertools.count()
+        secret, place, calls = all(sigmas), self.ledger.releases, itertools.count()
 
         def noisy(counts: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
             if not secret:
@@ -463,7 +465,7 @@ class Gate:
         if kind not in HANDED_ON:
             raise PlanError(f"{self.owner}: {kind!r} is not handed on; only {', '.join(HANDED_ON)} are")
         given = np.array(values) if isinstance(values, np.ndarray) else values
-        return Released(values=given, head=self.ledger.head, observers=observers, kind=kind, key=_KEY)
+        return Released(values=given, head=self.ledger.released, observers=observers, kind=kind, key=_KEY)
 
     def randomise_labels(
         self, labels: npt.NDArray[Any], *, classes: int, epsilon: float, observers: tuple[str, ...]
@@ -482,7 +484,7 @@ class Gate:
             vectors=len(labels),
             mode=self.mode,
         )
-        self.budget.spend(record, self.ledger.append)
+        self._write(record)
         return self.keep(LABELS, randomise_labels(labels, classes, epsilon, self.noise), std=0.0)
 
     def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
@@ -539,6 +541,11 @@ class Gate:
             ids_visible=True,
             mode=self.mode,
         )
+        return self._write(record)
+
+    def _write(self, record: ReleaseRecord) -> Head:
+        """Checks that the release was agreed on, asks the budget and writes the entry, in this order."""
+        self.allows(record)
         return self.budget.spend(record, self.ledger.append)
 
 

@@ -36,9 +36,11 @@ GENESIS = "0" * 64
 _MOST_DIGITS = 15  # of a row index in a list
 SESSION = "session"
 """Kind of the entry with which a process announces its signing key."""
+PHASE = "phase"
+"""Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
 ALIGNMENT = "alignment"
 """Kind of the entry that stands for an alignment which begins; accountants do not count it."""
-_NOTES = (SESSION, ALIGNMENT)
+_NOTES = (SESSION, PHASE, ALIGNMENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Entry:
 
     @property
     def is_release(self) -> bool:
-        """True for what accountants count: neither a signing key nor an alignment."""
+        """True for what accountants count: no signing key, no alignment, no beginning of a part."""
         return self.content.get("kind") not in _NOTES
 
 
@@ -121,17 +123,27 @@ class Ledger:
         owner: The party whose releases are written.
         path: The file, or None to keep the ledger in memory (for tests and throw-away runs).
         reproducible: True where noise is reproducible; the session entry then says that nothing is promised.
+        agreement: Digest of what the organisations of a run over a network agreed on and signed.
+
+    Attributes:
+        head: The newest entry.
+        released: The newest entry that messages may name: a release, or the session that comes before any.
+        releases: How many releases it holds.
     """
 
-    def __init__(self, owner: str, path: Path | None = None, *, reproducible: bool = False) -> None:
+    def __init__(
+        self, owner: str, path: Path | None = None, *, reproducible: bool = False, agreement: str = ""
+    ) -> None:
         self.owner = owner
+        self.agreement = agreement
         self.path = path
         self.lines: list[str] = []
+        self.releases = 0
         self._file: IO[str] | None = None
         index, digest = -1, GENESIS
         if path is not None:
             index, digest = self._open(path)
-        self.head = Head(owner, index, digest)
+        self.head = self.released = Head(owner, index, digest)
         self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
         try:
             self._begin_session()
@@ -142,7 +154,8 @@ class Ledger:
     def _begin_session(self) -> None:
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes_raw().hex()
-        self._write({"kind": SESSION, "format": FORMAT, "public_key": public, "guarantee": self._guarantee})
+        content = {"kind": SESSION, "format": FORMAT, "public_key": public, "guarantee": self._guarantee}
+        self.released = self._write(content | ({"agreement": self.agreement} if self.agreement else {}))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a ledger in memory signs with a key of its own; from there on the two count apart."""
@@ -153,8 +166,9 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
         self.path = self._file = None
+        self.agreement, self.releases = "", len(kept_records(self))
         last = json.loads(self.lines[-1])
-        self.head = Head(self.owner, last["index"], last["hash"])
+        self.head = self.released = Head(self.owner, last["index"], last["hash"])
         self._begin_session()
 
     def _open(self, path: Path) -> tuple[int, str]:
@@ -168,6 +182,7 @@ class Ledger:
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
             entries = _verify_file(self.owner, path, whole)
+            self.releases = sum(entry.is_release for entry in entries)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
         self._file = appending(path)
@@ -200,7 +215,13 @@ class Ledger:
             content["assumption"] = record.assumption
         if record.epsilon is not None:
             content["epsilon"] = record.epsilon
-        return self._write(content)
+        self.released = self._write(content)
+        self.releases += 1
+        return self.released
+
+    def begin(self, part: str, epoch: int, back: int | None) -> None:
+        """Notes that a part of a run begins, and whether everybody has gone back for it."""
+        self._write({"kind": PHASE, "part": part, "epoch": epoch, "back": back})
 
     def note_alignment(self, *, way: str, observers: Iterable[str], ids: int, most: int) -> Head:
         """Notes that an alignment begins, and syncs it to disk; only then may anything of it leave.

@@ -72,7 +72,7 @@ def share(default: float) -> Any:
     )
 
 
-def within(default: float, high: float = math.inf) -> Any:
+def within(default: float | None, high: float = math.inf) -> Any:
     """A field for numbers between 0 and `high`, infinity included, which a NaN never is."""
     most = "" if math.isinf(high) else f" and at most {high:g}"
     return _field(
@@ -141,7 +141,7 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         name = prefix + each.name
         value = convert(name, getattr(settings, each.name), types[each.name])
         object.__setattr__(settings, each.name, value)
-        if "rule" in each.metadata:
+        if "rule" in each.metadata and value is not None:
             _follow(each.metadata["rule"], name, value)
 
 

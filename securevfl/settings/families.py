@@ -108,6 +108,9 @@ class SealedSettings(Settings):
         average_last: The model is the mean of the iterates of this last share of the run.
         centring: Linear models: share of the squared privacy budget that pays for noisy means, by which each
             party centres and scales its columns; 0 takes the rows as they are.
+        stack: Keep the last tenth of the training records out of training, open their scores to the label
+            holder (**no guarantee for them**), and let it choose between the model, its own trees and a stack
+            of both. The choice and its figures stay with it. In one process only.
         label_low: Regression: public lower bound of the labels.
         label_high: Regression: public upper bound of the labels.
         adversary: What members may do: ``semi-honest`` ones follow the protocol, ``malicious`` ones do
@@ -120,6 +123,7 @@ class SealedSettings(Settings):
     weight_bound: float = number(16.0, above=0)
     average_last: float = share(0.66)
     centring: float = share(0.04)
+    stack: bool = False
     label_low: float = 0.0
     label_high: float = 0.0
 

@@ -115,11 +115,11 @@ def same_in_all_iterations(patch: pytest.MonkeyPatch) -> None:
 def small_in_one_epoch(patch: pytest.MonkeyPatch) -> None:
     original, small = Site.begin, [1.0]
 
-    def begin(self: Site, part: str) -> bool:
+    def begin(self: Site, part: str, number: int) -> bool:
         epoch = self.server.epochs_done if self.server is not None else None
         if epoch is not None:
             small[0] = 0.5 if part == "epoch" and epoch == 1 else 1.0
-        return original(self, part)
+        return original(self, part, number)
 
     patch.setattr(Site, "begin", begin)
     patch.setattr(Noise, "gaussian", lambda self, shape, std: GAUSSIAN(self, shape, std * small[0]))

@@ -37,33 +37,36 @@ def step(weight, sign):
     return ordinary, ROW * ordinary + sign * (SERIES(PULL + sign * weight) - 1)
 
 
-def watch(sign, sigmas, generator):
+def watch(sign, sigmas, generator, *, active=False):
     """What the observer has after a run, for many runs at once: its totals, and its noise on the victim's.
 
     Args:
         sign: The canary.
         sigmas: Victim's noise on the observer's total, observer's on the victim's, victim's on its own.
         generator: Source of the simulated noise.
+        active: Uses what a cheater may do unnoticed: it leaves out its noise, waits for its own total, and
+            shifts the victim's so that all but the canary cancels and the weight stays where it shows most.
     """
     on_observer, known, self_share = sigmas
     weight = np.zeros(TRIALS)
     seen = []
     for _ in range(ITERATIONS):
         mine, theirs = step(weight, sign)
-        added = generator.normal(0, known, TRIALS)
-        seen += [mine + generator.normal(0, on_observer, TRIALS), added]
+        opened = mine + generator.normal(0, on_observer, TRIALS)
+        added = -ROW * opened if active else generator.normal(0, known, TRIALS)
+        seen += [opened, added]
         total = theirs + added + (generator.normal(0, self_share, TRIALS) if self_share else 0)
         weight = np.clip(weight - RATE * total / RECORDS, -16, 16)
     return np.stack([*seen, np.ones(TRIALS)], axis=1)
 
 
-def certified(sigmas, seed=0):
+def certified(sigmas, seed=0, *, active=False):
     """The lower bound of mu that the observer certifies, at 95 %."""
     generator = np.random.default_rng(seed)
-    known = np.concatenate([watch(sign, sigmas, generator) for sign in (1, -1)])
+    known = np.concatenate([watch(sign, sigmas, generator, active=active) for sign in (1, -1)])
     worlds = np.repeat([1.0, -1.0], TRIALS)
     score = np.linalg.lstsq(known, worlds, rcond=None)[0]
-    fresh = np.concatenate([watch(sign, sigmas, generator) for sign in (1, -1)])
+    fresh = np.concatenate([watch(sign, sigmas, generator, active=active) for sign in (1, -1)])
     return mu_lower(Errors.of(fresh @ score > 0, worlds > 0))
 
 
@@ -79,6 +82,13 @@ def test_counting_only_the_observers_own_totals_is_refuted():
 def test_noise_for_the_sound_figure_holds():
     sigma = 2 * BOUND * math.sqrt(ITERATIONS) / 1.5
     assert 1.0 < certified((sigma,) * 3) <= 1.5
+
+
+def test_an_active_observer_stays_below_the_sound_figure():
+    """Every deviation that passes unnoticed, at the noise of the sound figure; at less it is refuted."""
+    sigma = 2 * BOUND * math.sqrt(ITERATIONS) / 1.5
+    assert 1.0 < certified((sigma,) * 3, active=True) <= 1.5
+    assert certified((sigma / 2,) * 3, active=True) > 1.5
 
 
 def test_the_noise_that_training_uses_holds_against_the_label_holder():

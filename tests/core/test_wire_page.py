@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securevfl.errors import WireError
+from securevfl.errors import NOTICES, WireError
 from securevfl.network import frames
 from securevfl.network.frames import Frame, Greeting, Kind, read_greeting
 from securevfl.privacy.messages import Head, Packet
@@ -93,7 +93,7 @@ def test_messages_are_as_the_page_says() -> None:
 
 def test_frames_and_greetings_are_as_the_page_says() -> None:
     for kind, code in ((Kind.DATA, 5), (Kind.CONTROL, 6), (Kind.RELAY, 7)):
-        by_hand = b"SVFN" + struct.pack("<BBHQQ", 1, code, 0, 9, 4) + b"payload"
+        by_hand = b"SVFN" + struct.pack("<BBHQQ", 2, code, 0, 9, 4) + b"payload"
         assert Frame(kind, b"payload", 9, 4).to_bytes() == by_hand
     listed = dict(re.findall(r"^\| (\d) \| ([A-Z]+) \|", PAGE, re.MULTILINE))
     assert listed == {str(int(kind)): kind.name for kind in Kind}
@@ -126,3 +126,9 @@ def test_the_page_lists_every_control_message(title: str, known: dict[str, dict[
         form = {field: types[what] for field, what in re.findall(r"`(\w+)` (\w+)", fields)}
         listed[kind] = form | (frames.OF_COORDINATOR["introduction"] if "introduction" in fields else {})
     assert listed == {kind: dict(form) for kind, form in known.items()}
+
+
+def test_notices_are_as_the_page_says() -> None:
+    section = PAGE.split("### Notices")[1].split("### Signatures")[0]
+    listed = re.findall(r"`([a-z-]+)`", section)
+    assert set(listed) == set(NOTICES)

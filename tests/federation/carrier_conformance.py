@@ -161,9 +161,11 @@ class CarrierConformance(ABC):
             assert all(value is not None for value in outcome.result["test"].values())
         assert 0 < found.result["epochs"] == expected.result["epochs"] < 12
 
-    def test_sealed_training_releases_the_same(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("adversary", ["semi-honest", "malicious"])
+    def test_sealed_training_releases_the_same(self, tmp_path: Path, adversary: str) -> None:
         """Shares are drawn at random, so the models differ by rounding; what left and was seen does not."""
         plan = Plan(algorithm="sealed", epochs=3, scaling="none", epsilon=8.0, record_views=True)
+        plan = plan.with_changes(settings={"adversary": adversary})
         expected, found = simulated(plan, tmp_path / "one"), self.run(plan, tmp_path / "here")
         assert found.releases == expected.releases and found.views == expected.views
         assert found.result["epochs"] == expected.result["epochs"] == 3

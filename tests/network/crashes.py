@@ -108,13 +108,13 @@ class Process:
         """Dies with what others have sent each other through it, from the count-th message on."""
         relaying, seen = self.node.mesh._relay, 0
 
-        def relay(peer: str, payload: bytes) -> None:
+        def relay(peer: str, *content: Any) -> None:
             nonlocal seen
             seen += 1
             if seen >= count:
                 self.crashed.set()
             else:
-                relaying(peer, payload)
+                relaying(peer, *content)
 
         self.node.mesh._relay = relay
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import shutil
 import socket
 import tempfile
@@ -17,13 +18,31 @@ import numpy as np
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
 from securevfl.network.authority import create_authority, issue
-from securevfl.network.config import Acceptance, DataConfig, NetworkConfig, PartyConfig, ServerConfig
+from securevfl.network.config import DataConfig, NetworkConfig, PartyConfig, ServerConfig
+from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity import Identity, load_identity
 from securevfl.network.member import Member
-from securevfl.settings.plan import Plan
+from securevfl.settings.families import ALGORITHM_FAMILIES
+from securevfl.settings.plan import PROTOCOLS, Plan
 
+ALGORITHMS = tuple(ALGORITHM_FAMILIES)
 NAMES = ("bank", "clinic", "shop", "lab", "mill", "dealer", "stranger")
+
+EVERYTHING = Acceptance(
+    epsilon=math.inf,
+    members=NAMES,
+    algorithms=ALGORITHMS,
+    protocols=PROTOCOLS,
+    test_fraction=1.0,
+    evaluations=1000,
+    alignment=AlignmentLimits(kinds=("private", "helper", "none"), ids=1_000_000, times=100),
+    delta=1.0,
+    dealer="dealer",
+    adversary="semi-honest",
+    predictions=1_000_000,
+)
+"""Rules that accept whatever a test proposes; others are made from these."""
 
 
 @functools.cache
@@ -116,7 +135,7 @@ class Federation:
                 coordinator=parties[0],
                 address=f"127.0.0.1:{port}",
                 listen=f"127.0.0.1:{free_port()}" if direct else "",
-                accept=Acceptance(),
+                accept=EVERYTHING,
                 local=plan.local,
             )
             for name in self.names[1:]

@@ -99,7 +99,7 @@ def bad_data(random: Random, mesh: Mesh, peer: str) -> bytes:
     raw = message.to_bytes()
     if change == 4:
         raw = broken(random, raw, ENVELOPE)
-    return mesh._phase + raw if random.random() < 0.9 else random.randbytes(random.randrange(16))
+    return mesh._marked + raw if random.random() < 0.9 else random.randbytes(random.randrange(16))
 
 
 def bad_relay(random: Random, mesh: Mesh, peer: str) -> bytes:

@@ -165,7 +165,7 @@ def test_a_party_that_was_only_out_of_reach_sends_what_comes_too_late(tmp_path, 
         transport = bank.mesh.transport
         handing, seen, dark = transport._hand_over, Counter(), asyncio.Event()
 
-        def hand_over(peer: str, frame: Frame) -> None:
+        async def hand_over(peer: str, frame: Frame) -> None:
             if peer == "shop" and b"pairwise.masked-input" in frame.payload and bank.part == "epoch":
                 seen["inputs"] += 1
                 if seen["inputs"] == 3:
@@ -173,7 +173,7 @@ def test_a_party_that_was_only_out_of_reach_sends_what_comes_too_late(tmp_path, 
             if peer == "shop" and dark.is_set() and not lit.is_set():
                 held.append((peer, frame))
                 return
-            handing(peer, frame)
+            await handing(peer, frame)
 
         lit = asyncio.Event()
         transport._hand_over = hand_over
@@ -184,7 +184,7 @@ def test_a_party_that_was_only_out_of_reach_sends_what_comes_too_late(tmp_path, 
         await asyncio.sleep(0.1)
         lit.set()
         for peer, frame in held:
-            handing(peer, frame)
+            await handing(peer, frame)
         assert shop is found["shop"].node
         return found, await finish(found)
 

@@ -179,3 +179,19 @@ def test_a_deleted_ledger_line_does_not_give_attempts_back(tmp_path):
     (tmp_path / "bank" / "result.json").unlink()
     found = ended(federation)
     assert "ledger of clinic, entry 1" in str(found["clinic"])
+
+
+def test_one_that_is_there_and_says_nothing_ends_the_alignment(tmp_path):
+    federation = Federation(tmp_path, PLAN, parties=("bank", "clinic"), align="private")
+    quick = replace(federation.server.network, phase_timeout=1.0)
+    federation.server = replace(federation.server, network=quick)
+    clinic = federation.member("clinic")
+    clinic.mesh.post = lambda message: None
+
+    async def play() -> list[Any]:
+        async with asyncio.timeout(60):
+            nodes = (federation.coordinator(), clinic)
+            return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    bank, _ = asyncio.run(play())
+    assert "the alignment took more than 1 s" in str(bank)

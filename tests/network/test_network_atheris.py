@@ -25,7 +25,7 @@ def seeds() -> list[bytes]:
     return [
         Packet(kind="x", sender="clinic", receiver="server", fields=fields, head=head).to_bytes(),
         pack("done", {"phase": bytes(16)}),
-        pack("begin", {"phase": bytes(16), "part": "epoch", "epoch": 1, "restore": -2}),
+        pack("begin", {"phase": bytes(16), "part": "epoch", "epoch": 1, "restore": -2, "signature": b""}),
         pack("aborted", {"phase": bytes(16), "checkpoints": [1, 2]}),
         Frame(kind=Kind.DATA, payload=b"content", number=1).to_bytes(),
         hello.to_bytes(Kind.HELLO),

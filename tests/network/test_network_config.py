@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import socket
+import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from federation import EVERYTHING
 from typer.testing import CliRunner
 
 from securevfl.cli import app
 from securevfl.data.share import Outline
 from securevfl.errors import InputError, PlanError
-from securevfl.network.agreement import Proposal
+from securevfl.federation.agreed import Timetable
+from securevfl.network.agreement import Agreement, Invitation, Proposal
 from securevfl.network.authority import create_authority, issue
-from securevfl.network.config import Acceptance, read_party_config, read_server_config
+from securevfl.network.config import read_party_config, read_server_config
+from securevfl.network.consent import AlignmentLimits
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
@@ -193,7 +199,8 @@ def test_local_settings_are_each_organisations_own(folder):
 
 
 def proposal(plan: Plan) -> Proposal:
-    return Proposal(run="credit", plan=plan, outline=OUTLINE, organisations=("bank", "clinic"), ids="")
+    members = dict.fromkeys(("bank", "clinic"), "0" * 64)
+    return Proposal(run="credit", plan=plan, outline=OUTLINE, members=members, alignment="private", ids="")
 
 
 @pytest.mark.parametrize(
@@ -216,16 +223,104 @@ def test_nothing_local_is_taken_from_a_proposal(name, table, value):
         Proposal.from_json(json.dumps(content), LocalSettings())
 
 
-def test_acceptance_objects():
-    plan = Plan(algorithm="vafl", sigma=2.0, budget_epsilon=4.0, delta=1e-5)
-    assert Acceptance().objection(plan, "d") == ""
-    assert Acceptance(epsilon=4.0, algorithms=["vafl"]).objection(plan, "d") == ""
-    assert "at most epsilon 3" in Acceptance(epsilon=3.0).objection(plan, "d")
-    assert "at most epsilon 4" in Acceptance(epsilon=4.0, delta=1e-6).objection(plan, "d")
-    assert "no budget" in Acceptance(epsilon=4.0).objection(Plan(algorithm="vafl", unprotected=True), "d")
-    assert "algorithm 'vafl'" in Acceptance(algorithms=["sealed"]).objection(plan, "d")
-    assert "protocol 'plain'" in Acceptance(protocols=["bfv"]).objection(plan, "d")
-    assert "not e" in Acceptance(digest="e").objection(plan, "d")
+MEMBERS = {"bank": "1" * 64, "clinic": "2" * 64, "dealer": "3" * 64}
+ACCEPT = """
+epsilon = inf
+members = ["bank", "clinic"]
+algorithms = ["vafl"]
+protocols = ["plain"]
+test_fraction = 0.25
+evaluations = 1
+alignment = { kinds = ["none"], ids = 40, times = 1 }
+"""
+
+
+def agreed(plan: Plan, **changes: Any) -> Agreement:
+    asked = Proposal(run="credit", plan=plan, outline=OUTLINE, members=MEMBERS, alignment="private", ids="")
+    if changes.get("trained"):
+        return replace(asked, plan=None, outline=None, **changes).for_prediction(plan, OUTLINE)
+    table = Timetable.of_training(plan, parties=2, n_train=3, n_test=1, restarts=3)
+    return Agreement(proposal=asked, plan=plan, outline=OUTLINE, timetable=table)
+
+
+CAREFUL = replace(
+    EVERYTHING, epsilon=4.0, delta=1e-5, algorithms=("vafl", "sealed"), protocols=("plain",), evaluations=2
+)
+GOOD = Plan(algorithm="vafl", sigma=2.0, budget_epsilon=4.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rules", "plan", "says"),
+    [
+        ({}, {}, ""),
+        ({"epsilon": 3.0}, {}, "at most epsilon 3"),
+        ({"delta": 1e-6}, {}, "at most epsilon 4"),
+        ({}, {"budget_epsilon": 0.0}, "no budget"),
+        ({}, {"insecure_reproducible_noise": True}, "noise is reproducible"),
+        ({"algorithms": ("sealed",)}, {}, "algorithm 'vafl'"),
+        ({"protocols": ("bfv",)}, {}, "protocol 'plain'"),
+        ({"digest": "e"}, {}, "not e"),
+        ({"members": ("bank", "clinic")}, {}, "dealer would take part"),
+        ({"test_fraction": 0.0}, {}, ""),  # one record of four is what no split can go below
+        ({"evaluations": 2}, {"epochs": 3, "evaluate_every": 1}, "evaluated 3 times"),
+        ({"epsilon": float("inf")}, {"budget_epsilon": 0.0, "sigma": 0.0}, ""),
+        ({"dealer": "other"}, {"algorithm": "sealed"}, "dealer would deal; accepted is other"),
+        ({"adversary": "malicious"}, {"algorithm": "sealed"}, "malicious ones are asked for"),
+    ],
+)
+def test_acceptance_objects(rules, plan, says):
+    found = replace(CAREFUL, **rules).objection(agreed(GOOD.with_changes(**plan)), "clinic")
+    assert says in found and bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    "name", ["epsilon", "members", "algorithms", "protocols", "test_fraction", "evaluations"]
+)
+def test_what_is_not_stated_is_not_accepted(name):
+    """The refusal has the line to add, and with that line the plan is accepted."""
+    rules, agreement = replace(CAREFUL, **{name: None}), agreed(GOOD)
+    refused = rules.objection(agreement, "clinic")
+    line = refused.partition("add: ")[2]
+    assert line.startswith(f"{name} = ")
+    stated = replace(rules, **tomllib.loads(line))
+    assert stated.objection(agreement, "clinic") == ""
+
+
+@pytest.mark.parametrize("name", ["dealer", "adversary", "delta", "predictions"])
+def test_sealed_training_needs_more_rules(name):
+    plan = GOOD.with_changes(algorithm="sealed")
+    assert replace(CAREFUL, **{name: None}).objection(agreed(GOOD), "clinic") == ""
+    assert f"add: {name} = " in replace(CAREFUL, **{name: None}).objection(agreed(plan), "clinic")
+    assert CAREFUL.objection(agreed(plan), "clinic") == ""
+
+
+def test_an_invitation_needs_rules_of_its_own():
+    invited = Invitation(
+        run="credit",
+        purpose="training",
+        members=MEMBERS,
+        kind="private",
+        normalise="exact",
+        sizes={"bank": 60, "clinic": 7},
+    )
+    assert CAREFUL.objection_to_invitation(invited, "clinic") == ""
+    for rules, says in (
+        ({"members": None}, 'add: members = ["bank", "clinic", "dealer"]'),
+        ({"members": ("bank", "clinic")}, "dealer would take part"),
+        ({"alignment": None}, 'add: alignment = { kinds = ["private"], ids = 60, times = 1 }'),
+        ({"alignment": AlignmentLimits(kinds=("none",), ids=60)}, "'private' is not among none"),
+        ({"alignment": AlignmentLimits(kinds=("private",), ids=59)}, "brings 60 IDs; at most 59"),
+    ):
+        assert says in replace(CAREFUL, **rules).objection_to_invitation(invited, "clinic")
+    helper = replace(CAREFUL, alignment=None)
+    assert helper.objection_to_invitation(invited, "dealer") == ""
+
+
+def test_a_scoring_quota_is_for_all_predictions_together():
+    asked = agreed(GOOD, trained="t" * 64, records=5)
+    rules = replace(CAREFUL, predictions=7)
+    assert rules.objection(asked, "clinic", 2) == ""
+    assert "3 were scored before; at most 7" in rules.objection(asked, "clinic", 3)
 
 
 # -- descriptions -------------------------------------------------------------------------------------------
@@ -330,7 +425,7 @@ def test_organisations_train_on_their_descriptions(folder):
     text = (
         with_description(PARTY, "clinic.toml").replace(":8750", f":{port}").replace('"run"', '"clinic-run"')
     )
-    clinic = Member(read_party_config(written(folder, text + '[accept]\nalgorithms = ["vafl"]\n')))
+    clinic = Member(read_party_config(written(folder, text + "[accept]\n" + ACCEPT)))
 
     async def together():
         async with asyncio.timeout(60):
@@ -349,4 +444,4 @@ def test_a_plan_without_protection_needs_the_word(folder):
     default = read_server_config(written(folder, bare.replace('algorithm = "vafl"\nepochs = 3\n', ""))).plan
     assert (default.algorithm, default.model, default.epsilon) == ("sealed", "auto", 1.0)
     with pytest.raises(PlanError, match="--unprotected"):  # every organisation asks for itself
-        proposal(Plan(algorithm="vafl")).complete("clinic", None, [])
+        proposal(Plan(algorithm="vafl")).for_training("clinic", None, [])

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Federation, free_port
+from federation import EVERYTHING, Federation, free_port
+from test_network_config import OUTLINE
 from test_network_page import PAGE, Page, start
 
 from securevfl import load_run
@@ -29,9 +30,8 @@ from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import checked_encoder
 from securevfl.federation.trained import Trained
 from securevfl.models import load_module
-from securevfl.network.agreement import Request, commitments
+from securevfl.network.agreement import Proposal, commitments
 from securevfl.network.authority import create_authority, issue
-from securevfl.network.config import Acceptance
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.folders import commitment, gather
 from securevfl.network.member import Member
@@ -43,10 +43,11 @@ from securevfl.settings.plan import Plan
 
 PLAN = Plan(algorithm="vafl-sync", epochs=2, batch=16, learning_rate=0.5, unprotected=True)
 COUNT = 7
-REQUEST = Request(
+REQUEST = Proposal(
     run="test",
-    trained="a" * 32,
-    organisations=("bank", "clinic"),
+    trained="a" * 64,
+    members={"bank": "1" * 64, "clinic": "2" * 64},
+    alignment="none",
     records=3,
     ids="b" * 64,
     numbers="c" * 64,
@@ -153,6 +154,11 @@ def predictions_of(folder: Path) -> list[Any]:
 def fine(results: Mapping[str, Any]) -> None:
     for name, each in results.items():
         assert isinstance(each, dict), f"{name}: {each!r}"
+
+
+def said(results: Mapping[str, Any], text: str) -> bool:
+    """Whether somebody ends with a text; others are told less."""
+    return any(text in str(each) for each in results.values())
 
 
 # -- scores -------------------------------------------------------------------------------------------------
@@ -301,7 +307,7 @@ def test_a_sealed_model_refuses_records_that_it_was_trained_on(tmp_path):
     ids = [*strangers(COUNT - 1), next(each for each, number in kept.items() if number == 3)]
     prediction = Prediction(federation, new_rows(federation.names[:3]), ids)
     results = prediction.run()
-    assert isinstance(results["bank"], BudgetExceeded) and "training used" in str(results["bank"])
+    assert isinstance(results["bank"], BudgetExceeded) and "budget allows no more" in str(results["bank"])
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
     assert not prediction.out.exists()
 
@@ -344,7 +350,7 @@ def test_ledgers_go_on_and_the_label_holder_keeps_their_heads(tmp_path):
     fine(Prediction(federation, new_rows(federation.names), strangers()).run())
     entries = read_ledger(tmp_path / "clinic" / "ledger" / "clinic.jsonl")  # verifies the whole chain
     kinds = [entry.content["kind"] for entry in entries[before:]]
-    assert kinds == ["session", "alignment", "session", "prediction"]
+    assert kinds == ["session", "alignment", "session", "phase", "prediction"]
     heads = json.loads((tmp_path / "bank" / "receipts" / "bank.json").read_text())
     assert heads["clinic"][1:] == [entries[-1].index, entries[-1].digest]
     gather([tmp_path / name for name in federation.names], tmp_path / "joint")
@@ -358,7 +364,7 @@ def test_the_gate_refuses_what_exceeds_the_budget(tmp_path):
     prediction = Prediction(federation, new_rows(federation.names, 2000), strangers(2000))
     results = prediction.run()
     assert isinstance(results["bank"], BudgetExceeded), results
-    assert "has spent mu" in str(results["bank"])
+    assert any("has spent mu" in line for line in prediction.said["clinic"] + prediction.said["shop"])
     assert isinstance(results["clinic"], NetworkError) and isinstance(results["shop"], NetworkError)
     assert any("the gate will refuse" in line for line in prediction.said["clinic"])
     assert not prediction.out.exists() and not prediction.out.with_name("scores.csv.part").exists()
@@ -375,17 +381,19 @@ def test_the_gate_refuses_what_exceeds_the_budget(tmp_path):
 def test_everybody_is_shown_what_is_asked_and_may_refuse(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(sigma=1.0))
     federation.members["clinic"] = replace(federation.members["clinic"], accept=None)
-    shown: list[Any] = []
+    shown: list[str] = []
 
-    async def refuse(prediction: Any) -> bool:
-        shown.append(prediction)
-        return False
+    async def refuse(question: str) -> bool:
+        shown.append(question)
+        return len(shown) == 1  # it joins, and then refuses what is asked
 
     prediction = Prediction(federation, new_rows(federation.names), strangers())
     results = prediction.run(clinic=prediction.member("clinic", confirm=refuse))
     assert isinstance(results["clinic"], InputError)
-    assert "clinic does not accept the prediction" in str(results["bank"])
-    text = "\n".join(shown[0].summary())
+    assert "clinic does not accept the prediction" in str(results["clinic"])
+    assert "clinic stops: it does not accept what is proposed" in str(results["bank"])
+    text = "\n".join(prediction.said["clinic"])
+    assert len(shown) == 2 and shown[0].startswith("Join 'test'")
     assert "records       7, 0 of them known" in text and "scores        go to bank" in text
     assert "sigma 1, clip 1" in text and "7 noisy embeddings" in text
     for name in federation.names:
@@ -394,20 +402,21 @@ def test_everybody_is_shown_what_is_asked_and_may_refuse(tmp_path):
     agreed = [
         json.loads((tmp_path / name / "agreement.json").read_text())["digest"] for name in federation.names
     ]
-    assert len(set(agreed)) == 1 and shown[0].digest != agreed[0] == shown[0].proposal.trained
+    assert len(set(agreed)) == 1 and agreed[0] not in shown[1] and f"of agreement {agreed[0]}" in text
 
 
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
-        (Acceptance(predictions=6), "asks for 7 records; at most 6"),
-        (Acceptance(epsilon=1.0), "no budget"),
-        (Acceptance(digest="f" * 32), "not ffff"),
+        ({"predictions": 6}, "asks for 7 records, 0 were scored before; at most 6"),
+        ({"predictions": None}, "add: predictions = 7"),
+        ({"epsilon": 1.0}, "no budget"),
+        ({"digest": "f" * 32}, "not ffff"),
     ],
 )
 def test_rules_hold_for_predictions(tmp_path, rules, reason):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
-    federation.members["shop"] = replace(federation.members["shop"], accept=rules)
+    federation.members["shop"] = replace(federation.members["shop"], accept=replace(EVERYTHING, **rules))
     results = Prediction(federation, new_rows(federation.names), strangers()).run()
     assert isinstance(results["shop"], InputError) and reason in str(results["shop"])
     assert predictions_of(tmp_path / "clinic") == []
@@ -530,11 +539,11 @@ def test_training_and_predicting_do_not_mix(tmp_path):
     (found,) = asyncio.run(meet(federation.coordinator(say=heard.append), shop))
     assert any("shop was refused: 'test' is trained here" in line for line in heard)
     assert isinstance(found, NetworkError)
-    assert "'test' is trained here, shop wants to predict" in str(found)
+    assert "predicts where this one trains" in str(found)
     federation.server = replace(federation.server, folder=tmp_path / "bank")
     (found,) = asyncio.run(meet(prediction.coordinator(), federation.member("clinic")))
     assert isinstance(found, NetworkError)
-    assert "predicts here, clinic wants to train" in str(found)
+    assert "takes part in another run" in str(found)
 
 
 # -- who dies, and who lies ---------------------------------------------------------------------------------
@@ -623,7 +632,8 @@ def test_a_party_that_dies_before_anything_left_may_come_back(tmp_path):
 
     assert [each["records"] for each in asyncio.run(attempt())] == [COUNT] * 3
     assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
-    assert sum("predict  " in line for line in prediction.said["shop"]) == 1  # it had confirmed the same
+    shown = [line for line in prediction.said["shop"] if line.startswith("scores ")]
+    assert len(shown) == 1  # it had confirmed the same
 
 
 def silence_after(kind: str, tell: Any, silent: asyncio.Event) -> Any:
@@ -690,7 +700,7 @@ def test_a_coordinator_cannot_give_a_known_person_a_fresh_number(tmp_path):
         file.write_text(json.dumps({**content, "ids": list(lie.items())}))
         results = Prediction(federation, new_rows(federation.names), ids).run()
         file.write_text(json.dumps(content))
-        assert "gives record number" in str(results["bank"])
+        assert said(results, "gives record number")
         assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
 
 
@@ -711,7 +721,7 @@ def test_a_coordinator_gets_each_embedding_once(tmp_path, protocol, monkeypatch)
 
     bank.purpose.build = greedy
     results = prediction.run(bank=bank)
-    assert "was asked for a record twice" in str(results["bank"])
+    assert said(results, "was asked for a record twice")
     assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
 
 
@@ -724,12 +734,14 @@ def test_a_coordinator_cannot_begin_twice(tmp_path):
     async def twice(part: str, epoch: int) -> None:
         await phase(part, epoch)
         bank.site.roles["bank"].asked[:] = False  # a coordinator that cheats does not refuse itself
-        bank.purpose.begin = lambda epoch, restore: None
+        bank.site._enforcer._over = False
+        bank.site._enforcer._begun = None
         await phase(part, epoch)
 
     bank.phase = twice
     results = prediction.run(bank=bank)
-    assert "begins a prediction again that was confirmed once" in str(results["bank"])
+    assert said(results, "begins after the end of what was agreed on")
+    assert "was not agreed on" in str(results["bank"])
     assert len(predictions_of(tmp_path / "clinic")) == len(predictions_of(tmp_path / "shop")) == 1
 
 
@@ -739,13 +751,14 @@ def test_a_request_of_another_process_does_not_pass(tmp_path):
     bank = prediction.coordinator()
     propose = bank._propose
 
-    async def replaying(who: Any, proposal: str, digest: str) -> None:
-        old = replace(Request.from_json(proposal), token="0" * 32)
-        await propose(who, old.to_json(), old.understood(bank.purpose.plan, label_holder="bank").digest)
+    async def replaying(who: Any, proposal: str, digest: str, signature: str) -> None:
+        old = replace(Proposal.from_json(proposal, PLAN.local), token="0" * 32)
+        digest = old.for_prediction(bank.purpose.plan, bank.purpose.outline).digest
+        await propose(who, old.to_json(), digest, signature)
 
     bank._propose = replaying
     results = prediction.run(bank=bank)
-    assert "another process" in str(results["bank"])
+    assert said(results, "another process of it asked")
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
 
 
@@ -763,7 +776,7 @@ def test_other_numbers_than_were_confirmed_do_not_pass(tmp_path):
     bank.mesh.tell = lying
     results = prediction.run(bank=bank)
     assert isinstance(results["clinic"], ProtocolError)
-    assert "other records than were found to be common" in str(results["bank"])
+    assert said(results, "other records than were found to be common")
     assert predictions_of(tmp_path / "shop") == []
 
 
@@ -779,7 +792,10 @@ def test_a_coordinator_cannot_rename_a_known_person(tmp_path):
     bank.config = replace(bank.config, normalise="trim-casefold")
     bank.purpose.check_config = lambda who: None  # a coordinator that cheats does not refuse itself
     results = prediction.run(bank=bank)
-    assert "compares IDs by 'trim-casefold'; the run 'test' did by 'exact'" in str(results["bank"])
+    assert any(
+        "compares IDs by 'trim-casefold'; the run 'test' did by 'exact'" in str(each)
+        for each in results.values()
+    )
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
 
 
@@ -800,15 +816,15 @@ def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
     whole, propose = bank.own, bank._propose
     bank.own = replace(whole, ids=whole.ids[:COUNT], block=whole.block[:COUNT])
 
-    async def switching(who: Any, proposal: str, digest: str) -> None:
-        await propose(who, proposal, digest)
+    async def switching(who: Any, proposal: str, digest: str, signature: str) -> None:
+        await propose(who, proposal, digest, signature)
         bank.own = replace(whole, ids=whole.ids[COUNT:], block=whole.block[COUNT:])
         await bank._introduce()
         await bank._align()
 
     bank._propose = switching
     results = prediction.run(bank=bank)
-    assert "announces the prediction, which was not confirmed here" in str(results["bank"])
+    assert said(results, "announces the prediction, which was not confirmed here")
     assert predictions_of(tmp_path / "clinic") == predictions_of(tmp_path / "shop") == []
 
 
@@ -829,7 +845,7 @@ def test_other_numbers_after_the_confirmation_do_not_pass(tmp_path):
     bank.mesh.tell = lying
     results = prediction.run(bank=bank)
     assert isinstance(results["clinic"], ProtocolError)
-    assert "announces the prediction, which was not confirmed here" in str(results["bank"])
+    assert said(results, "announces the prediction, which was not confirmed here")
     assert predictions_of(tmp_path / "clinic") == []
 
 
@@ -852,29 +868,31 @@ def test_numbers_that_make_no_sense_change_nothing(tmp_path, numbers):
         "[]",
         "{}",
         "null",
-        '{"organisations": ["bank"], "run": "test"}',
+        '{"members": {}, "run": "test"}',
         json.dumps({**vars(REQUEST), "records": 0}),
         json.dumps({**vars(REQUEST), "records": True}),
         json.dumps({**vars(REQUEST), "ids": 5}),
-        json.dumps({**vars(REQUEST), "organisations": None}),
+        json.dumps({**vars(REQUEST), "members": None}),
         json.dumps({**vars(REQUEST), "more": 1}),
         "[" * 10_000,
     ],
 )
 def test_requests_of_another_form_are_refused(text):
-    assert Request.from_json(REQUEST.to_json()) == REQUEST
+    assert Proposal.from_json(REQUEST.to_json(), PLAN.local) == REQUEST
     with pytest.raises(InputError, match="cannot be read"):
-        Request.from_json(text)
+        Proposal.from_json(text, PLAN.local)
 
 
 def test_whatever_is_agreed_on_is_in_the_digest():
-    def digest(request: Request, plan: Plan = PLAN, label_holder: str = "bank") -> str:
-        return request.understood(plan, label_holder=label_holder, known=3, cost="much").digest
+    def digest(request: Proposal, plan: Plan = PLAN, label_holder: str = "bank") -> str:
+        outline = replace(OUTLINE, label_holder=label_holder)
+        return request.for_prediction(plan, outline, known=3, cost="much").digest
 
     others = [
         *(replace(REQUEST, **{name: "other"}) for name in ("run", "trained", "ids", "numbers", "token")),
         replace(REQUEST, records=4),
-        replace(REQUEST, organisations=("bank", "shop")),
+        replace(REQUEST, members={"bank": "1" * 64, "shop": "2" * 64}),
+        replace(REQUEST, members={"bank": "1" * 64, "clinic": "3" * 64}),
     ]
     plans = [
         PLAN.with_changes(**change)
@@ -896,7 +914,7 @@ def test_whatever_is_agreed_on_is_in_the_digest():
         *(digest(REQUEST, plan) for plan in plans),
     ]
     assert len(set(found)) == len(found)
-    assert digest(REQUEST) == REQUEST.understood(PLAN, label_holder="bank").digest  # cost is each one's own
+    assert digest(REQUEST) == REQUEST.for_prediction(PLAN, OUTLINE).digest  # cost is each one's own
 
 
 @pytest.mark.parametrize("protocol", ["plain", "plain-tree", "two-tree", "pairwise", "bfv"])

@@ -9,13 +9,12 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from securevfl.cli import network
 
-AGREEMENT = SimpleNamespace(digest="d1")
+QUESTION = "Take part as agreed (d1)?"
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def asked(act: Callable[[], None]) -> bool:
     async def play() -> bool:
         asyncio.get_running_loop().call_later(0.05, act)
         async with asyncio.timeout(30):
-            return await network._ask(AGREEMENT)
+            return await network._ask(QUESTION)
 
     return asyncio.run(play())
 
@@ -67,4 +66,4 @@ def test_nobody_is_there(monkeypatch, capsys):
     with Path(os.devnull).open(encoding="utf-8") as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         assert not asked(lambda: None)
-    assert "give --yes" in capsys.readouterr().err
+    assert "write rules under [accept]" in capsys.readouterr().err

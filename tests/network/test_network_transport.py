@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from federation import Federation, identities
 
-from securevfl.errors import NetworkError
+from securevfl.errors import NOTICES, NetworkError
 from securevfl.network import authority, mesh, transport
 from securevfl.network import identity as identity_module
 from securevfl.network.authority import create_authority, issue
@@ -66,6 +66,10 @@ class Attacker:
         await self.channel.close()
 
 
+REASONS: list[str] = []
+"""Why the coordinator has refused, as it says at home."""
+
+
 async def refusal(call: Any) -> str:
     """Why the coordinator refuses; what it says before is skipped."""
     async with asyncio.timeout(60):
@@ -74,7 +78,8 @@ async def refusal(call: Any) -> str:
             assert data is not grpc.aio.EOF, "the stream ended without a refusal"
             frame = Frame.from_bytes(data)
             if frame.kind is Kind.REFUSE:
-                return reason_of(frame)
+                assert reason_of(frame) in NOTICES.values()  # others are told no more than that
+                return REASONS[-1]
 
 
 async def status_after(call: Any, raw: bytes) -> grpc.StatusCode:
@@ -91,6 +96,7 @@ async def waiting(federation: Federation) -> AsyncIterator[Coordinator]:
     """A coordinator that waits for the others."""
     listening = asyncio.Event()
     node = federation.coordinator(say=lambda text: listening.set())
+    node.mesh.on_refused = lambda peer, reason: REASONS.append(reason)
     task = asyncio.create_task(node.run())
     await asyncio.wait({asyncio.create_task(listening.wait()), task}, return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -230,7 +236,7 @@ def hello_with(**fields: Any) -> bytes:
         (b"garbage", "a frame of 7 bytes"),
         (b"", "a frame of 0 bytes"),
         (b"GET / HTTP/1.1\r\nHost: bank.example\r\n\r\n", "not a securevfl frame"),
-        (b"SVFN\x07" + bytes(60), "speaks version 7 of the network protocol, this side 1: upgrade the older"),
+        (b"SVFN\x07" + bytes(60), "speaks version 7 of the network protocol, this side 2: upgrade the older"),
         (Frame(kind=Kind.DATA, number=1).to_bytes(), "a stream that begins with DATA"),
         (Frame(kind=Kind.HELLO, payload=b"SVFL").to_bytes(), "shorter than its header"),
         (Frame(kind=Kind.HELLO, payload=pack("hallo", {})).to_bytes(), "a greeting that is none"),
@@ -296,7 +302,7 @@ def test_one_that_listens_before_it_knows_the_others_takes_them_all(tmp_path):
             incarnation=new_incarnation(),
             sessions={peer: Session(peer) for peer in peers},
             handlers=transport.Handlers(
-                frame=nobody, connected=nobody, lost=nobody, trouble=nobody, failed=nobody
+                frame=nobody, decode=nobody, connected=nobody, lost=nobody, trouble=nobody, failed=nobody
             ),
         )
 
@@ -463,7 +469,7 @@ def test_a_party_that_is_refused_says_why(tmp_path):
         async with waiting(federation):
             await federation.member("clinic").run()
 
-    with pytest.raises(NetworkError, match="bank refuses clinic: the run here is 'test'"):
+    with pytest.raises(NetworkError, match="bank refuses clinic: the other side takes part in another run"):
         asyncio.run(play())
 
 
@@ -474,10 +480,10 @@ def test_a_party_of_another_version_says_so(tmp_path):
         async with waiting(federation):
             member = federation.member("clinic")
             hello = member.mesh.transport._hello
-            member.mesh.transport._hello = lambda kind, peer: b"SVFN\x02" + hello(kind, peer)[5:]
+            member.mesh.transport._hello = lambda kind, peer: b"SVFN\x07" + hello(kind, peer)[5:]
             await member.run()
 
-    with pytest.raises(NetworkError, match="speaks version 2 of the network protocol, this side 1"):
+    with pytest.raises(NetworkError, match="the two sides speak different versions"):
         asyncio.run(play())
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 from federation import free_port
 
-from securevfl import errors
+from securevfl import Plan, errors
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import read_party_config, read_server_config
+from securevfl.network.progress import run_progress
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "network"
@@ -61,9 +62,10 @@ def test_configurations_are_valid_and_fit_together(folders: Path) -> None:
     assert server.run == party.run and server.parties == (party.identity.name,)
     assert party.coordinator == server.identity.name
     assert party.address.rpartition(":")[2] == server.listen.rpartition(":")[2]
-    assert party.accept is not None and not party.accept.objection(
-        server.plan.with_changes(protocol="plain"), ""
-    )
+    accept = party.accept
+    assert accept is not None and server.plan.algorithm in (accept.algorithms or ())
+    stated = (accept.epsilon, accept.members, accept.protocols, accept.test_fraction, accept.evaluations)
+    assert None not in stated and accept.alignment is not None
 
 
 def commands() -> list[list[str]]:
@@ -109,9 +111,11 @@ def test_the_page_tells_every_metric_and_exit_code() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     source = (ROOT / "securevfl" / "network" / "participant.py").read_text()
     snapshot = re.findall(r'^            "(\w+)": ', source[source.index("def status") :], re.MULTILINE)
-    words = {"organisation", "run", "phase"}
-    assert set(re.findall(r"`securevfl_(\w+)`", page)) == {"info", *snapshot} - words
-    assert words < set(snapshot)
+    now = run_progress(Plan(epsilon=1.0), mu=0.1, epoch=1, away=(), resumed=None)
+    words = {"organisation", "run", "phase", "guarantee", "away"}
+    shown = {*snapshot, *now.figures}
+    assert set(re.findall(r"`securevfl_(\w+)`", page)) == {"info", *shown} - words
+    assert words < shown and all(f"`{word}`" in page for word in words)
     assert f"| {errors.NetworkError.exit_code} |" in page and "| 130 |" in page
 
 

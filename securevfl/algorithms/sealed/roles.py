@@ -8,13 +8,15 @@ import numpy as np
 import torch
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
+from securevfl.algorithms.local import Records
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
+from securevfl.algorithms.sealed.stack import decide, records_held
 from securevfl.errors import ProtocolError
-from securevfl.models import metrics
+from securevfl.models import evaluate, metrics
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
@@ -89,6 +91,7 @@ class SealedServer(ServerRole):
         self.epochs_done = 0
         self.loss: float | None = None
         self.test: dict[str, float | None] = {}
+        self.stack: dict[str, Any] | None = None
 
     async def prepare(self) -> None:
         if self.member is not None:
@@ -120,9 +123,26 @@ class SealedServer(ServerRole):
             outputs = await self.member.predict()
         else:
             outputs = np.array((await self._from_home(SealedOutputs.kind))["values"])
-        data = self.setup.data
-        self.predictions = in_label_units(self.setup, outputs)
-        self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test)))
+        data, held = self.setup.data, 0
+        if self.setup.plan.settings.stack:
+            held = records_held(data.n_train)
+            self._decide(np.asarray(outputs, np.float64)[:, 0], held)
+        self.predictions = in_label_units(self.setup, outputs)[held:]
+        self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test[held:])))
+
+    def _decide(self, total: Any, held: int) -> None:
+        """At the end the label holder chooses what it will use; nobody hears of it."""
+        if self.epochs_done < self.setup.plan.epochs:
+            return
+        data, holder = self.setup.data, self.setup.label_holder
+        block = data.test[data.parties.index(holder)]
+        records = Records(block, block[:0], self.setup.device)
+        own = evaluate(self.setup.encoders[holder], records[np.arange(len(data.y_test))])
+        self.stack = decide(data, own[:, 0].double().numpy(), total, held=held, seed=self.setup.plan.seed)
+
+    def conclusions(self) -> dict[str, Any]:
+        """The stack, where the plan has one."""
+        return {} if self.stack is None else {"stack": self.stack}
 
     def state(self) -> dict[str, Any]:
         return {

@@ -15,6 +15,7 @@ from securevfl.algorithms.sealed.adversary import check_slack, settled
 from securevfl.algorithms.sealed.card import CARDS, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
+from securevfl.algorithms.sealed.stack import held_back
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models.heads import SumHead
@@ -85,6 +86,27 @@ class Sealed(Algorithm):
         for reason, applies in wrong.items():
             if applies:
                 raise PlanError(reason)
+
+    def arrange(self, plan: Plan, data: VerticalData) -> VerticalData:
+        """With a stack, the last tenth of the training records is held back.
+
+        Raises:
+            PlanError: There can be no stack.
+        """
+        if not plan.settings.stack:
+            return data
+        holds = plan.label_holder == "party" and data.label_holder in data.parties
+        wrong = {
+            "over a network no score of a record is opened": self.apart,
+            f"it is for two classes, and the task is {data.task}": data.task != "binary",
+            "the label holder has no features of its own": not holds,
+            f"{data.n_train} training records leave too few to decide on": data.n_train < 200,
+            "a profile has no scores": plan.model == "profile",
+        }
+        for reason, applies in wrong.items():
+            if applies:
+                raise PlanError(f"stack is not possible: {reason}; leave it at false")
+        return held_back(data)
 
     def complete(self, plan: Plan, data: VerticalData) -> Plan:
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""

@@ -1,0 +1,206 @@
+"""What was agreed to happen, and the enforcer at each site that refuses everything else, whoever asks.
+
+A `Timetable` follows from plan and data alone, so that every organisation finds the same. A site asks its
+`Enforcer` before a part begins and, through its gate, before anything is released in it: a part, an epoch, an
+evaluation or a set of records that the timetable does not contain is refused. Going back after a crash is
+part of every agreement; it is counted, and there is a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.accountants.records import HIDDEN, ReleaseRecord
+from securevfl.errors import AgreementError
+from securevfl.privacy.ledger import PHASE, Entry
+from securevfl.settings.plan import Plan
+
+TRAINING = ("prepare", "epoch", "evaluate", "final")
+PREDICTION = ("predict",)
+RESTARTS = 20
+"""How often a run over a network may go back unless the coordinator's configuration says otherwise."""
+TEST_LABELS = "test labels"
+"""Of test records, the label holder may hand these out before the first epoch; to evaluate, in FDML."""
+_ORDER = {"prepare": 0, "predict": 0, "epoch": 1, "evaluate": 2, "final": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timetable:
+    """The parts of a run and the records in them.
+
+    Attributes:
+        parts: The parts that there are.
+        epochs: How many epochs at most.
+        evaluate_every: After how many epochs the test part is evaluated in between; 0 never.
+        evaluations: How often the test part is evaluated at most, the final evaluation included.
+        n_train: Training records, or those of a prediction; their indices come first.
+        n_test: Test records.
+        per_epoch: Vectors of one kind that an organisation releases in one epoch at most.
+        restarts: How often everybody may go back after a crash; None sets no limit.
+    """
+
+    parts: tuple[str, ...]
+    epochs: int
+    evaluate_every: int
+    evaluations: int
+    n_train: int
+    n_test: int
+    per_epoch: int
+    restarts: int | None = None
+
+    @classmethod
+    def of_training(
+        cls, plan: Plan, *, parties: int, n_train: int, n_test: int, restarts: int | None = None
+    ) -> Timetable:
+        """The timetable of a resolved plan.
+
+        In an epoch all parties together process parties * n_train records; one of them alone may do so, each
+        a second time to refresh what the server keeps, and a snapshot takes each once more. What is under way
+        when an epoch ends adds a batch.
+        """
+        every = plan.evaluate_every
+        return cls(
+            parts=TRAINING,
+            epochs=plan.epochs,
+            evaluate_every=every,
+            evaluations=((plan.epochs - 1) // every if every else 0) + 1,
+            n_train=n_train,
+            n_test=n_test,
+            per_epoch=(2 * parties + 2) * (n_train + min(plan.batch, n_train)),
+            restarts=restarts,
+        )
+
+    @classmethod
+    def of_prediction(cls, records: int) -> Timetable:
+        """One prediction of some records."""
+        return cls(
+            parts=PREDICTION,
+            epochs=0,
+            evaluate_every=0,
+            evaluations=0,
+            n_train=records,
+            n_test=0,
+            per_epoch=records,
+            restarts=0,
+        )
+
+    def content(self) -> dict[str, Any]:
+        """As it stands in an agreement."""
+        return {**asdict(self), "parts": list(self.parts)}
+
+    def check(self, part: str, epoch: int) -> None:
+        """Raises `AgreementError` unless a part of an epoch is one that there is."""
+        if part not in self.parts:
+            raise AgreementError(f"{part!r} was not agreed on; the parts are {', '.join(self.parts)}")
+        if not 0 <= epoch <= self.epochs or (part == "epoch" and not epoch):
+            raise AgreementError(f"{part} of epoch {epoch} was not agreed on; there are {self.epochs} epochs")
+        if part in ("prepare", "predict") and epoch:
+            raise AgreementError(f"{part} of epoch {epoch} was not agreed on; it comes before the first")
+        due = self.evaluate_every and epoch and epoch % self.evaluate_every == 0 and epoch < self.epochs
+        if part == "evaluate" and not due:
+            raise AgreementError(f"an evaluation after epoch {epoch} was not agreed on")
+
+
+class Enforcer:
+    """Refuses what the timetable does not contain.
+
+    Args:
+        timetable: What was agreed on.
+        history: Entries of the site's ledger, from which it takes what was begun before.
+
+    Attributes:
+        restarts: How often the run has gone back so far.
+    """
+
+    def __init__(self, timetable: Timetable, history: Iterable[Entry] = ()) -> None:
+        self.timetable = timetable
+        self.restarts = 0
+        self._begun: tuple[int, int] | None = None
+        self._over, self._part = False, ""
+        self._released: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._asked: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+        for entry in history:
+            if entry.content.get("kind") == PHASE:
+                self._note(entry.content["part"], entry.content["epoch"], entry.content.get("back"))
+
+    def begin(self, part: str, epoch: int, back: int | None = None) -> None:
+        """Takes note that a part begins.
+
+        Args:
+            part: Which.
+            epoch: Of which epoch.
+            back: The epoch whose end everybody goes back to first; None to go on from here.
+
+        Raises:
+            AgreementError: It was not agreed on; nothing has changed.
+        """
+        self.timetable.check(part, epoch)
+        if back is None:
+            self._check_order(part, epoch)
+        else:
+            self._check_back(part, epoch, back)
+        self._note(part, epoch, back)
+
+    def _check_order(self, part: str, epoch: int) -> None:
+        """Everything comes once and in order; one that was away may have missed parts."""
+        if self._begun is None:
+            return
+        if self._over:
+            raise AgreementError(f"{part} of epoch {epoch} begins after the end of what was agreed on")
+        # An epoch that a gate refuses ends early: the final evaluation then names the one before it.
+        before = (self._begun[0] - 1, 0) if part == "final" else self._begun
+        if (epoch, _ORDER[part]) <= before:
+            raise AgreementError(f"{part} of epoch {epoch} begins again, which was agreed on once")
+
+    def _check_back(self, part: str, epoch: int, back: int) -> None:
+        if (epoch, _ORDER[part]) <= (back, _ORDER["epoch"]) or (
+            back < 0 and part not in ("prepare", "predict")
+        ):
+            raise AgreementError(f"{part} of epoch {epoch} does not follow the end of epoch {back}")
+        most = self.timetable.restarts
+        if most is not None and self._begun is not None and self.restarts >= most:
+            raise AgreementError(f"the run has gone back {self.restarts} times; {most} were agreed on")
+
+    def _note(self, part: str, epoch: int, back: int | None) -> None:
+        if back is not None and self._begun is not None:
+            self.restarts += 1
+        self._begun, self._part = (epoch, _ORDER[part]), part
+        self._over = part in ("final", "predict")
+        self._released.clear()
+        self._asked.clear()
+
+    # -- what is released in a part -------------------------------------------------------------------------
+
+    def check_release(self, record: ReleaseRecord) -> None:
+        """Raises `AgreementError` where a release is not part of what has begun."""
+        if record.mechanism in HIDDEN or not record.vectors:
+            return
+        rows, table, key = record.rows, self.timetable, (record.kind, record.observers)
+        tests = self._part in ("evaluate", "final") or record.kind == TEST_LABELS
+        if rows is not None and rows.size and self._part != "predict":
+            low, high = (table.n_train, table.n_train + table.n_test) if tests else (0, table.n_train)
+            if int(rows.min()) < low or int(rows.max()) >= high:
+                raise AgreementError(
+                    f"{record.owner} is asked for other records than {self._part} was agreed on for"
+                )
+        if self._part != "epoch" and rows is not None and not record.pays_per_batch:
+            self._check_once(key, rows, record.owner)
+        released = self._released.get(key, 0) + record.vectors
+        if released > table.per_epoch:
+            raise AgreementError(
+                f"{record.owner} is asked for {released:,} vectors in one {self._part}; "
+                f"at most {table.per_epoch:,} were agreed on"
+            )
+        self._released[key] = released
+
+    def _check_once(self, key: tuple[str, tuple[str, ...]], rows: npt.NDArray[np.int64], owner: str) -> None:
+        asked = self._asked.setdefault(key, set())
+        found = set(rows.tolist())
+        if len(found) < rows.size or not asked.isdisjoint(found):
+            raise AgreementError(f"{owner} is asked for a record twice in one {self._part}")
+        asked |= found

@@ -1,0 +1,174 @@
+"""Sealed training as a whole among members that may cheat: what is kept, refused and promised."""
+
+import json
+
+import numpy as np
+import pytest
+from test_sealed_training import make_data
+
+from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
+from securevfl.accountants.sealed import checked_slack
+from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.sealed.adversary import settled, slack
+from securevfl.errors import Deviation, InputError, PlanError
+from securevfl.federation.run import train
+from securevfl.privacy.journal import TOTAL
+from securevfl.privacy.ledger import read_records
+from securevfl.protocols.sealed.checked import CheckedRound
+from securevfl.protocols.sealed.checked_party import CheckedParty
+from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.round import RoundMachine
+from securevfl.settings.plan import Plan
+
+PLAN = {"algorithm": "sealed", "model": "linear", "epochs": 6, "epsilon": 8.0, "budget_epsilon": 12.0}
+ERROR = 1 << 47
+
+
+class Shifting(CheckedRound):
+    """Steers the victim: an error on record 7 from the fourth iteration on."""
+
+    def _share_residual(self, deal):
+        super()._share_residual(deal)
+        if self.round >= 3:
+            self._blinded = self._blinded.copy()
+            self._blinded[7] = FIELD.add(self._blinded[7], ERROR)
+
+    def _verify(self):
+        pass
+
+
+def cheat(monkeypatch, kind):
+    honest = CheckedParty.round
+
+    def round_(self, **given):
+        machine = honest(self, **given)
+        machine.__class__ = kind if self.index == 1 else CheckedRound
+        return machine
+
+    monkeypatch.setattr(CheckedParty, "round", round_)
+
+
+def _totals(folder, owner="p0"):
+    return [r for r in read_records(folder) if r.owner == owner and r.kind.startswith("totals")]
+
+
+def _journalled(folder):
+    """Totals in the victim's journal."""
+    lines = (folder / "journal" / "p0" / "messages.jsonl").read_text().splitlines()
+    return sum(json.loads(line)["kind"] == TOTAL for line in lines)
+
+
+@pytest.mark.parametrize("model", ["linear", "scorecard"])
+def test_a_cheater_ends_the_run_and_leaves_nothing_behind(tmp_path, monkeypatch, model):
+    data = make_data(records=300 if model == "linear" else 600)
+    fields = {**PLAN, "model": model, "adversary": "malicious", "record_views": True}
+    if model == "scorecard":
+        del fields["epochs"]
+    plan = Plan.from_flat(fields)
+    cheat(monkeypatch, Shifting)
+    folder = tmp_path / "run"
+    with pytest.raises(Deviation, match="p1 does not follow the protocol") as found:
+        train(data, plan, folder)
+    assert found.value.member == "p1"
+    counted, kept = len([r for r in read_records(folder) if r.owner == "p0"]), _journalled(folder)
+    assert not (folder / "result.json").exists()
+    lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
+    # Three iterations were verified; the fourth is counted in the ledger and has no line and no total.
+    assert (len(lines), kept) == (3, 3) and len(_totals(folder)) == (4 if model == "linear" else 0)
+    monkeypatch.undo()
+    again = train(data, plan, folder, resume=True)
+    assert again.result["epochs"] == (6 if model == "linear" else again.result["epochs"])
+    assert len([r for r in read_records(folder) if r.owner == "p0"]) > counted  # the repeat is counted again
+    assert _journalled(folder) > kept
+
+
+def test_the_same_cheat_goes_unseen_among_members_that_are_trusted(tmp_path, monkeypatch):
+    data = make_data()
+    honest = RoundMachine._residual_share
+
+    def shifted(self, deal):
+        share = honest(self, deal)
+        if self.address == 1 and self.round >= 3:
+            share[7] += np.uint64(ERROR)
+        return share
+
+    monkeypatch.setattr(RoundMachine, "_residual_share", shifted)
+    done = train(data, Plan.from_flat({**PLAN, "adversary": "semi-honest"}), tmp_path / "run")
+    assert done.result["epochs"] == 6 and len(_totals(tmp_path / "run")) == 6
+
+
+def test_the_ledger_says_first_which_adversary(tmp_path):
+    data = make_data()
+    for adversary in ("malicious", "semi-honest"):
+        train(data, Plan.from_flat({**PLAN, "adversary": adversary}), tmp_path / adversary)
+        said = {r.assumption for r in read_records(tmp_path / adversary) if r.assumption}
+        assert said and all(text.startswith(f"{adversary}: ") for text in said)
+
+
+def test_a_tenth_of_delta_is_set_aside_and_stated(tmp_path):
+    data = make_data()
+    plan = Plan.from_flat({**PLAN, "adversary": "malicious", "budget_epsilon": 0.0})
+    done = train(data, plan, tmp_path / "run")
+    spent = done.result["privacy"]["p0"]
+    assert spent["delta"] == plan.delta and spent["epsilon"] <= 8.0
+    assert spent["epsilon"] == pytest.approx(gdp_epsilon(spent["mu"], 0.9 * plan.delta), rel=1e-6)
+    assert spent["mu"] < gdp_mu(8.0, 0.9 * plan.delta) < gdp_mu(8.0, plan.delta)
+    assert 0 < slack(done.plan, data) < plan.delta / 10
+
+
+@pytest.mark.parametrize(("members", "stated"), [(3, 7.5e-8), (7, 1.5e-7), (15, 3.0e-7)])
+def test_the_slack_is_the_theorems(members, stated):
+    """80 iterations of one output and one session: masks of 59, 58 and 57 bits."""
+    bits = ((FIELD.p - (1 << 31)) // members).bit_length() - 1
+    found = checked_slack(
+        epsilon=1.0,
+        iterations=80,
+        outputs=1,
+        residual_bound=1.00208,
+        blind_bits=bits,
+        bounds=[1 << 14] * members,
+        columns=[64] * members,
+        sessions=1,
+    )
+    assert found == pytest.approx(stated, rel=0.01)
+
+
+def test_a_delta_that_checks_would_use_up_is_refused():
+    plan = Plan.from_flat({**PLAN, "adversary": "malicious", "delta": 1e-9})
+    with pytest.raises(PlanError, match="more than a tenth of 1e-09"):
+        resolve(plan, make_data())
+
+
+@pytest.mark.parametrize(
+    ("fields", "task", "reason"),
+    [({"model": "mlp"}, "binary", "change in every iteration"), ({}, "regression", "regression")],
+)
+def test_what_has_no_proof_is_refused_or_trusted_with_the_reason(fields, task, reason):
+    data = make_data(task=task)
+    bounds = {"label_low": -6.0, "label_high": 6.0} if task == "regression" else {}
+    flat = {**PLAN, **fields, **bounds}
+    with pytest.raises(PlanError, match=reason):
+        resolve(Plan.from_flat({**flat, "adversary": "malicious"}), data)
+    plan = Plan.from_flat(flat)
+    chosen, why = settled(plan, data, apart=True)
+    assert chosen == "semi-honest" and reason in why
+    assert resolve(plan, data, apart=True)[0].settings.adversary == "semi-honest"
+
+
+def test_auto_is_malicious_between_organisations_alone():
+    data, plan = make_data(), Plan.from_flat(PLAN)
+    assert resolve(plan, data, apart=True)[0].settings.adversary == "malicious"
+    assert resolve(plan, data)[0].settings.adversary == "semi-honest"
+
+
+def test_a_module_of_ones_own_is_not_silently_trusted(tmp_path):
+    from torch import nn
+
+    plan = Plan.from_flat({**PLAN, "adversary": "malicious"})
+    with pytest.raises((PlanError, InputError), match="every round"):
+        train(
+            make_data(),
+            plan,
+            tmp_path / "run",
+            encoders={"p1": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))},
+        )
