@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check docs bench clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,11 @@ check: $(STAMP)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target build/typecheck .
 	cd build/typecheck && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy-cache -p securevfl
 	$(BIN)/python -m pytest -q tests/test_imports.py
+
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "the site: build/site/README.html"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -9,14 +9,18 @@ as a_k S + noise with a_k^2 proportional to 1/k and sum a_k^2 = 1: a record's ve
 a record moves the totals by at most 2. If the label changes it is sqrt 2, so the number of positives fits
 beside them with noise s / sqrt 2 at no further cost. Noise that an observer knows does not count: s is the
 standard deviation of what it does not know.
+
+What enters are centred scores v = scale (u - shift): ranks, and so the AUC, do not depend on either, and all
+v stay within +-P/4 whatever the rate of positives. Losses are series in v; both numbers are public.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -105,7 +109,9 @@ class MetricTotals:
         found = sum(self.vectors(scores[i : i + 8192], labels[i : i + 8192]).sum(axis=0) for i in chunks)
         return np.asarray(found, np.float64)
 
-    def auc(self, totals: Floats, *, positives: float, records: int, noise: float) -> Estimate:
+    def auc(
+        self, totals: Floats, *, positives: float, records: int, noise: float, positives_noise: float = 0.0
+    ) -> Estimate:
         """AUC from opened totals; unbiased, so it may leave [0, 1] by the noise.
 
         Args:
@@ -113,63 +119,87 @@ class MetricTotals:
             positives: n+, exact only if the result stays with the label holder.
             records: n.
             noise: Standard deviation of the noise on every opened total.
+            positives_noise: Standard deviation of the noise on `positives`.
         """
         n, rest = _classes(positives, records)
         s_pos, c_pos, s_neg, c_neg = totals / self.amplitudes
         weights = 4 / (np.pi * self.orders)
-        value = 0.5 + 0.5 * float(weights @ (s_pos * c_neg - c_pos * s_neg)) / (n * rest)
+        gain = 0.5 * float(weights @ (s_pos * c_neg - c_pos * s_neg)) / (n * rest)
         tau = (noise / self.amplitudes) ** 2
         # |F|^2 of noisy totals is too large by 2 tau^2 on average
         power = np.maximum(s_pos**2 + c_pos**2 + s_neg**2 + c_neg**2 - 4 * tau, 0.0)
         spread = float(weights**2 @ (tau * power + 2 * tau**2)) / (4 * n**2 * rest**2)
+        spread += (gain * positives_noise * (1 / n - 1 / rest)) ** 2  # d/dn of 1 / (n (N - n))
         return Estimate(
-            value=value,
+            value=0.5 + gain,
             noise_error=math.sqrt(spread),
-            standard_error=math.sqrt(spread + _sampling(min(max(value, 0.0), 1.0), n, rest)),
+            standard_error=math.sqrt(spread + _sampling(min(max(0.5 + gain, 0.0), 1.0), n, rest)),
         )
 
-    def brier(self, totals: Floats, *, positives: float, records: int, noise: float) -> Estimate:
-        """Mean squared difference of probability and label; scores clamped to +-P/6."""
-        return self._loss(self._squared, totals, positives, records, noise)
+    def brier(self, totals: Floats, **known: Any) -> Estimate:
+        """Mean squared difference of probability and label; takes what `loss` takes."""
+        return self.loss(lambda u: (1 / (1 + np.exp(-u))) ** 2, totals, **known)
 
-    def log_loss(self, totals: Floats, *, positives: float, records: int, noise: float) -> Estimate:
-        """Mean negative log likelihood; scores clamped to +-P/6."""
-        return self._loss(self._logarithmic, totals, positives, records, noise)
+    def log_loss(self, totals: Floats, **known: Any) -> Estimate:
+        """Mean negative log likelihood; takes what `loss` takes."""
+        return self.loss(lambda u: np.logaddexp(0, u), totals, **known)
 
-    def _loss(
-        self, series: tuple[float, Floats], totals: Floats, positives: float, records: int, noise: float
+    def loss(
+        self,
+        function: Callable[[Floats], Floats],
+        totals: Floats,
+        *,
+        positives: float,
+        records: int,
+        noise: float,
+        positives_noise: float = 0.0,
+        scale: float = 1.0,
+        shift: float = 0.0,
     ) -> Estimate:
-        """A loss f(-u) of positives and f(u) of negatives: mirrored sines, the same cosines."""
-        _classes(positives, records)
-        offset, waves = series
-        mirrored = waves * np.array([[-1.0], [1.0]])
-        weights = np.concatenate([mirrored, waves])
-        value = offset + float((weights * totals).sum()) / records
-        spread = noise * math.sqrt(float((weights**2).sum())) / records
-        # A loss lies in [0, b]: its variance is at most mean (b - mean).
-        largest = offset + float(np.abs(waves).sum())
-        sampling = max(value, 0.0) * max(largest - value, 0.0) / records
+        """The mean of function(-u) over positives and function(u) over negatives.
+
+        Args:
+            function: Of a score.
+            totals: The opened totals.
+            positives: n+.
+            records: n.
+            noise: Standard deviation of the noise on every opened total.
+            positives_noise: Standard deviation of the noise on `positives`.
+            scale: What scores were multiplied by.
+            shift: What was subtracted from scores before.
+        """
+        n, rest = _classes(positives, records)
+
+        def mean(power: int) -> tuple[float, float]:
+            above = self._fitted(lambda v: function(-(v / scale + shift)) ** power)
+            below = self._fitted(lambda v: function(v / scale + shift) ** power)
+            weights = np.concatenate([above[1], below[1]])
+            value = (above[0] * n + below[0] * rest + float((weights * totals).sum())) / records
+            apart = (above[0] - below[0]) * positives_noise
+            return value, math.hypot(noise * math.sqrt(float((weights**2).sum())), apart) / records
+
+        value, spread = mean(1)
+        sampling = max(mean(2)[0] - value**2, 0.0) / records
         return Estimate(value=value, noise_error=spread, standard_error=math.sqrt(spread**2 + sampling))
 
-    @cached_property
-    def _squared(self) -> tuple[float, Floats]:
-        return self._fitted(lambda u: 1 / (1 + np.exp(-u)) ** 2)
-
-    @cached_property
-    def _logarithmic(self) -> tuple[float, Floats]:
-        return self._fitted(lambda u: np.logaddexp(0, u))
-
-    def _fitted(self, loss) -> tuple[float, Floats]:  # type: ignore[no-untyped-def]
-        """Offset and [(sin, cos), k] coefficients on opened totals, least squares with a ridge on |u| <= P/6.
+    def _fitted(self, function: Callable[[Floats], Floats]) -> tuple[float, Floats]:
+        """Offset and [(sin, cos), k] coefficients on opened totals, least squares with a ridge on |v| <= P/4.
 
         The ridge keeps the noise of the sum small; the offset is free, as the number of records is public.
+        Odd harmonics change their sign over half a period, so with the offset they follow any function there.
         """
-        u = np.linspace(-self.period / 6, self.period / 6, _GRID)
-        waves = self.vectors(u, np.ones(_GRID))[:, :2].reshape(_GRID, -1)
+        places, solve = self._least_squares
+        found = solve @ function(places)
+        return float(found[0]), np.asarray(found[1:].reshape(2, -1), np.float64)
+
+    @cached_property
+    def _least_squares(self) -> tuple[Floats, Floats]:
+        """Places of a function's values, and the matrix that turns these into coefficients."""
+        v = np.linspace(-self.period / 4, self.period / 4, _GRID)
+        waves = self.vectors(v, np.ones(_GRID))[:, :2].reshape(_GRID, -1)
         design = np.column_stack([np.ones(_GRID), waves])
         pull = np.diag([0.0] + [_RIDGE * _GRID] * waves.shape[1])
-        found = np.linalg.solve(design.T @ design + pull, design.T @ loss(u))
-        return float(found[0]), found[1:].reshape(2, -1)
+        return v, np.asarray(np.linalg.solve(design.T @ design + pull, design.T), np.float64)
 
 
 def _classes(positives: float, records: int) -> tuple[float, float]:

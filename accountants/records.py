@@ -24,7 +24,8 @@ Mode: TypeAlias = Literal["strict", "dp-encoder", "frozen", "sealed", "none"]
 MODES: tuple[Mode, ...] = ("strict", "dp-encoder", "frozen", "sealed", "none")
 MECHANISMS = ("gaussian", "exact", "dp-update", "masked", "encrypted", "randomised-response")
 HIDDEN = ("masked", "encrypted")
-PREDICTIONS = ("evaluation", "prediction")
+PREDICTION, HELD_BACK = "prediction", "held back"
+"""Kinds of exact scores that sealed runs open: of new records, and of those a stack is decided on."""
 
 
 def pure_mu(epsilon: float) -> float:
@@ -96,7 +97,7 @@ class ReleaseRecord:
     @property
     def is_prediction(self) -> bool:
         """Whether it opens scores of single records outside of sealed training, which is counted apart."""
-        return self.mode == "sealed" and self.kind in PREDICTIONS and self.mechanism not in HIDDEN
+        return self.mode == "sealed" and self.kind in (PREDICTION, HELD_BACK) and self.mechanism not in HIDDEN
 
     def _check_rows(self) -> None:
         if self.rows is None or self.mechanism in HIDDEN:

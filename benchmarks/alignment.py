@@ -28,7 +28,7 @@ from securevfl.protocols import Envelope, PrivateAlignment
 from securevfl.protocols.alignment import curve
 from securevfl.protocols.contract import HELPER
 
-BLINDED = 40_000  # IDs a side without a helper
+BLINDED = 100_000  # IDs a side without a helper
 GOAL_BLINDED = 180.0  # microseconds of processor time per ID, both sides together
 GOAL_HELPED = 4.0  # per ID and side
 GOAL_MEMORY, GOAL_WALL, FULL = 4.0, 120.0, 10_000_000

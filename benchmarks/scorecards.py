@@ -398,7 +398,7 @@ def run_baselines(name: str, *, epsilon: float, split: int, parties: int) -> Non
     """Both baselines of one split, linear and boosted trees."""
     data = split_data(name, split, parties)
     for algorithm, model in itertools.product(("local", "central"), ("linear", "trees")):
-        auc = train(data, Plan(algorithm=algorithm, model=model)).test["auc"]
+        auc = train(data, Plan(algorithm=algorithm, model=model, unprotected=True)).test["auc"]
         print(f"{name}, split {split}, {algorithm} {model}: AUC {auc:.4f}", flush=True)
 
 
@@ -425,9 +425,16 @@ def main() -> None:
     parser.add_argument("--baselines", action="store_true", help="linear models and trees, once per epsilon")
     parser.add_argument("--stack", action="store_true", help="whole runs with a stack")
     parser.add_argument("--profile", action="store_true", help="rank correlation of information values")
+    parser.add_argument("--export", type=Path, help="write the splits as files, for other programs")
     options = parser.parse_args()
     if "SECUREVFL_DATA" not in os.environ:
         raise SystemExit("set SECUREVFL_DATA to the folder with one folder per data set")
+    if options.export is not None:
+        for name, split in itertools.product(options.names, range(options.splits)):
+            folder = options.export / f"{name}-{split}"
+            folder.mkdir(parents=True)
+            described(name, split, options.parties, folder)
+        return
     chosen = {
         run_protocol: options.protocol,
         run_profile: options.profile,

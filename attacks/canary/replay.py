@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed.card import KINDS, CardGeometry, geometry_of
+from securevfl.algorithms.sealed.evaluation import KIND, Evaluation
 from securevfl.algorithms.sealed.settings import SealedGeometry, real_variances
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
 from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
@@ -372,6 +373,29 @@ def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int
     return Door(gate=gate, reach=reach, let_out=let_out)
 
 
+def evaluation_door(gate: Gate, settings: SealedGeometry) -> Door:
+    """Totals over the test part, to a coalition that knows the noise of as many members as may collude.
+
+    A canary is one value: along the direction in which a test record moves all totals together.
+    """
+    evaluation, holder = Evaluation(settings=settings), settings.label_holder
+    stds = sorted(evaluation.protocol.share_stds[holder])[: len(settings.members) - settings.plan.collusion]
+
+    def let_out(vectors: Floats, rows: Rows) -> Floats:
+        gate.open_totals(
+            None,
+            rows=rows,
+            sensitivity=evaluation.sensitivity,
+            sigma=evaluation.sigma,
+            kind=KIND,
+            observers=(OBSERVER,),
+        )
+        drawn = [DiscreteGaussian(std).sample(vectors.size, gate.noise.stream) for std in stds]
+        return np.asarray(vectors + np.sum(drawn, axis=0).reshape(vectors.shape) * 2.0**-TOTAL_BITS)
+
+    return Door(gate=gate, reach=evaluation.sensitivity / 2, let_out=let_out)
+
+
 def sealed_canaries(
     plan: Plan,
     *,
@@ -422,4 +446,7 @@ def sealed_canaries(
                 doors[KINDS[opening]] = histogram_door(gate, settings, opening, 1 if holder == 0 else 0)
         for name, door in doors.items():
             found[name] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
+    if plan.sigma and Evaluation(settings=settings).offered:
+        door = evaluation_door(gate_of(plan)(ROWS * canaries), settings)
+        found[KIND] = gate_canaries(door, trials=canaries, delta=plan.delta, seed=seed)
     return found

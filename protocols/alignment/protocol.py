@@ -36,6 +36,7 @@ class PrivateAlignment:
         kind: "private", with nobody else; "helper", faster, with a neutral helper; "none", to make sure that
             all have the same IDs.
         most: How many IDs another party may bring: that many guesses it can try.
+        sizes: How many IDs each party has said it will bring; one that brings another number is refused.
         names: How messages to people name the parties; their numbers, if empty.
         context: What this alignment is for; parties that mean different things refuse each other.
         processes: Worker processes of each party for operations on the curve; 0 for one per processor.
@@ -50,6 +51,7 @@ class PrivateAlignment:
         normalisation: str = "exact",
         kind: str = PRIVATE,
         most: int = MAX_IDS,
+        sizes: Sequence[int] = (),
         names: Sequence[str] = (),
         context: bytes = b"",
         processes: int = 0,
@@ -62,7 +64,10 @@ class PrivateAlignment:
             raise InputError(f"most is {most}; from 1 to {MAX_IDS} IDs can be accepted")
         check_normalisation(normalisation)
         self.parties, self.normalisation, self.kind, self.most = parties, normalisation, kind, most
-        self._names, self._context, self._processes = tuple(names), context, processes
+        if sizes and len(sizes) != parties:
+            raise InputError(f"{len(sizes)} sizes were given for {parties} parties")
+        self._sizes, self._names = tuple(sizes), tuple(names)
+        self._context, self._processes = context, processes
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -98,6 +103,7 @@ class PrivateAlignment:
             "others": others,
             "about": self._about(),
             "most": self.most,
+            "sizes": self._sizes,
             "names": self._names,
             "round": round,
         }

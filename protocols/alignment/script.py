@@ -47,6 +47,7 @@ class AlignmentMachine(Machine):
         others: All other participants.
         about: What all must believe is going on.
         most: How many IDs another party may bring.
+        sizes: How many IDs each party has said it will bring; nothing was said, if empty.
         names: How messages to people name the parties; their numbers, if empty.
         round: Number of the round.
     """
@@ -58,12 +59,13 @@ class AlignmentMachine(Machine):
         others: Sequence[Address],
         about: bytes,
         most: int,
+        sizes: Sequence[int] = (),
         names: Sequence[str] = (),
         round: int = 0,  # noqa: A002
     ) -> None:
         super().__init__(address, round=round)
         self._parties = [other for other in others if other >= 0]
-        self._about, self._most, self._names = about, most, names
+        self._about, self._most, self._sizes, self._names = about, most, sizes, names
         self._queues: dict[Address, deque[Message]] = {other: deque() for other in others}
         self._wanted: Collection[Address] = ()
         self._script: Script[Rows | None] = self._play()
@@ -189,6 +191,10 @@ class AlignmentMachine(Machine):
         if not 0 <= hello.count <= self._most:
             raise ProtocolError(
                 f"{self._name(sender)} brings {hello.count} IDs; at most {self._most} are accepted here"
+            )
+        if self._sizes and hello.count != self._sizes[sender]:
+            raise ProtocolError(
+                f"{self._name(sender)} brings {hello.count} IDs and has said {self._sizes[sender]}"
             )
 
     def _exchange(self, sends: dict[Address, Outgoing], takes: dict[Address, Incoming]) -> Script[None]:

@@ -32,8 +32,7 @@ from securevfl.protocols.sealed.protocol import (
     expand,
     ring_product,
 )
-from securevfl.protocols.sealed.round import QUARTER, phase_places
-from securevfl.protocols.sealed.series import sine_table
+from securevfl.protocols.sealed.series import QUARTER, SineSeries, phase_places, sine_table
 from securevfl.protocols.sealed.session import COIN_BYTES, CheckedMachine, Session
 from securevfl.protocols.stream import KeyStream, derive_key
 
@@ -65,14 +64,34 @@ def wave_holder(protocol: SealedProtocol, number: int) -> int:
 
 def tag_shape(protocol: SealedProtocol, rows: int) -> tuple[int, ...]:
     """Tags of all waves, and of V."""
-    sines, harmonics, _, outputs = protocol.wave_shape(rows)
-    return sines * harmonics + 1, rows, outputs
+    sines, harmonics, _, scores = protocol.wave_shape(rows)
+    return sines * harmonics + protocol.outputs // scores, rows, scores
+
+
+def tags_of(protocol: SealedProtocol, tags: Elements) -> tuple[Elements, Elements]:
+    """Views of the tags of all waves, (waves, rows, scores), and of those of V, (rows, outputs)."""
+    sines, harmonics, *_ = protocol.wave_shape(tags.shape[1])
+    # V has as many outputs as there are scores, or is kept as one score after the other.
+    kept = tags[sines * harmonics :]
+    return tags[: sines * harmonics], kept[0] if len(kept) == 1 else kept[:, :, 0].T
 
 
 def commitment(session: bytes, number: int, member: int, nonce: bytes, word: int) -> bytes:
     """What a member is bound to before anybody opens."""
     content = b"securevfl/sealed/commitment" + session + number.to_bytes(8, "big") + member.to_bytes(4, "big")
     return hashlib.sha256(content + nonce + word.to_bytes(8, "big")).digest()
+
+
+def _each_wave(factors: npt.NDArray[np.int64], words: Elements) -> Elements:
+    """(rows, waves): sines, then cosines of the sum of two phases, from the parts of each."""
+    count = len(words) // 2
+    found = np.empty((words.shape[1], len(words)), np.uint64)
+    for k in range(count):
+        cosine, sine = factors[k], factors[count + k]
+        pair = words[[k, count + k]]
+        found[:, k] = FIELD.by_small(np.stack([cosine, sine]), pair)
+        found[:, count + k] = FIELD.by_small(np.stack([-sine, cosine]), pair)
+    return found
 
 
 class CheckedRound(CheckedMachine):
@@ -139,7 +158,7 @@ class CheckedRound(CheckedMachine):
             case CheckedDeal() if sender == DEALER and self._deal is None:
                 return self._take_deal(message) + self._advance()
             case Phase() if other and sender not in self._phases and protocol.series:
-                self._phases[sender] = PHASES.check(message.words, self._shape)
+                self._phases[sender] = PHASES.check(message.words, protocol.phase_shape(self._count))
             case CheckedShare() if other and sender not in self._shares:
                 FIELD.check(message.blinded, self._shape)
                 WORDS.check(message.product, protocol.total_shape(self.address))
@@ -166,7 +185,7 @@ class CheckedRound(CheckedMachine):
         self._deal = deal
         if self._phase is None:
             return []
-        words = self._phase - expand(deal.seed, "phase", self._shape, np.uint32)
+        words = self._phase - expand(deal.seed, "phase", self._phase.shape, np.uint32)
         self._phases[self.address] = words
         return self._to_all(Phase(round=self.round, words=words))
 
@@ -231,10 +250,10 @@ class CheckedRound(CheckedMachine):
         self._blind = blind(protocol, self.address, deal.seed, self._shape)
         share, tag = self._constants()
         share = FIELD.add(share, self._blind)
-        tag = FIELD.add(tag, tags[-1])
+        wave_tags, blind_tags = tags_of(protocol, tags)
+        tag = FIELD.add(tag, blind_tags)
         if protocol.series is not None:
-            flat = waves.reshape(-1, *self._shape)
-            added, tagged = self._by_waves(flat, tags[:-1])
+            added, tagged = self._by_waves(waves.reshape(wave_tags.shape), wave_tags)
             share, tag = FIELD.add(share, added), FIELD.add(tag, tagged)
         self._blinded, self._tags = share, tag
 
@@ -243,14 +262,17 @@ class CheckedRound(CheckedMachine):
         session, rows, series = self._session, self._rows, self._protocol.series
         labels, tags = (each if rows is None else each[rows] for each in (session.labels, session.tags))
         labels, tags = FIELD.shift(labels, RESIDUAL_BITS), FIELD.shift(tags, RESIDUAL_BITS)
-        if series is None:
+        if not isinstance(series, SineSeries):
             return labels, tags
         offset = round(series.offset * 2.0**RESIDUAL_BITS)
         mine = offset if self.address == 0 else 0
         return FIELD.add(FIELD.negative(labels), mine), FIELD.add(FIELD.negative(tags), offset * session.key)
 
     def _by_waves(self, waves: Elements, tags: Elements) -> tuple[Elements, Elements]:
-        """sum_k sin(k d) waves[cosine k] + cos(k d) waves[sine k] for the public phase d; and of tags."""
+        """sum_k sin(k d) waves[cosine k] + cos(k d) waves[sine k] for the public phase d; and of tags.
+
+        Where all waves are totalled as they are, each is an output of its own.
+        """
         series = self._protocol.series
         if series is None:
             raise ProtocolError("a round without a series has no waves")
@@ -259,10 +281,13 @@ class CheckedRound(CheckedMachine):
         added, tagged = np.empty(self._shape, np.uint64), np.empty(self._shape, np.uint64)
         for start in range(0, self._count, _PIECE):
             part = slice(start, start + _PIECE)
-            places = np.stack(list(phase_places(delta[part], series)))
+            places = np.stack(list(phase_places(delta[part], series.harmonics)))
             factors = table[np.concatenate([places + QUARTER, places])]
-            added[part] = FIELD.by_small(factors, waves[:, part])
-            tagged[part] = FIELD.by_small(factors, tags[:, part])
+            for words, out in ((waves[:, part], added), (tags[:, part], tagged)):
+                if isinstance(series, SineSeries):
+                    out[part] = FIELD.by_small(factors, words)
+                else:
+                    out[part] = _each_wave(factors[:, :, 0], words[:, :, 0])
         return added, tagged
 
     def _share_for(self, member: int, deal: CheckedDeal) -> CheckedShare:

@@ -10,7 +10,7 @@ import numpy as np
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, SETUP_ROUND, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.checked import blind, field_stream, tag_shape, wave_holder
+from securevfl.protocols.sealed.checked import blind, field_stream, tag_shape, tags_of, wave_holder
 from securevfl.protocols.sealed.dealer import Rows, SealedDealer, waves_of
 from securevfl.protocols.sealed.field import FIELD, Elements
 from securevfl.protocols.sealed.messages import CheckedDeal, Coin, ProofKeys, ProofSeed, Ready
@@ -221,17 +221,18 @@ class CheckedDealer(SealedDealer):
 
     def _authenticated(self, seeds: list[bytes], blinds: list[Ring], first: int) -> tuple[Elements, Elements]:
         """One member's wave shares, and another's tags of all waves and of V; the rest expand theirs."""
-        protocol, shape = self.protocol, blinds[0].shape
-        tags = np.empty(tag_shape(protocol, shape[0]), np.uint64)
-        tags[-1] = FIELD.mul(np.sum(blinds, axis=0, dtype=np.uint64), self._key)  # below p in all
+        protocol, count = self.protocol, len(blinds[0])
+        tags = np.empty(tag_shape(protocol, count), np.uint64)
+        wave_tags, blind_tags = tags_of(protocol, tags)
+        blind_tags[...] = FIELD.mul(np.sum(blinds, axis=0, dtype=np.uint64), self._key)  # below p in all
         waves = np.empty(0, np.uint64)
         if protocol.series is not None:
-            mask = np.zeros(shape, np.uint32)
+            mask = np.zeros(protocol.phase_shape(count), np.uint32)
             for seed in seeds:
-                mask += expand(seed, "phase", shape, np.uint32)
+                mask += expand(seed, "phase", mask.shape, np.uint32)
             plain = waves_of(mask, protocol.series).view(np.int64)
             # Waves are in range by their making; checking every index would cost a copy.
-            np.take(self._multiples, plain.reshape(-1, *shape) + _WAVE, out=tags[:-1], mode="clip")
+            np.take(self._multiples, plain.reshape(wave_tags.shape) + _WAVE, out=wave_tags, mode="clip")
             waves = FIELD.reduce(plain)
             self._take_shares(waves, seeds, "waves", first)
         self._take_shares(tags, seeds, "tags", (first + 1) % protocol.members)

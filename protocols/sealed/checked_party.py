@@ -44,8 +44,10 @@ class CheckedParty(SealedParty):
         super().__init__(protocol, index, operand=operand, noise=noise)
         if not protocol.checked:
             raise InputError("this member is for protocols that are checked")
-        if (labels is not None) != (index == protocol.label_holder):
-            raise InputError(f"member {protocol.label_holder}, and nobody else, brings labels")
+        if (labels is not None) != (index == protocol.label_holder and protocol.labelled):
+            raise InputError(
+                f"member {protocol.label_holder} alone brings labels; none where waves are totalled"
+            )
         self._labels = None if labels is None else np.asarray(labels, np.float64)
         if self._labels is not None:
             if self._labels.shape != (protocol.records, protocol.outputs):
@@ -95,7 +97,7 @@ class CheckedParty(SealedParty):
             self.index,
             protocol,
             round=round,
-            phase=self._phase(scores, (count, protocol.outputs)),
+            phase=self._phase(scores, protocol.phase_shape(count)),
             rows=rows,
             operand=self._left(rows, None, count),
             noise={m: self.noise_for(m) for m in range(protocol.members)},

@@ -11,7 +11,7 @@ from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
-from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
+from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES
 
 Rows = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class SealedDealer:
     def _waves(self, seeds: list[bytes], count: int) -> Ring:
         """Member 0's share of the waves of the summed phase mask; the others expand theirs."""
         protocol = self.protocol
-        shape = count, protocol.outputs
+        shape = protocol.phase_shape(count)
         if protocol.series is None:
             return np.empty(0, np.uint64)
         mask = np.zeros(shape, np.uint32)
@@ -147,7 +147,7 @@ class SealedDealer:
         ]
 
 
-def waves_of(mask: Ring, series: SineSeries) -> Ring:
+def waves_of(mask: Ring, series: SineSeries | Waves) -> Ring:
     """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
     angle = mask * (2 * np.pi / 2.0**32)
     power = np.cos(angle) + 1j * np.sin(angle)

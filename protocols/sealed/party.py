@@ -34,6 +34,7 @@ from securevfl.protocols.sealed.protocol import (
     expand,
 )
 from securevfl.protocols.sealed.round import RoundMachine, SealedMachine
+from securevfl.protocols.sealed.series import Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]
@@ -104,9 +105,10 @@ class SealedParty:
 
         Args:
             round: Number of the round, above all earlier ones.
-            scores: This member's scores, (rows, outputs); None where the protocol has no series.
+            scores: This member's scores, (rows, outputs), or (rows, 1) where all waves of one score are
+                totalled; None where the protocol has no series.
             rows: The batch, indices below `records`; all records by default. The same at all members.
-            labels: Of the label holder only: (rows, outputs).
+            labels: Of the label holder only: (rows, outputs); nobody's where waves are totalled.
             operand: Where operands change: (width, rows * outputs) of int32.
 
         Raises:
@@ -116,7 +118,7 @@ class SealedParty:
         self._check_round(round)
         protocol = self.protocol
         count = protocol.count(rows)
-        phase = self._phase(scores, (count, protocol.outputs))
+        phase = self._phase(scores, protocol.phase_shape(count))
         machine = RoundMachine(
             self.index,
             protocol,
@@ -158,9 +160,12 @@ class SealedParty:
     def _offset(self, labels: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ring | None:
         """What the label holder adds to its share: the series' offset less the label, or the label."""
         protocol = self.protocol
-        if (labels is not None) != (self.index == protocol.label_holder):
-            raise InputError(f"member {protocol.label_holder}, and nobody else, brings labels")
-        if labels is None:
+        brings = self.index == protocol.label_holder and protocol.labelled
+        if (labels is not None) != brings:
+            raise InputError(
+                f"member {protocol.label_holder} alone brings labels; none where waves are totalled"
+            )
+        if labels is None or isinstance(protocol.series, Waves):
             return None
         values = np.asarray(labels, np.float64)
         _check_shape(values, shape)

@@ -34,7 +34,7 @@ from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
 from securevfl.protocols.sealed.proof import Claim
-from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries
+from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
 
@@ -150,8 +150,9 @@ class SealedProtocol:
         records: Records of a static operand.
         batch: The most records of one round.
         outputs: Scores per record.
-        series: The function of the summed score; None where the label holder's labels themselves are totalled
-            (label histograms): no scores, no phases, no waves.
+        series: The function of the summed score, of which the labels are subtracted; `Waves` to total all
+            waves of one score as they are (metrics); None where the label holder's labels themselves are
+            totalled (label histograms): no scores, no phases, no waves.
         label_low: Least label.
         label_high: Largest label.
         share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
@@ -175,7 +176,7 @@ class SealedProtocol:
     records: int
     batch: int
     outputs: int
-    series: SineSeries | None
+    series: SineSeries | Waves | None
     label_low: float = 0.0
     label_high: float = 1.0
     share_stds: tuple[tuple[int, ...], ...]
@@ -191,6 +192,8 @@ class SealedProtocol:
         square = len(self.share_stds) == members and all(len(row) == members for row in self.share_stds)
         if len(self.static) != members or len(self.clips) != members or not square:
             raise InputError(f"static, clips and share_stds need one entry for each of {members} members")
+        if isinstance(self.series, Waves) and self.outputs != self.series.outputs:
+            raise InputError(f"{self.outputs} outputs; the waves of a score make {self.series.outputs}")
         if min(self.widths) < 0 or self.outputs < 1 or not 0 < self.batch <= self.records:
             raise InputError("widths, outputs, batch and records must be positive, batch at most records")
         if any(std < 0 for row in self.share_stds for std in row) or not all(c >= 0 for c in self.clips):
@@ -214,7 +217,9 @@ class SealedProtocol:
 
     def _check_range(self, member: int) -> None:
         largest = min(self.clips[member], self.entry)
-        signal = self.batch * largest * self.residual_bound * math.sqrt(self.outputs)
+        # A record of an operand that changes multiplies all its residuals at once.
+        residual = self.residual_bound * (1 if self.static[member] else math.sqrt(self.outputs))
+        signal = self.batch * largest * residual
         noise = TAIL * sum(self.share_stds[member])
         if not signal * 2.0**TOTAL_BITS + noise < 2.0**63:
             room = 2.0 ** (63 - TOTAL_BITS)
@@ -227,7 +232,7 @@ class SealedProtocol:
     def claims(self) -> tuple[Claim, ...]:
         """What every member proves."""
         groups = self.groups or ((),) * self.members
-        labels = self.records * (1 if self.complement else self.outputs)
+        labels = self.records * (1 if self.complement else self.outputs) if self.labelled else 0
         return tuple(
             Claim(
                 prover=member,
@@ -239,6 +244,11 @@ class SealedProtocol:
             )
             for member in range(self.members)
         )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the label holder brings labels; where waves are totalled they are in its operand."""
+        return not isinstance(self.series, Waves)
 
     @property
     def blind_bits(self) -> int:
@@ -255,6 +265,8 @@ class SealedProtocol:
         """R: bound of |f(u) - y| for any score, as the shares evaluate it; without a series of |y|."""
         if self.series is None:
             return max(abs(self.label_low), abs(self.label_high))
+        if isinstance(self.series, Waves):
+            return self.series.bound
         low, high = self.series.range
         return max(high - self.label_low, self.label_high - low) + self.series.rounding
 
@@ -263,6 +275,8 @@ class SealedProtocol:
         """Bound of the change of a residual whose label stays."""
         if self.series is None:
             return 0.0
+        if isinstance(self.series, Waves):
+            return 2 * self.series.bound
         low, high = self.series.range
         return high - low + 2 * self.series.rounding
 
@@ -286,6 +300,14 @@ class SealedProtocol:
         """Residual words (rows, outputs) in the layout that member's operand multiplies."""
         return words if self.static[member] else words.reshape(-1, 1)
 
+    def phase_shape(self, rows: int) -> tuple[int, int]:
+        """(rows, scores): one score for each output, or one whose waves are the outputs."""
+        return rows, 1 if isinstance(self.series, Waves) else self.outputs
+
+    def blinded_shape(self, member: int, rows: int) -> tuple[int, int]:
+        """(rows, outputs) of the blinded shares that a member gets; it needs none to total nothing."""
+        return rows if self.widths[member] else 0, self.outputs
+
     def count(self, rows: npt.NDArray[np.int64] | None) -> int:
         """Records of a round over these rows, all by default.
 
@@ -302,8 +324,8 @@ class SealedProtocol:
         return 1 << OPERAND_BITS if self.groups and self.groups[member] else 1
 
     def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
-        """(2, harmonics, rows, outputs): sines, then cosines."""
-        return 2, len(self.series.coefficients) if self.series else 0, rows, self.outputs
+        """(2, harmonics, rows, scores): sines, then cosines."""
+        return 2, len(self.series.coefficients) if self.series else 0, *self.phase_shape(rows)
 
 
 def check_operand(operand: npt.NDArray[np.int32], clip: float, outputs: int = 1) -> None:

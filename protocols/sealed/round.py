@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,18 +19,6 @@ from securevfl.protocols.sealed.protocol import (
     expand,
     ring_product,
 )
-from securevfl.protocols.sealed.series import TABLE_BITS, SineSeries, sine_table
-
-_HALF = np.uint32(1 << (31 - TABLE_BITS))
-_SHIFT = np.uint32(32 - TABLE_BITS)
-QUARTER = np.uint16(1 << (TABLE_BITS - 2))
-"""From a sine to the cosine, in places of the table."""
-
-
-def phase_places(delta: Ring, series: SineSeries) -> Iterator[Ring]:
-    """Where the table has the sine of each harmonic of a public phase."""
-    for k in series.harmonics:
-        yield ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
 
 
 class SealedMachine(Machine):
@@ -97,12 +83,12 @@ class RoundMachine(SealedMachine):
             case Deal() if sender == DEALER and self._deal is None:
                 return self._take_deal(message)
             case Phase() if sender in self._others and sender not in self._phases and protocol.series:
-                self._phases[sender] = PHASES.check(message.words, rows)
+                self._phases[sender] = PHASES.check(message.words, protocol.phase_shape(rows[0]))
             case Operand() if new_operand and sender not in self._masked:
                 shape = protocol.operand_shape(sender, rows[0])
                 self._masked[sender] = WORDS.check(message.words, shape)
             case Share() if sender in self._others and sender not in self._shares:
-                WORDS.check(message.blinded, rows)
+                WORDS.check(message.blinded, protocol.blinded_shape(self.address, rows[0]))
                 WORDS.check(message.product, protocol.total_shape(self.address))
                 self._shares[sender] = message
             case _:
@@ -119,7 +105,7 @@ class RoundMachine(SealedMachine):
         WORDS.check(deal.waves, protocol.wave_shape(rows[0]) if dealt else (0,))
         messages: list[Message] = []
         if self._phase is not None:
-            words = self._phase - expand(deal.seed, "phase", rows, np.uint32)
+            words = self._phase - expand(deal.seed, "phase", self._phase.shape, np.uint32)
             self._phases[self.address] = words
             messages.append(Phase(round=self.round, words=words))
         if not protocol.static[self.address]:
@@ -149,20 +135,14 @@ class RoundMachine(SealedMachine):
         return sent
 
     def _residual_share(self, deal: Deal) -> Ring:
-        """sum_k sin(k d) [c_k cos(k a)] + cos(k d) [c_k sin(k a)] for the public phase d, minus the label.
-
-        Without a series it is what the label holder brings.
-        """
+        """The series of the public phase, minus the label; without a series what the label holder brings."""
         share = np.zeros(self._shape, np.uint64) if self._offset is None else self._offset.copy()
         if self._protocol.series is None:
             return share
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
-        table = sine_table()
-        for index, place in enumerate(phase_places(delta, self._protocol.series)):
-            share += table[place] * waves[1, index]
-            share += table[place + QUARTER] * waves[0, index]
+        share += self._protocol.series.share(delta, waves)
         return share
 
     def _share_for(self, member: int) -> Share:
@@ -172,10 +152,13 @@ class RoundMachine(SealedMachine):
         product = ring_product(self._masked[member], self._protocol.right(member, self._blind))
         product += expand(self._deal.seed, f"product/{member}", product.shape)
         product += self._noise[member]  # before it leaves: nobody ever holds the product without it
-        return Share(round=self.round, blinded=self._blinded, product=product)
+        blinded = self._blinded[: self._protocol.blinded_shape(member, len(self._blinded))[0]]
+        return Share(round=self.round, blinded=blinded, product=product)
 
     def _open(self, deal: Deal, residual: Ring) -> Ring:
         """The own total; the own noise stays in it."""
+        if not self._protocol.widths[self.address]:
+            return np.zeros(self._protocol.total_shape(self.address), np.uint64)
         everything = residual.copy()
         for share in self._shares.values():
             everything += share.blinded

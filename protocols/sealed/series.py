@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ OVERSHOOT = 0.05
 """How far a series may leave the range of the function it stands for."""
 
 _GRID = 1 << 14  # points of the range check per half period
+_HALF = np.uint32(1 << (31 - TABLE_BITS))
+_SHIFT = np.uint32(32 - TABLE_BITS)
+QUARTER = np.uint16(1 << (TABLE_BITS - 2))
+"""From a sine to the cosine, in places of the table."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -67,7 +72,20 @@ class SineSeries:
     @property
     def harmonics(self) -> tuple[int, ...]:
         """1, 3, 5, ..."""
-        return tuple(range(1, 2 * len(self.coefficients), 2))
+        return odd_numbers(len(self.coefficients))
+
+    def share(self, delta: Ring, waves: Ring) -> Ring:
+        """A share of f: sum_k sin(k d) [c_k cos(k a)] + cos(k d) [c_k sin(k a)] for the public phase d.
+
+        Args:
+            delta: The summed masked phases, (rows, outputs).
+            waves: Shares of c_k sin(k a), then of c_k cos(k a), (2, harmonics, rows, outputs).
+        """
+        found = np.zeros(delta.shape, np.uint64)
+        for sine, cosine, sines, cosines in turned(delta, self.harmonics, waves):
+            found += sine * cosines
+            found += cosine * sines
+        return found
 
     def __call__(self, scores: npt.ArrayLike) -> Floats:
         """The function itself, in floating point."""
@@ -99,6 +117,75 @@ class SineSeries:
         phase = np.pi * 2.0**-TABLE_BITS
         each = [(1 + abs(c)) * unit * 2**-0.5 + unit * unit / 2 + abs(c) * phase for c in self.coefficients]
         return float(sum(each)) * (1 + 1e-9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Waves:
+    """All waves of one score as outputs of their own: a_k sin(2 pi k u / P), then a_k cos(2 pi k u / P).
+
+    Args:
+        period: P.
+        coefficients: a_1, a_3, a_5, ... of the odd harmonics.
+    """
+
+    period: float
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.coefficients or not self.period > 0:
+            raise InputError("waves need a positive period and at least one amplitude")
+
+    @property
+    def harmonics(self) -> tuple[int, ...]:
+        """1, 3, 5, ..."""
+        return odd_numbers(len(self.coefficients))
+
+    @property
+    def outputs(self) -> int:
+        """Sines and cosines."""
+        return 2 * len(self.coefficients)
+
+    def share(self, delta: Ring, waves: Ring) -> Ring:
+        """Shares of all waves, (rows, outputs), from the public phase of one score: (rows, 1)."""
+        found = np.empty((len(delta), self.outputs), np.uint64)
+        for place, (sine, cosine, sines, cosines) in enumerate(turned(delta, self.harmonics, waves)):
+            found[:, place] = (sine * cosines + cosine * sines)[:, 0]
+            found[:, place + len(self.coefficients)] = (cosine * cosines - sine * sines)[:, 0]
+        return found
+
+    @property
+    def rounding(self) -> float:
+        """How far the shared evaluation can lengthen a vector of norm 1 that all waves of a record make.
+
+        Table and wave of a harmonic are complex numbers of modulus at most 1 and |a|, each off by at most
+        2^-WAVE_BITS / sqrt(2); a phase that is off turns the product and lengthens nothing. The K errors of
+        the waves have norm at most sqrt(K) 2^-WAVE_BITS / sqrt(2).
+        """
+        off = 2.0**-WAVE_BITS * 2**-0.5
+        return ((1 + off) * (1 + off * math.sqrt(len(self.coefficients))) - 1) * (1 + 1e-9)
+
+    @property
+    def bound(self) -> float:
+        """Largest magnitude of one wave, rounding included."""
+        return max(abs(c) for c in self.coefficients) + self.rounding
+
+
+def odd_numbers(count: int) -> tuple[int, ...]:
+    """1, 3, 5, ..."""
+    return tuple(range(1, 2 * count, 2))
+
+
+def turned(delta: Ring, harmonics: tuple[int, ...], waves: Ring) -> Iterator[tuple[Ring, Ring, Ring, Ring]]:
+    """Per harmonic: sine and cosine of the public phase by the table, shares of the mask's sines, cosines."""
+    table = sine_table()
+    for index, place in enumerate(phase_places(delta, harmonics)):
+        yield table[place], table[place + QUARTER], waves[0, index], waves[1, index]
+
+
+def phase_places(delta: Ring, harmonics: tuple[int, ...]) -> Iterator[Ring]:
+    """Where the table has the sine of each harmonic of a public phase."""
+    for k in harmonics:
+        yield ((delta * np.uint32(k) + _HALF) >> _SHIFT).astype(np.uint16)
 
 
 @functools.cache

@@ -321,6 +321,8 @@ class ProofMachine(CheckedMachine):
         """(records, outputs); with a complement the second output is 1 less the first."""
         protocol = self._protocol
         count = self._claims[protocol.label_holder].labels
+        if not count:
+            return np.zeros((protocol.records, protocol.outputs), np.uint64)
         first = words.reshape(-1)[:count].reshape(protocol.records, -1)
         if not protocol.complement:
             return first

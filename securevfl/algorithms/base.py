@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -136,6 +137,10 @@ class Role(ABC):
     async def evaluate(self) -> None:
         """Lets the label holder evaluate the test part."""
 
+    def test_scores(self) -> np.ndarray[Any, Any] | None:
+        """What this role adds to scores of the test part that nobody opens; for a simulation."""
+        return None
+
     def state(self) -> dict[str, Any]:
         """The role as explicit data: numbers, text, arrays, tensors, in nested dictionaries."""
         return {name: _saved(getattr(self, name)) for name in self.kept}
@@ -205,6 +210,14 @@ class ServerRole(Role):
     loss: float | None
     test: dict[str, float | None]
     predictions: Any
+    opened: Mapping[str, float | None] = MappingProxyType({})
+    """Noisy figures of the last evaluation, where the federation opens no others."""
+    test_is: str = ""
+    """Where `test` comes from, in words, where that has to be said."""
+
+    def measure(self, outputs: np.ndarray[Any, Any]) -> None:
+        """Takes the test part's scores as a simulation knows them; only roles with `test_scores` need it."""
+        raise RunError(f"{self.address} measures for itself")
 
     def figures(self) -> dict[str, Any]:
         """Figures of the algorithm's own for the line of metrics that an epoch adds."""

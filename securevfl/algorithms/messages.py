@@ -291,8 +291,14 @@ class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOC
     count: int = fact(int)
 
 
+class SealedSpread(Content, kind="sealed-spread", senders=MEMBERS, phases=(EVALUATE,)):
+    """How far a member's scores spread, by its noisy totals: all choose one public scale for them."""
+
+    spread: float = fact(float)
+
+
 class SealedOutputs(Content, kind="sealed-outputs", senders=(PARTY,), phases=(EVALUATE,)):
-    """Inside the label holder: the opened scores."""
+    """Inside the label holder: the figures of an evaluation, or the scores of a prediction."""
 
     values: Any = released(inside=True)
 

@@ -32,7 +32,7 @@ def planned_releases(plan: Plan, data: VerticalData) -> Releases:
     """Counts the releases of a run in advance: initial upload, training, refreshes, evaluation."""
     algorithm = find_algorithm(plan.algorithm)
     passes, initial = algorithm.passes(plan, data), int(algorithm.initial_upload)
-    evaluations = evaluation_count(plan)
+    evaluations = plan.evaluations
     bounded = plan.family.name == "vafl" and plan.settings.delay_bound
     refreshes = plan.epochs * len(data.parties) if bounded else 0
     training = math.ceil(passes * data.n_train) + 2 * plan.batch
@@ -43,12 +43,6 @@ def planned_releases(plan: Plan, data: VerticalData) -> Releases:
         else max(initial + math.ceil(passes) + 1 + refreshes, evaluations),
         updates=math.ceil(algorithm.updates(plan, data)) + 1,
     )
-
-
-def evaluation_count(plan: Plan) -> int:
-    """How often the test part is evaluated."""
-    between = (plan.epochs - 1) // plan.evaluate_every if plan.evaluate_every else 0
-    return between + 1
 
 
 def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Plan, VerticalData]:

@@ -21,6 +21,7 @@ from securevfl.attacks.protocol import scan_files
 from securevfl.attacks.registry import find_attack
 from securevfl.attacks.runner import Outcome, evaluate_all
 from securevfl.attacks.source import Source
+from securevfl.auditing.agreements import check_agreement
 from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overall
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
@@ -30,6 +31,7 @@ from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.run import Run, predictions
+from securevfl.privacy.ledger import read_agreement, read_homes
 from securevfl.settings.plan import Plan
 from securevfl.settings.source import load_planned
 
@@ -82,7 +84,7 @@ def audit(
     if integrity.verdict is Verdict.VIOLATED:
         return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
     budget = _budget(source)
-    reconciled = [integrity, _no_keys(source), *reconcile(source, budget)]
+    reconciled = [integrity, _no_keys(source), *check_agreement(folder), *reconcile(source, budget)]
     progress("replay", 0.0)
     replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
@@ -131,6 +133,11 @@ def _integrity(source: Source) -> Finding:
         return Finding(**said, verdict=Verdict.VIOLATED, reasons=(str(error),))
     tested = f"chains, signatures and heads held by observers, {count:,} entries"
     return Finding(**said, verdict=Verdict.HOLDS, tested=(tested,))
+
+
+def _agreed(folder: Path) -> str:
+    """Digest of what the organisations of a run over a network signed; empty for any other run."""
+    return "" if read_homes(folder) is None else str(read_agreement(folder)["digest"])
 
 
 def _no_keys(source: Source) -> Finding:
@@ -283,6 +290,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
     return {
         "folder": source.files.path.name,
         "adversary": plan.adversary_in_words,
+        "agreement": _agreed(source.files.path),
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,

@@ -26,6 +26,7 @@ CANARIES = {
     "training again (party)": "Whole training runs by the real code: a record of a party without labels",
     "training again (label holder)": "Whole training runs by the real code: a record of the label holder",
     "statistics": "Noisy statistics that centre and scale a party's columns",
+    "evaluation totals": "Noisy totals over the test part, which metrics are made of",
 }
 # Accountings that count less than a record spreads to, and why they fail; shown beside the promise.
 TOO_LITTLE = {
@@ -219,6 +220,7 @@ def _facts(run: dict[str, Any]) -> list[Row]:
     )
     exact = [["test", test or "not evaluated"], ["truth for scoring", run["truth"]]] if "test" in run else []
     return [
+        *([["agreement", run["agreement"]]] if run.get("agreement") else []),
         *([["members", run["adversary"]]] if run.get("adversary") else []),
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],

@@ -118,7 +118,7 @@ def _predictions(predictions: dict[str, dict[str, Any]]) -> list[str]:
     """Scores of single records, which mode sealed counts apart from training."""
     return [
         f"Counted apart from training: {owner} showed {', '.join(spend['observers'])} the scores of "
-        f"{spend['evaluation']:,} test records and {spend['prediction']:,} predicted ones, "
+        f"{spend['scores']:,} predicted records, "
         + ("without noise." if spend["epsilon"] is None else f"at epsilon {spend['epsilon']:.3g} each.")
         for owner, spend in predictions.items()
     ]

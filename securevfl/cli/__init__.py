@@ -16,6 +16,7 @@ from securevfl.cli.certificates import (
     certificates_init,
     certificates_issue,
     certificates_request,
+    certificates_revoke,
     certificates_show,
     certificates_sign,
 )
@@ -47,6 +48,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "certificates init": certificates_init,
     "certificates issue": certificates_issue,
     "certificates request": certificates_request,
+    "certificates revoke": certificates_revoke,
     "certificates sign": certificates_sign,
     "certificates show": certificates_show,
     "data": data,

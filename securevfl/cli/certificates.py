@@ -50,6 +50,23 @@ def certificates_issue(
     _report([_row(out / name, each) for name, each in zip(names, made, strict=True)], json)
 
 
+def certificates_revoke(
+    files: Annotated[list[Path] | None, typer.Argument(help="Certificates; none renews the list.")] = None,
+    folder: Folder = Path("ca"),
+    days: Annotated[int, typer.Option("--days", help="How long the list is good for.")] = 30,
+    json: Json = False,
+) -> None:
+    """Revoke certificates: a signed list that every organisation puts beside ca.pem."""
+    from securevfl.network.authority import load_authority, revoke
+
+    count = revoke(load_authority(folder), files or (), folder=folder, days=days)
+    path = folder / "ca.crl"
+    if json:
+        print_json({"list": str(path), "revoked": count})
+    else:
+        typer.echo(f"{count} certificates are revoked; send {path} to everybody within {days} days")
+
+
 def certificates_request(
     name: Annotated[str, typer.Argument(help="The organisation that asks.")],
     out: Out = Path(),

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from securevfl.data.columns import Column
+from securevfl.data.columns import Column, numbers_of
 from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError
 
@@ -384,19 +384,7 @@ def card_columns(data: VerticalData) -> tuple[tuple[Column, ...], ...]:
     """The columns of every party: as they were described, or else one number for each feature. Public."""
     if data.described:
         return tuple(mine.columns for mine in data.described)
-    return tuple(
-        tuple(
-            Column(name=name, missing="error", bounds=_known(None if table is None else table[i]))
-            for i, name in enumerate(names)
-        )
-        for names, table in zip(data.columns, data.bounds, strict=True)
-    )
-
-
-def _known(pair: Floats | None) -> tuple[float, float] | None:
-    if pair is None or np.isnan(pair).any() or not pair[0] < pair[1]:
-        return None
-    return float(pair[0]), float(pair[1])
+    return tuple(numbers_of(*each) for each in zip(data.columns, data.bounds, strict=True))
 
 
 def is_binned(column: Column) -> bool:

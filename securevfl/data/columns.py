@@ -27,6 +27,8 @@ SCALES = ("linear", "log")
 OTHER = "other"
 BUCKETS = 64
 """Categories without a list are hashed into this many, whatever occurs."""
+MAX_VALUES = 1 << 16
+"""Most values of a category that another organisation may announce."""
 FLAGS = {"0": 0.0, "no": 0.0, "false": 0.0, "1": 1.0, "yes": 1.0, "true": 1.0}
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -58,6 +60,46 @@ class Column:
         """A column from its fields, as they are read back from JSON."""
         given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in content.items()}
         return cls(**given)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What other organisations are told of the column: how it is coded, no name and no value."""
+        bounds = None if self.bounds is None else list(self.bounds)
+        return {
+            "kind": self.kind,
+            "bounds": bounds,
+            "scale": self.scale,
+            "values": len(self.values),
+            "missing": self.missing,
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any], name: str) -> Column:
+        """The column as those know it who were told `facts`.
+
+        Raises:
+            ValueError: They are malformed.
+        """
+        kind, count, bounds = facts["kind"], facts["values"], facts["bounds"]
+        if set(facts) != {"kind", "bounds", "scale", "values", "missing"} or kind not in COLUMN_KINDS[:3]:
+            raise ValueError("a column is of no known kind")
+        if facts["scale"] not in SCALES or facts["missing"] not in MISSING_RULES:
+            raise ValueError("a column has a scale or a rule for missing values that is not known")
+        if type(count) is not int or not 0 <= count <= MAX_VALUES or (count and kind != "category"):
+            raise ValueError("a column has a number of values that it cannot have")
+        if bounds is not None:
+            low, high = (float(end) for end in bounds)
+            if kind != "number" or not -_LARGEST <= low < high <= _LARGEST:
+                raise ValueError("bounds of a column do not ascend")
+            bounds = (low, high)
+        return cls(
+            name=name,
+            kind=kind,
+            bounds=bounds,
+            scale=facts["scale"],
+            values=tuple(map(str, range(count))),
+            missing=facts["missing"],
+        )
 
     @property
     def codes(self) -> int:
@@ -189,8 +231,26 @@ class Columns:
 
     def without_rows(self) -> Columns:
         """What everybody may know: the columns, and no value."""
-        nothing = np.zeros((0, len(self.columns)))
-        return Columns(source=self.source, columns=self.columns, train=nothing, test=nothing)
+        return Columns.without_values(self.columns, source=self.source)
+
+    @classmethod
+    def without_values(cls, columns: Sequence[Column], *, source: str = "") -> Columns:
+        """Columns whose values are elsewhere, or in features alone."""
+        nothing = np.zeros((0, len(columns)))
+        return cls(source=source, columns=tuple(columns), train=nothing, test=nothing)
+
+
+def numbers_of(names: Sequence[str], bounds: NDArray[np.float64] | None) -> tuple[Column, ...]:
+    """Features that nobody described, each as a number with its public bounds, if it has any."""
+    pairs = [None] * len(names) if bounds is None else [_ascending(pair) for pair in bounds]
+    return tuple(
+        Column(name=name, missing="error", bounds=pair) for name, pair in zip(names, pairs, strict=True)
+    )
+
+
+def _ascending(pair: Floats) -> tuple[float, float] | None:
+    low, high = float(pair[0]), float(pair[1])
+    return (low, high) if low < high else None  # unknown bounds are NaN
 
 
 def features_of(columns: Sequence[Column]) -> tuple[str, ...]:

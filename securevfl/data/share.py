@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data.blocks import Block, Bounds, Index, as_block, make_bounds, not_finite
-from securevfl.data.columns import code_columns, features_of
+from securevfl.data.columns import Column, Columns, code_columns, features_of, numbers_of
 from securevfl.data.described import new_source, own_source, positive_label
 from securevfl.data.labels import TASKS, ClassValue, Coding, Task, find_coding, missing_labels, raw_labels
 from securevfl.data.readers import read_table
@@ -42,6 +42,8 @@ class OwnTable:
         labels: Raw labels, or None.
         bounds: Public (low, high) per column, NaN where unknown; None without any.
         positive: Binary: the label that counts as 1; None takes the last in sorted order.
+        described: Its columns, where a description says how they are coded; empty otherwise.
+        raw: Their values as they were read; only beside `described`.
     """
 
     ids: NDArray[Any]
@@ -50,6 +52,8 @@ class OwnTable:
     labels: NDArray[Any] | None = None
     bounds: NDArray[np.float64] | None = None
     positive: ClassValue | None = None
+    described: tuple[Column, ...] = ()
+    raw: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         where, column = not_finite(self.block)
@@ -161,6 +165,8 @@ class OwnTable:
             labels=source.labels,
             bounds=None if limits is None or np.isnan(limits).all() else limits,
             positive=None if source.labels is None else positive_label(described, source.labels),
+            described=source.columns,
+            raw=source.raw,
         )
 
     @classmethod
@@ -217,6 +223,7 @@ class Outline:
         parties: Those that hold features, in order.
         widths: Number of columns of each.
         bounds: Public bounds of each, as nested lists; None where a party gives none.
+        described: How each party's columns are coded (`Column.facts`); None for one that describes none.
         label_holder: Who holds the labels.
         task: `binary`, `multiclass` or `regression`.
         classes: How many classes; 0 for regression.
@@ -240,6 +247,7 @@ class Outline:
     split_seed: int
     name: str = "federation"
     normalise: str = "exact"
+    described: tuple[Any, ...] = ()
 
     def to_json(self) -> str:
         """As text, the same for the same outline."""
@@ -254,7 +262,7 @@ class Outline:
         """
         try:
             content = json.loads(text)
-            for name in ("parties", "widths", "bounds"):
+            for name in ("parties", "widths", "bounds", "described"):
                 content[name] = tuple(content[name])
             outline = cls(**content)
             outline._check()
@@ -270,6 +278,27 @@ class Outline:
             raise ValueError("parties, widths, bounds and task do not fit together")
         if self.normalise not in NORMALISATIONS:
             raise ValueError(f"IDs cannot be compared by {self.normalise!r}")
+        widths = [len(features_of(columns)) for columns in self.columns()]
+        if widths and widths != list(self.widths):
+            raise ValueError("described columns do not make the features that are announced")
+
+    def columns(self) -> tuple[tuple[Column, ...], ...]:
+        """Every party's columns as all know them; empty where nobody has described any.
+
+        Raises:
+            ValueError: A column is not what a column can be.
+        """
+        if not any(each is not None for each in self.described):
+            return ()
+        found = []
+        for party, width, facts, table in zip(
+            self.parties, self.widths, self.described, self.tables(), strict=True
+        ):
+            if facts is None:
+                found.append(numbers_of([f"{party}.{i}" for i in range(width)], table))
+            else:
+                found.append(tuple(Column.from_facts(each, f"{party}.{i}") for i, each in enumerate(facts)))
+        return tuple(found)
 
     @property
     def records(self) -> int:
@@ -353,6 +382,12 @@ def share(
         else:
             blocks.append((absent_block(len(kept), width), absent_block(len(apart), width)))
             columns.append(tuple(f"{party}.{i}" for i in range(width)))
+    described = [Columns.without_values(columns) for columns in outline.columns()]
+    if own is not None and own.raw is not None and own.described:
+        place, raw = outline.parties.index(name), own.raw[picked]
+        if not described or outline.described[place] != [column.facts for column in own.described]:
+            raise DataError(f"the columns that {name} describes are not those of the outline")
+        described[place] = Columns(source="", columns=own.described, train=raw[kept], test=raw[apart])
     labels = _labels(outline, own, picked, coding)
     ids = np.arange(outline.records) if own is None else own.ids[picked]
     return VerticalData(
@@ -371,6 +406,7 @@ def share(
         name=outline.name,
         absent=tuple(party for party in outline.parties if party != name or own is None),
         labels_absent=coding is None,
+        described=tuple(described),
     )
 
 
@@ -399,6 +435,7 @@ def whole(outline: Outline, tables: Mapping[str, OwnTable], ids: Sequence[str]) 
         train=tuple(part.train[i] for i, part in enumerate(parts)),
         test=tuple(part.test[i] for i, part in enumerate(parts)),
         columns=tuple(part.columns[i] for i, part in enumerate(parts)),
+        described=tuple(part.described[i] for i, part in enumerate(parts) if part.described),
         absent=(),
     )
 

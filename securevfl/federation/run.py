@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
-from securevfl.accountants.records import HIDDEN, PREDICTIONS, ReleaseRecord
+from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.algorithms import SERVER, Progress, ServerRole
 from securevfl.algorithms.alone import reached_alone
 from securevfl.algorithms.resolve import resolve
@@ -326,22 +326,12 @@ def counted(plan: Plan, records: list[ReleaseRecord]) -> dict[str, Any]:
 
 
 def predictions(records: list[ReleaseRecord]) -> dict[str, dict[str, Any]]:
-    """Per owner: scores of single records that were opened beside sealed training, and to whom.
-
-    ``scores`` is how many in all; ``evaluation`` and ``prediction`` say what for.
-    """
+    """Per owner: how many scores of single records were opened beside sealed training, and to whom."""
     counted: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.is_prediction:
-            nothing: dict[str, Any] = {
-                "scores": 0,
-                **dict.fromkeys(PREDICTIONS, 0),
-                "observers": [],
-                "epsilon": None,
-            }
-            mine = counted.setdefault(record.owner, nothing)
+            mine = counted.setdefault(record.owner, {"scores": 0, "observers": [], "epsilon": None})
             mine["scores"] += record.vectors
-            mine[record.kind] += record.vectors
             mine["observers"] = sorted({*mine["observers"], *record.observers})
     return counted
 
@@ -393,11 +383,12 @@ def result_content(
         TrainingDiverged: The model is no model: its outputs are not finite, or far worse than a constant.
     """
     if server is not None:
-        _check_converged(server.test, stopped=figures.get("stopped"))
+        _check_converged(server, stopped=figures.get("stopped"))
     result = {
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
+        **evaluated(server),
         **counted(plan, records),
         "guarantee": plan.guarantee,
         "labels": label_exposure(records, label_holder),
@@ -416,15 +407,27 @@ def warning_of(result: Mapping[str, Any]) -> str:
     return f"UNPROTECTED{exposed}. " if result.get("guarantee") == UNPROTECTED else ""
 
 
-def _check_converged(test: Mapping[str, float | None], *, stopped: str | None) -> None:
-    """A model that is none must not end on a page of success; a budget may well leave metrics unknown."""
+def evaluated(server: ServerRole | None) -> dict[str, Any]:
+    """Of sealed models: where the test figures come from, and what the federation itself has opened."""
+    if server is None or not server.test_is:
+        return {}
+    return {"test_is": server.test_is, "evaluation": {n: _number(v) for n, v in server.opened.items()}}
+
+
+def _check_converged(server: ServerRole, *, stopped: str | None) -> None:
+    """A model that is none must not end on a page of success; a budget may well leave metrics unknown.
+
+    What the federation opens of a sealed model may be unknown as well: noise can hide a small class.
+    """
+    test = server.test
     r2 = test.get("r2")
     if r2 is not None and r2 < WORST_R2:
         raise TrainingDiverged(
             f"training diverged: r2 is {r2:.3g}, far worse than a constant; lower the learning rate, or "
             "raise epsilon"
         )
-    if test and not stopped and all(value is None for value in test.values()):
+    unknown = all(value is None for value in test.values())
+    if test and not stopped and unknown and test != server.opened:
         raise TrainingDiverged("training diverged: outputs are not finite; lower the learning rate")
 
 

@@ -59,6 +59,9 @@ class Carrier(ABC):
     def spent(self) -> dict[str, float]:
         """Mu so far of each owner that is known here."""
 
+    def measure(self) -> None:  # noqa: B027 - only a simulation knows more than its organisations
+        """Called after every evaluation."""
+
     @abstractmethod
     def figures(self) -> dict[str, Any]:
         """Time, messages and bytes so far, as the label holder counts them."""
@@ -132,6 +135,7 @@ class Schedule:
         self.epochs, every = epoch, self.plan.evaluate_every
         if every and epoch % every == 0 and epoch < self.plan.epochs:
             await self.carrier.phase("evaluate", epoch)
+            self.carrier.measure()
         self._record(epoch)
         self.carrier.save(epoch)
 
@@ -140,6 +144,7 @@ class Schedule:
         server = self.carrier.server
         try:
             await self.carrier.phase("final", self.epochs)
+            self.carrier.measure()
         except BudgetExceeded as refused:
             self.stopped = self.stopped or f"budget: {refused}"
             server.test = dict.fromkeys(server.test)

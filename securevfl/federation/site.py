@@ -301,6 +301,11 @@ class Site:
         if plan.budget_epsilon and secure and gate is not None and self.name != self.label_holder:
             set_budget(gate, plan)
 
+    def test_scores(self) -> list[Any]:
+        """Exact scores of the test part that its roles hold back from the federation; for a simulation."""
+        found = [role.test_scores() for role in self.roles.values()]
+        return [each for each in found if each is not None]
+
     def spent(self) -> float:
         """This organisation's mu so far."""
         return 0.0 if self.gate is None else self.gate.budget.spent_mu

@@ -242,11 +242,12 @@ class Trained:
             if outline is None:
                 raise RunError(f"{folder.path} does not hold one organisation's part of a run over a network")
             elsewhere = name != outline.label_holder
+            known = outline.columns() or ((),) * len(outline.parties)
             own = [
                 _read(folder.model(party).with_suffix(".json"))
                 if party == name
-                else {"shape": [width], "sparse": False, "scales": []}
-                for party, width in zip(outline.parties, outline.widths, strict=True)
+                else {"shape": [w], "sparse": False, "scales": [], "described": [vars(c) for c in columns]}
+                for party, w, columns in zip(outline.parties, outline.widths, known, strict=True)
             ]
             trained = cls._load(_read(_records_file(folder, elsewhere=elsewhere)), own)
             absent = tuple(party for party in outline.parties if party != name)
@@ -309,9 +310,7 @@ def _pair(values: Any) -> Any:
 
 def _described(own: Mapping[str, Any]) -> Columns:
     """A party's columns as they were described, without rows."""
-    columns = tuple(Column.from_mapping(each) for each in own["described"])
-    nothing = np.zeros((0, len(columns)))
-    return Columns(source="", columns=columns, train=nothing, test=nothing.copy())
+    return Columns.without_values([Column.from_mapping(each) for each in own["described"]])
 
 
 def _empty(shape: tuple[int, ...], thin: bool) -> Any:

@@ -85,6 +85,11 @@ def decisions(task: str, outputs: Tensor) -> Tensor:
     return (outputs[:, 0] > 0).long() if task == "binary" else outputs[:, 0]
 
 
+def metric_names(task: str) -> tuple[str, ...]:
+    """What `metrics` tells of a task."""
+    return ("loss", "r2") if task == "regression" else ("auc", "accuracy", "loss")
+
+
 def metrics(task: str, outputs: Tensor, labels: Tensor) -> dict[str, float | None]:
     """How good raw outputs are: `auc`, `accuracy`, `loss`; for a regression `loss`, `r2`.
 
@@ -99,9 +104,8 @@ def metrics(task: str, outputs: Tensor, labels: Tensor) -> dict[str, float | Non
     check_task(task)
     outputs, labels = outputs.detach().cpu().double(), labels.detach().cpu()
     _check_shapes(task, outputs, labels)
-    names = ("loss", "r2") if task == "regression" else ("auc", "accuracy", "loss")
     if outputs.shape[0] == 0 or not torch.isfinite(outputs).all():
-        return dict.fromkeys(names)
+        return dict.fromkeys(metric_names(task))
     if task == "regression":
         loss = float(task_loss(task, outputs, labels.double()))
         return {"loss": _known(loss), "r2": _known(_r2(loss, labels.double().numpy()))}

@@ -18,13 +18,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
+from securevfl.data.columns import Column, features_of
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import AgreementError, DataError, InputError, PlanError
@@ -57,11 +58,13 @@ class Facts:
         columns: How many features it has; 0 for a helper.
         bounds: Public bounds, as nested lists, NaN where unknown; None without any.
         records: How many IDs it brings.
+        described: How described columns are coded, without names and values; None where nothing is described.
     """
 
     columns: int
     bounds: list[list[float]] | None
     records: int = 0
+    described: list[dict[str, Any]] | None = None
 
     @classmethod
     def of(cls, own: OwnTable | None) -> Facts:
@@ -69,7 +72,8 @@ class Facts:
         if own is None:
             return cls(columns=0, bounds=None)
         bounds = None if own.bounds is None else own.bounds.tolist()
-        return cls(columns=len(own.columns), bounds=bounds, records=len(own.ids))
+        described = [column.facts for column in own.described] or None
+        return cls(columns=len(own.columns), bounds=bounds, records=len(own.ids), described=described)
 
     def to_json(self) -> str:
         """As text."""
@@ -91,7 +95,11 @@ class Facts:
                 raise ValueError("a count is out of range")
             if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
                 raise ValueError("bounds do not fit the columns")
-        except (ValueError, TypeError, RecursionError) as error:
+            if facts.described is not None:
+                columns = [Column.from_facts(each, str(i)) for i, each in enumerate(facts.described)]
+                if len(features_of(columns)) != facts.columns:
+                    raise ValueError("described columns do not make the features that are announced")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CommonDataError(f"an organisation's facts cannot be read: {error}") from error
         return facts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -86,8 +86,16 @@ class AligningExchange(Exchange):
         return await asyncio.to_thread(act, *args, **named)
 
 
-async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[str] | None:
+async def align(
+    who: Participant, phase: bytes, arranged: Arrangement, sizes: Mapping[str, int]
+) -> list[str] | None:
     """Takes part in an alignment; the common IDs in an order that all know, None at the helper.
+
+    Args:
+        who: The organisation.
+        phase: Whose messages belong together.
+        arranged: What everybody means alike.
+        sizes: How many IDs everybody with data has said it will bring.
 
     Raises:
         BudgetExceeded: The records were aligned as often as they may be.
@@ -104,6 +112,7 @@ async def align(who: Participant, phase: bytes, arranged: Arrangement) -> list[s
         normalisation=arranged.normalise,
         kind=arranged.kind,
         most=limits.ids,
+        sizes=[sizes[name] for name in arranged.members],
         names=arranged.members,
         context=pack("alignment", {"run": who.session, "of": list(arranged.everybody)}),
     )

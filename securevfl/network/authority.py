@@ -18,18 +18,26 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from securevfl.errors import CertificateError
-from securevfl.files import PRIVATE, create
+from securevfl.files import PRIVATE, create, write_bytes
 from securevfl.network.identity import (
     CA_FILE,
     DOMAIN,
     MALFORMED,
+    PASSPHRASE,
+    REVOKED_FILE,
     SCHEME,
     PrivateKey,
     alternative_names,
+    check_issuer,
     check_name,
     check_root,
     check_tls_key,
@@ -40,6 +48,7 @@ from securevfl.network.identity import (
     parse_request,
     read_file,
     read_key_file,
+    read_revoked,
     server_name,
 )
 
@@ -154,6 +163,40 @@ def sign(authority: Authority, name: str, csr: Path, *, out: Path, days: int = 9
     return made
 
 
+def revoke(authority: Authority, certificates: Sequence[Path], *, folder: Path, days: int = 30) -> int:
+    """Adds certificates to the authority's list, ``ca.crl``, which everybody puts beside ``ca.pem``.
+
+    Args:
+        authority: The consortium's root.
+        certificates: Which; none renews the list as it is.
+        folder: The authority's folder.
+        days: How long the list is good for; a new one must come before that.
+
+    Returns:
+        How many certificates are revoked now.
+
+    Raises:
+        CertificateError: One is malformed or was not issued by this authority.
+    """
+    if not 1 <= days <= MAX_DAYS:
+        raise CertificateError(f"{days} days were asked for; choose 1 to {MAX_DAYS}")
+    path, begin = Path(folder) / REVOKED_FILE, now()
+    serials = set(read_revoked(path, authority.certificate, out_of_date=True))
+    for each in certificates:
+        certificate = parse_certificate(read_file(each), str(each))
+        check_issuer(certificate, authority.certificate, str(each))
+        serials.add(certificate.serial_number)
+    builder = x509.CertificateRevocationListBuilder(
+        issuer_name=authority.certificate.subject, last_update=begin, next_update=begin + timedelta(days=days)
+    )
+    for serial in sorted(serials):
+        entry = x509.RevokedCertificateBuilder(serial_number=serial, revocation_date=begin).build()
+        builder = builder.add_revoked_certificate(entry)
+    algorithm = None if isinstance(authority.key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    write_bytes(path, builder.sign(authority.key, algorithm).public_bytes(Encoding.PEM))
+    return len(serials)
+
+
 def requested_hosts(asked: x509.CertificateSigningRequest, name: str, label: str) -> list[str]:
     """The hosts that a request asks for, once its name is the expected one."""
     try:
@@ -175,7 +218,10 @@ def requested_hosts(asked: x509.CertificateSigningRequest, name: str, label: str
 
 
 def _key_pem(key: PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    """The key's file; sealed with the passphrase in the environment, if there is one."""
+    given = os.environ.get(PASSPHRASE, "")
+    sealing = BestAvailableEncryption(given.encode()) if given else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, sealing)
 
 
 def _certificate_files(authority: Authority, name: str, made: x509.Certificate) -> dict[str, bytes]:

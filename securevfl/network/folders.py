@@ -84,8 +84,11 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         source = next((folder / name for folder, _ in found if (folder / name).is_file()), None)
         if source is not None:  # a helper knows no IDs
             shutil.copy(source, out / name)
-    content = {**found[0][1], "homes": sorted(homes)}
+    content = {**read_json(found[0][0] / AGREEMENT_FILE), "homes": sorted(homes)}
     write_json(out / AGREEMENT_FILE, content)
+    evidence = [folder / EVIDENCE_FILE for folder, _ in found if (folder / EVIDENCE_FILE).is_file()]
+    if evidence:
+        write_text(out / EVIDENCE_FILE, "".join(path.read_text(encoding="utf-8") for path in evidence))
     _write_result(out, [folder for folder, _ in found])
     missing = sorted(set(content["organisations"]) - set(homes))
     return {"organisations": sorted(homes), "missing": missing, "out": str(out)}

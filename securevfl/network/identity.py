@@ -7,9 +7,13 @@ that the other side is ``NAME.securevfl``, whatever host or port it was reached 
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import re
+import stat
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +22,13 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import NameOID
 
 from securevfl.errors import CertificateError, readable
@@ -26,6 +36,8 @@ from securevfl.errors import CertificateError, readable
 SCHEME = "securevfl:"
 DOMAIN = "securevfl"
 CA_FILE = "ca.pem"
+REVOKED_FILE = "ca.crl"
+PASSPHRASE = "SECUREVFL_PASSPHRASE"  # noqa: S105 - the name of an environment variable
 
 # A DNS label in lower case, so that names that look alike cannot differ.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -41,6 +53,7 @@ class Identity:
         certificate_pem: Its certificate.
         ca_pem: The certificate of the consortium's authority.
         expires: When its certificate ends.
+        revoked: Serial numbers of certificates that the authority has revoked, by the list in the folder.
     """
 
     name: str
@@ -48,6 +61,7 @@ class Identity:
     certificate_pem: bytes = field(repr=False)
     ca_pem: bytes = field(repr=False)
     expires: datetime
+    revoked: frozenset[int] = frozenset()
 
 
 def now() -> datetime:
@@ -143,22 +157,60 @@ def load_identity_files(*, key: Path, certificate: Path, ca: Path) -> Identity:
         CertificateError: A file is missing or malformed, others may read the key, the key belongs to another
             certificate, the certificate comes from another authority, or it is not valid now.
     """
-    key_pem, certificate_pem, ca_pem = read_key_file(key), read_file(certificate), read_file(ca)
+    sealed, certificate_pem, ca_pem = read_key_file(key), read_file(certificate), read_file(ca)
     own, root = parse_certificate(certificate_pem, str(certificate)), parse_certificate(ca_pem, str(ca))
     name = organisation_of(own)
     check_tls_key(own, str(certificate))
-    if parse_key(key_pem, str(key)).public_key() != own.public_key():
+    secret = parse_key(sealed, str(key))
+    if secret.public_key() != own.public_key():
         raise CertificateError(f"{key} is not the key of {certificate}")
     check_root(root, str(ca))
     check_issuer(own, root, str(certificate))
     check_validity(own, f"the certificate of {name}")
+    revoked = read_revoked(ca.with_name(REVOKED_FILE), root)
+    check_not_revoked(own, revoked)
     return Identity(
         name=name,
-        key_pem=key_pem,
+        key_pem=secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
         certificate_pem=certificate_pem,
         ca_pem=ca_pem,
         expires=own.not_valid_after_utc,
+        revoked=revoked,
     )
+
+
+def read_revoked(path: Path, root: x509.Certificate, *, out_of_date: bool = False) -> frozenset[int]:
+    """Serial numbers that the authority has revoked; none where there is no list.
+
+    Args:
+        path: The list.
+        root: The authority.
+        out_of_date: Take a list that is, too.
+
+    Raises:
+        CertificateError: The list is malformed, not the authority's, or out of date.
+    """
+    if not path.exists():
+        return frozenset()
+    try:
+        found = x509.load_pem_x509_crl(read_file(path))
+        sound = found.is_signature_valid(root.public_key())  # type: ignore[arg-type]
+        end = found.next_update_utc
+    except MALFORMED as error:
+        raise CertificateError(f"{path} is no list of revoked certificates in PEM form") from error
+    if not sound:
+        raise CertificateError(f"{path} is not signed by the authority {root.subject.rfc4514_string()!r}")
+    if end is not None and now() > end and not out_of_date:
+        raise CertificateError(f"{path} is out of date since {end:%Y-%m-%d}; ask the authority for a new one")
+    return frozenset(each.serial_number for each in found)
+
+
+def check_not_revoked(certificate: x509.Certificate, revoked: frozenset[int]) -> None:
+    """Raises `CertificateError` where the authority has revoked a certificate."""
+    if certificate.serial_number in revoked:
+        raise CertificateError(
+            f"the certificate of {organisation_of(certificate)} is revoked; ask for a new one"
+        )
 
 
 def check_tls_key(certified: Certified, label: str) -> ec.EllipticCurvePublicKey:
@@ -232,10 +284,11 @@ def fingerprint(certified: Certified) -> str:
     return hashlib.sha256(public).hexdigest()
 
 
-def read_file(path: Path) -> bytes:
-    """A small file from outside."""
+def read_file(path: Path, check: Callable[[Path, os.stat_result], None] = lambda path, opened: None) -> bytes:
+    """A small file from outside, once `check` has seen what was opened."""
     try:
         with path.open("rb") as file:
+            check(path, os.fstat(file.fileno()))
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
@@ -250,24 +303,47 @@ def read_key_file(path: Path) -> bytes:
     Raises:
         CertificateError: It cannot be read, or others can read it too.
     """
-    content = read_file(path)
-    mode = path.stat().st_mode & 0o777
-    if os.name == "posix" and mode & 0o077:
+    return read_file(path, check=_check_private)
+
+
+def _check_private(path: Path, opened: os.stat_result) -> None:
+    """Looks at the file that was opened, whatever its name leads to a moment later."""
+    if os.name != "posix":
+        return
+    mode = stat.S_IMODE(opened.st_mode)
+    if not stat.S_ISREG(opened.st_mode) or mode & 0o077:
         raise CertificateError(f"others may read {path} (mode {mode:04o}); run: chmod 600 {path}")
-    return content
+    if opened.st_uid not in (os.geteuid(), 0):
+        raise CertificateError(f"{path} belongs to another user; run: chown {os.geteuid()} {path}")
 
 
 def parse_key(pem: bytes, label: str) -> PrivateKey:
-    """A P-256 or Ed25519 private key without a passphrase."""
+    """A P-256 or Ed25519 private key; one with a passphrase takes it from the environment, or asks."""
+    password = passphrase(label) if b"ENCRYPTED PRIVATE KEY" in pem else None
     try:
-        key = load_pem_private_key(pem, password=None)
+        key = load_pem_private_key(pem, password=password)
     except MALFORMED as error:
-        raise CertificateError(f"{label} is no private key in PEM form without a passphrase") from error
+        why = "no private key in PEM form" if password is None else "not opened by this passphrase"
+        raise CertificateError(f"{label} is {why}") from error
     if isinstance(key, ed25519.Ed25519PrivateKey):
         return key
     if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
         return key
     raise CertificateError(f"{label} is neither a P-256 nor an Ed25519 key")
+
+
+def passphrase(label: str) -> bytes:
+    """The passphrase of a key: from the environment, or typed where somebody is at the terminal.
+
+    Raises:
+        CertificateError: There is neither.
+    """
+    given = os.environ.get(PASSPHRASE, "")
+    if not given and sys.stdin.isatty():
+        given = getpass.getpass(f"passphrase of {label}: ")
+    if not given:
+        raise CertificateError(f"{label} has a passphrase; set {PASSPHRASE} in the environment")
+    return given.encode()
 
 
 def parse_certificate(content: bytes, label: str = "the certificate") -> x509.Certificate:

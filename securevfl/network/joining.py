@@ -126,7 +126,7 @@ class Gathering(Participant):
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
         introduction = read_introduction(fields)
-        introduction.check(self.session, self.config.identity.ca_pem)
+        introduction.check(self.session, self.config.identity)
         if introduction.name != peer:
             raise ProtocolError(f"{peer} introduces itself as another")
         if introduction.incarnation != self.mesh.sessions[peer].incarnation:
@@ -165,18 +165,22 @@ class Gathering(Participant):
 
     async def _invite(self) -> None:
         """Everybody consents to who takes part and how records are compared, before any are."""
-        sizes = {name: self.joined[name].facts.records for name in self.config.parties}
         invitation = Invitation(
             run=self.config.run,
             purpose=self.purpose.name,
             members=self.keys((self.name, *self.members)),
             kind=self.config.align,
             normalise=self.config.normalise,
-            sizes={self.name: 0 if self.own is None else len(self.own.ids), **sizes},
+            sizes=self._sizes(),
         )
         self.part, self.mesh.agreement = "inviting", ""
         self.mesh.tell_all("invite", round=self._round, invitation=invitation.to_json())
         await self.collect("invited", self.members, round=self._round)
+
+    def _sizes(self) -> dict[str, int]:
+        """How many IDs everybody with data brings."""
+        others = {name: self.joined[name].facts.records for name in self.config.parties}
+        return {self.name: 0 if self.own is None else len(self.own.ids), **others}
 
     # -- the common records ---------------------------------------------------------------------------------
 
@@ -206,7 +210,7 @@ class Gathering(Participant):
         )
         for name in arranged.everybody[1:]:
             self.mesh.tell(name, "align", phase=phase, **arranged.fields())
-        task = asyncio.create_task(align(self, phase, arranged))
+        task = asyncio.create_task(align(self, phase, arranged, self._sizes()))
         task.add_done_callback(lambda done: self._tell_own("aligned", phase, done))
         try:
             await self.collect("aligned", arranged.everybody, phase=phase)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -19,7 +19,6 @@ from securevfl.errors import (
     InputError,
     NetworkError,
     ProtocolError,
-    RunError,
     SecureVFLError,
     readable,
 )
@@ -87,6 +86,7 @@ class Member(Participant):
         self.mesh.on_trouble = self._trouble
         self._introductions: list[Introduction] = []
         self._invitation: Invitation | None = None
+        self._aligned_for: Invitation | None = None
         self._heard: tuple[str, dict[str, Any]] = ("", {})
         self._result: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +124,7 @@ class Member(Participant):
                 await self._tell_failure(error)  # another peer refuses or breaks the rules
             raise
         except SecureVFLError as error:
-            if isinstance(error, AgreementError | RunError):
+            if isinstance(error, AgreementError):
                 self._witness(error)
             await self._tell_failure(error)
             raise
@@ -278,12 +278,16 @@ class Member(Participant):
             raise AgreementError(f"an alignment {arranged.kind!r}, to which {self.name} was not invited")
         if set(arranged.members) != set(invited.sizes) or not set(arranged.everybody) <= set(invited.members):
             raise AgreementError("an alignment of others than were invited")
+        if self._aligned_for is invited:
+            raise AgreementError(f"a second alignment for one invitation; {self.name} consents to each")
+        self._aligned_for = invited
         await self.stop_task(self._task)
-        self._task = asyncio.create_task(self._reporting(self._align(fields["phase"], arranged)))
+        work = self._align(fields["phase"], arranged, invited.sizes)
+        self._task = asyncio.create_task(self._reporting(work))
 
-    async def _align(self, phase: bytes, arranged: Arrangement) -> None:
+    async def _align(self, phase: bytes, arranged: Arrangement, sizes: Mapping[str, int]) -> None:
         self.part = "aligning"
-        ids = await align(self, phase, arranged)
+        ids = await align(self, phase, arranged, sizes)
         if ids is not None:
             self.purpose.take_ids(self, ids, leads=False)
             self.say(f"{len(ids)} of {len(self.own.ids) if self.own else 0} records are common to all")

@@ -23,6 +23,7 @@ from securevfl.errors import CertificateError, ProtocolError
 from securevfl.network.identity import (
     Identity,
     check_issuer,
+    check_not_revoked,
     check_validity,
     organisation_of,
     parse_certificate,
@@ -70,16 +71,22 @@ class Introduction:
         """As fields of a message."""
         return dict(vars(self))
 
-    def check(self, run: str, ca_pem: bytes) -> None:
+    def check(self, run: str, identity: Identity) -> None:
         """Checks certificate and signature.
 
+        Args:
+            run: Name of the run.
+            identity: Who checks: its authority, and what that has revoked.
+
         Raises:
-            CertificateError: The certificate is not of this name and authority, or did not sign this.
+            CertificateError: The certificate is not of this name and authority, is revoked, or did not sign
+                this.
         """
         certificate = parse_certificate(self.certificate, f"the certificate of {self.name}")
         if organisation_of(certificate) != self.name:
             raise CertificateError(f"an introduction of {self.name} with another's certificate")
-        check_issuer(certificate, parse_certificate(ca_pem), f"the certificate of {self.name}")
+        check_issuer(certificate, parse_certificate(identity.ca_pem), f"the certificate of {self.name}")
+        check_not_revoked(certificate, identity.revoked)
         check_validity(certificate, f"the certificate of {self.name}")
         try:
             verify(self.certificate, self.name, self.signed(run), self.signature)
@@ -133,7 +140,7 @@ class Introducer:
             ProtocolError: Its key is unusable, or was met before: a second cipher with the same keys would
                 count from the beginning and use every nonce twice.
         """
-        other.check(self.run, self.identity.ca_pem)
+        other.check(self.run, self.identity)
         if (other.public_key, via) in self._met:
             raise ProtocolError(f"an introduction of {other.name} comes back; a process is met once")
         try:

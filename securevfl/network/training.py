@@ -81,6 +81,7 @@ class Training(Purpose):
             parties=tuple(found),
             widths=tuple(each.columns for each in found.values()),
             bounds=tuple(each.bounds for each in found.values()),
+            described=tuple(each.described for each in found.values()),
             label_holder=who.name,
             task=coding.task,
             classes=len(coding.classes),

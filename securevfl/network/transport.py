@@ -37,7 +37,13 @@ from securevfl.network.frames import (
     reason_of,
     refusal,
 )
-from securevfl.network.identity import Identity, organisation_of, server_name
+from securevfl.network.identity import (
+    Identity,
+    check_not_revoked,
+    organisation_of,
+    parse_certificate,
+    server_name,
+)
 from securevfl.network.session import Flood, Session
 
 try:
@@ -294,7 +300,9 @@ class Transport:
         peer = "somebody"
         try:
             (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
-            peer = organisation_of(pem)
+            certificate = parse_certificate(pem)
+            peer = organisation_of(certificate)
+            check_not_revoked(certificate, self.identity.revoked)
             frame = await self._greeting_of(peer, context)
             if frame is not None:
                 await context.write(self._hello(Kind.WELCOME, peer))

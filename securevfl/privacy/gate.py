@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.accountants.records import Filter, ReleaseRecord
+from securevfl.accountants.records import PREDICTION, Filter, ReleaseRecord
 from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
 from securevfl.privacy.defences import randomise_labels
 from securevfl.privacy.journal import GRADIENT, LABELS, RELEASE, STATISTIC, UPDATE, Array, Journal
@@ -272,7 +272,13 @@ class Gate:
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
 
     def open_scores(
-        self, machine: Machine, *, rows: Rows | None, vectors: int, kind: str, observers: tuple[str, ...]
+        self,
+        machine: Machine,
+        *,
+        rows: Rows | None,
+        vectors: int,
+        observers: tuple[str, ...],
+        kind: str = PREDICTION,
     ) -> Accounted:
         """Writes down that a sealed model's exact scores of single records are about to be opened.
 
@@ -280,17 +286,18 @@ class Gate:
             machine: The machine that does it.
             rows: The records; None where they cannot be told from those that were trained on.
             vectors: How many records.
-            kind: ``evaluation`` or ``prediction``.
             observers: Organisations that obtain the scores.
+            kind: ``prediction`` or ``held back``.
 
         Raises:
-            BudgetExceeded: A record was trained on with a promise that its exact score would void.
+            BudgetExceeded: A record was trained on, or tested with, and its exact score would void a promise.
         """
-        if kind == "prediction" and self.budget.promises(rows):
+        if self.budget.promises(rows):
             which = "without IDs some may be" if rows is None else "some are"
             raise BudgetExceeded(
-                f"{self.owner}: of {vectors} records to predict, {which} records that training used, and an "
-                "exact score would void their epsilon; give records that training never saw, with their IDs"
+                f"{self.owner}: of {vectors} records to predict, {which} records that the run trained on or "
+                "tested with, and an exact score would void their epsilon; give records that it never saw, "
+                "with their IDs"
             )
         head = self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)

@@ -223,6 +223,12 @@ class Plan(_Keywords):
         return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
 
     @property
+    def evaluations(self) -> int:
+        """How often the test part is evaluated."""
+        between = (self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
+        return between + 1
+
+    @property
     def is_unprotected(self) -> bool:
         """True where something leaves, and neither noise nor a target epsilon limits what it tells."""
         return self.family.federated and not self.sigma and not self.epsilon

@@ -110,7 +110,7 @@ def test_a_share_leaves_the_noise_that_colluders_do_not_know():
 
 def test_losses_are_close_without_noise_and_their_error_is_the_deviation():
     scores, labels = people(n=6000)
-    p = 1 / (1 + np.exp(-np.clip(scores, -8, 8)))
+    p = 1 / (1 + np.exp(-scores))
     exact = {
         "brier": float(np.mean((p - labels) ** 2)),
         "log_loss": float(-np.mean(labels * np.log(p) + (1 - labels) * np.log(1 - p))),
@@ -123,7 +123,7 @@ def test_losses_are_close_without_noise_and_their_error_is_the_deviation():
         found = [metric(t, **arguments(labels), noise=noise) for t in noisy(totals, noise, trials, 2)]
         spread = np.std([each.value for each in found])
         assert found[0].noise_error == pytest.approx(spread, rel=4 / math.sqrt(2 * trials))
-        assert found[0].noise_error < 0.02
+        assert found[0].noise_error < 0.03
 
 
 def test_an_evaluation_repeated_costs_more():

@@ -156,7 +156,7 @@ def entry(kind, mechanism, rows, **fields):
 def test_predictions_neither_spend_the_training_budget_nor_spoil_its_figure():
     budget = Filter(mode="sealed", budget_mu=0.5, records=20)
     totals = entry("totals (person)", "gaussian", (0, 15), sigma=10.0, sensitivity=3.0)
-    scores = entry("evaluation", "exact", (15, 20), vectors=5)
+    scores = entry("prediction", "exact", (15, 20), vectors=5)
     for record in (totals, scores, totals):
         budget.charge(record)
     assert budget.spent_mu == pytest.approx(0.3 * math.sqrt(2))
@@ -168,5 +168,5 @@ def test_predictions_neither_spend_the_training_budget_nor_spoil_its_figure():
 def test_exact_totals_are_no_predictions():
     opened = entry("totals (person)", "exact", (0, 15))
     assert math.isinf(privacy_matrix([opened], 1e-5)["p1"]["p0"].mu)
-    elsewhere = ReleaseRecord(owner="p1", kind="evaluation", mechanism="exact", mode="strict")
-    assert not elsewhere.is_prediction  # other modes count evaluation with everything else
+    elsewhere = ReleaseRecord(owner="p1", kind="prediction", mechanism="exact", mode="strict")
+    assert not elsewhere.is_prediction  # other modes count predictions with everything else

@@ -39,13 +39,14 @@ def audited(data, trials=0, canaries=400, **fields):
 
 def test_the_audit_comes_close_and_refutes_counting_own_totals_only():
     found = audited(make(), epsilon=8.0, canaries=CANARIES)
-    assert set(found) == {"party", "label-holder", "statistics"}
+    assert set(found) == {"party", "label-holder", "statistics", "evaluation totals"}
     for name in ("party", "label-holder"):
         result = found[name]
         assert 0.85 * result.claim < result.mu_lower < result.claim + SLACK
         assert result.refutes("own totals")
     assert found["party"].owners == ("p1",) and found["label-holder"].owners == ("p0",)
-    assert found["statistics"].mu_lower <= found["statistics"].claim + SLACK
+    for name in ("statistics", "evaluation totals"):
+        assert found[name].mu_lower <= found[name].claim + SLACK
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_the_audit_comes_close_and_refutes_counting_own_totals_only():
 )
 def test_every_kind_of_run_is_audited_and_holds(shape, fields):
     found = audited(make(**shape), epsilon=8.0, trials=TRIALS, **fields)
-    runs = [result for name, result in found.items() if name != "statistics"]
+    runs = [result for name, result in found.items() if name not in ("statistics", "evaluation totals")]
     assert runs
     for result in runs:
         # Half of the promise at least: the attack means something.
@@ -131,7 +132,7 @@ def test_reports_show_what_was_measured(tmp_path, monkeypatch):
 def test_every_opening_of_a_scorecard_is_audited(monkeypatch):
     fields = {"model": "scorecard", "epsilon": 16.0}
     found = audited(make(), trials=2000, canaries=TRIALS, **fields)
-    assert set(found) == {"party", "label-holder", "bins", "label histogram"}
+    assert set(found) == {"party", "label-holder", "bins", "label histogram", "evaluation totals"}
     for result in found.values():
         assert 0.5 * result.claim < result.mu_lower < result.claim + SLACK
     # A card whose histogram leaves half of the noise out is caught.

@@ -86,7 +86,7 @@ def test_the_first_line_says_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    options = ["--algorithm", "sealed", "--model", "linear", "--epsilon", "0.01", "--out", str(out)]
+    options = ["--algorithm", "sealed", "--model", "linear", "--epsilon", "0.05", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["securevfl", "train", "--data", "breast-cancer", *options])
     with suppress(SystemExit):
         main()

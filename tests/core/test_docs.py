@@ -6,6 +6,8 @@ import base64
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +126,36 @@ def test_a_page_of_a_task_runs_top_to_bottom(page: str, tmp_path: Path, monkeypa
         else:
             program.write_text(code)
             run_program(program)
+
+
+def test_the_site_is_built_and_leads_nowhere_else(tmp_path: Path) -> None:
+    """Every link and anchor leads somewhere, every page is in the contents, no page names an address."""
+    pytest.importorskip("sphinx", reason="needs securevfl[docs]")
+    pytest.importorskip("myst_parser", reason="needs securevfl[docs]")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        str(DOCS),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".html", ".js", ".css")]
+    addresses = {
+        found
+        for path in files
+        for found in re.findall(r"https?://[\w.-]+\.[a-z]{2,}", path.read_text(encoding="utf-8"))
+    }
+    assert addresses <= {"http://www.w3.org"}
+    pages = {page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")}
+    assert pages <= {path.relative_to(tmp_path) for path in files}
+    assert (tmp_path / "searchindex.js").is_file()  # a script, so that search works from disk
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,29 @@ def test_example(path: Path, tmp_path: Path, monkeypatch, capfd) -> None:
 def test_every_example_is_listed() -> None:
     listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "examples" / "README.md").read_text()))
     assert listed == {path.name for path in EXAMPLES}
+
+
+def test_a_run_of_flower_can_be_audited(tmp_path: Path) -> None:
+    """The exchanges that Flower would leave behind; the other half of the example needs Flower itself."""
+    from securevfl import audit
+
+    program = runpy.run_path(str(ROOT / "examples" / "flower" / "audit_flower.py"))
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(300, 8)), rng.integers(0, 2, 300)
+    np.savez(tmp_path / "tables.npz", features=features, labels=labels)
+    kept = {}
+    for step in range(3):
+        rows = np.sort(rng.permutation(240)[:40])
+        for party in range(2):
+            seen = features[rows, 4 * party : 4 * party + 2]
+            kept |= {f"{step}/{party}/rows": rows, f"{step}/{party}/embeddings": seen}
+            kept[f"{step}/{party}/gradients"] = 0.1 * seen
+    np.savez(tmp_path / "exchanges.npz", steps=3, **kept)
+    run_folder = program["record"](tmp_path)
+    unknown = audit(run_folder, ["gradient-norm", "embedding-inversion"], isolated=False)
+    assert "Attacks were not run for lack of data" in unknown.content["words"][0]
+    known = audit(run_folder, "embedding-inversion", data=program["data_of"](tmp_path), isolated=False)
+    assert any(attack["status"] == "scored" for attack in known.attacks)
 
 
 def blocks(language: str) -> list[str]:

@@ -82,11 +82,11 @@ def test_predictions_are_counted_apart(tmp_path: Path):
     assert again.privacy == before
     for owner in ("p1", "p2"):
         spent = again.result["prediction"][owner]
-        assert (spent["evaluation"], spent["prediction"]) == (data.n_test, data.n_test + 3)
+        assert spent["scores"] == data.n_test + 3
         assert spent["observers"] == ["p0"] and spent["epsilon"] is None
     assert "p0" not in again.result["prediction"]
     matrix = privacy_matrix(read_records(tmp_path / "run"), 1e-5)
-    assert matrix["p1"]["p0"].predictions == 2 * data.n_test + 3
+    assert matrix["p1"]["p0"].predictions == data.n_test + 3
     assert matrix["p1"]["p2"].predictions == 0
 
 
@@ -98,11 +98,12 @@ def test_the_audit_shows_them_apart(tmp_path: Path):
     report = audit(load_run(tmp_path / "run"), attacks=["mask-statistics"], data=data, canaries=-1)
     assert report.verdict == "not tested"  # replay ends with the training
     assert not [f for f in report.content["findings"] if f["verdict"] == "violated"]
-    assert any("predicted ones" in text for text in report.content["words"])
+    assert any("predicted records" in text for text in report.content["words"])
     seen = list(View(tmp_path / "run" / "views" / "p0").messages("sealed-score", sent=False))
-    assert len(seen) == 4 and all(m.head is not None for m in seen)
+    assert len(seen) == 2 and all(m.head is not None for m in seen)
     operands = list(View(tmp_path / "run" / "views" / "p0").messages("sealed-operand", sent=False))
-    assert len(operands) == 2  # rows of new records leave nobody, masked or not
+    # Two of training, two of the evaluation: rows of new records leave nobody, masked or not.
+    assert len(operands) == 4
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
@@ -114,8 +115,10 @@ def test_records_that_were_trained_on_are_refused(noise, tmp_path: Path):
     run = train(data, Plan.from_flat({"algorithm": "sealed", "epochs": 2, **noise}), tmp_path / "run")
     entries = len(read_records(tmp_path / "run"))
     some = [block[:2] for block in data.train]
-    with pytest.raises(BudgetExceeded, match="training used"):
+    with pytest.raises(BudgetExceeded, match="trained on or tested with"):
         run.predict(some, ids=[data.ids_train[0], "somebody new"])
+    with pytest.raises(BudgetExceeded, match="trained on or tested with"):  # they have paid for evaluations
+        run.predict([block[:1] for block in data.test], ids=data.ids_test[:1])
     with pytest.raises(BudgetExceeded, match="without IDs"):
         load_run(tmp_path / "run").predict(some)
     assert len(read_records(tmp_path / "run")) == entries

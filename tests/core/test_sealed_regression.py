@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from securevfl import Plan, VerticalData, train
+from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.sealed import SealedShifts
+from securevfl.algorithms import find_algorithm
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.card import geometry_of
 from securevfl.algorithms.sealed.settings import SealedGeometry
+from securevfl.algorithms.sealed.training import signal
+from securevfl.errors import PlanError
 
 RANGE = {"label_low": 0.0, "label_high": 400.0}
 
@@ -120,3 +124,17 @@ def test_columns_get_scales_of_their_own_where_noise_allows() -> None:
     # The true ratio is 10; the noise's floor of 2 sigma / N in a mean square of .083 allows 2.7.
     assert weights[0] / weights[1] > 2
     assert run.test["auc"] > 0.9
+
+
+def test_what_noise_would_drown_is_refused_and_what_it_shakes_is_said() -> None:
+    """By rows, columns, classes and epsilon alone, before anything is released."""
+    data, found = VerticalData.load("digits"), find_algorithm("sealed")
+    plan = Plan(algorithm="sealed", epsilon=0.02)
+    with pytest.raises(PlanError, match="a constant would be as good"):
+        resolve(plan, data)
+    said = {e: found.notes(plan.with_changes(epsilon=e), data) for e in (0.1, 4.0)}
+    assert any("differs much from run to run" in note for note in said[0.1])
+    assert not any("differs much" in note for note in said[4.0])
+    assert signal(plan.with_changes(epsilon=4.0), data) == pytest.approx(
+        gdp_mu(4.0, 1e-5) * data.n_train / math.sqrt(64 * 10)
+    )

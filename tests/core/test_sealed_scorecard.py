@@ -72,6 +72,8 @@ def test_every_share_of_the_budget_is_in_the_ledger(tmp_path, parties, collusion
     assert len(found) == parties + (holder == "server")
     for kinds in found.values():
         # An owner's own label or features may be better protected than the worst case, never worse.
+        # Test records are other people: what they pay is all of theirs, and nothing of training's.
+        assert kinds.pop("evaluation totals") == pytest.approx(target, rel=1e-6)
         assert kinds.keys() == KINDS.keys()
         assert all(kinds[kind] <= share * target * (1 + 1e-9) for kind, share in KINDS.items())
         assert kinds["bins"] == pytest.approx(0.10 * target, rel=1e-6)

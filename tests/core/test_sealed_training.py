@@ -137,9 +137,10 @@ def test_the_ledger_adds_up_to_the_target(tmp_path, protect, parties, collusion)
         mine = [r for r in records if r.owner == owner]
         assert sum(r.kind.startswith("totals") for r in mine) == 6
         assert all(r.rows.size == data.n_train for r in mine if r.kind.startswith("totals"))
-        assert [r.kind for r in mine if r.mechanism == "masked"] == ["contributions"]
+        # One session for training, one for the evaluation.
+        assert [r.kind for r in mine if r.mechanism == "masked"] == ["contributions"] * 2
         others = tuple(p for p in data.parties if p != owner)
-        assert all(r.observers == others for r in mine if r.mechanism != "masked" and r.kind != "evaluation")
+        assert all(r.observers == others for r in mine if r.mechanism != "masked")
 
 
 def test_more_data_held_back_from_an_observer_needs_no_more_noise_than_the_plain_formula():
@@ -149,13 +150,9 @@ def test_more_data_held_back_from_an_observer_needs_no_more_noise_than_the_plain
     assert plan.sigma == pytest.approx(2 * bound * (2 * 2) ** 0.5 / gdp_mu(1.0, 1e-5), rel=1e-6)
 
 
-def test_predictions_are_counted_apart():
+def test_nothing_is_opened_but_totals():
     result = run(make_data(parties=3), epsilon=4.0, epochs=4, evaluate_every=2).result
-    test_records = make_data(parties=3).n_test
-    opened = {"scores": 2 * test_records, "evaluation": 2 * test_records, "prediction": 0}
-    assert result["prediction"] == {
-        party: {**opened, "observers": ["p0"], "epsilon": None} for party in ("p1", "p2")
-    }
+    assert result["prediction"] == {}
     assert result["privacy"]["p1"]["epsilon"] <= 4.0
     assert result["labels"].startswith("sealed")
 
@@ -200,7 +197,7 @@ def test_plans_that_would_void_the_promise_are_refused(fields, reason):
 
 def test_what_does_not_fit_the_ring_is_refused():
     with pytest.raises(EncodingError, match="ring holds"):
-        run(make_data(), epsilon=1e-5)
+        run(make_data(), sigma=1e6)
     with pytest.raises(PlanError, match="label_low"):
         run(make_data(task="regression"))
     with pytest.raises(PlanError, match="at least 2"):
@@ -265,9 +262,10 @@ def test_the_dealer_sees_no_traffic_and_members_see_masks(tmp_path):
         "sealed-deal",
         "sealed-phase",
         "sealed-share",
-        "sealed-score-deal",
+        "sealed-spread",
     }
-    assert all(seen.head is not None for seen in received if seen.sender != "dealer")
+    unmasked = ("dealer", "sealed-spread")
+    assert all(s.head is not None for s in received if s.sender not in unmasked and s.kind not in unmasked)
 
 
 def test_bytes_per_iteration(tmp_path):
@@ -276,8 +274,10 @@ def test_bytes_per_iteration(tmp_path):
     run(data, tmp_path / "run", epochs=2, record_views=True, centring=0.0)
     view = View(tmp_path / "run" / "views" / "p1")
     sizes = [seen.size for seen in view.messages("sealed-phase", "sealed-share", sent=True)]
-    assert len(sizes) == 4
-    assert 12 * data.n_train <= sum(sizes) / 2 <= 12 * data.n_train + 8 * 5 + 1024
+    assert len(sizes) == 6
+    assert 12 * data.n_train <= sum(sizes[:4]) / 2 <= 12 * data.n_train + 8 * 5 + 1024
+    # An evaluation: a phase, and 48 waves of 8 bytes for each test record.
+    assert 388 * data.n_test <= sum(sizes[4:]) <= 388 * data.n_test + 2 * 48 * 8 + 1024
 
 
 # -- rows and networks --------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_a_party_that_drops_stops_the_run_and_it_can_be_resumed(tmp_path, monkey
 def test_resuming_after_the_last_epoch_still_evaluates(tmp_path, monkeypatch):
     data = make_data()
     plan = Plan(algorithm="sealed", epochs=3, epsilon=4.0)
-    monkeypatch.setattr(SealedMember, "predict", _fail)
+    monkeypatch.setattr(SealedMember, "evaluate", _fail)
     with pytest.raises(DropoutError):
         train(data, plan, tmp_path / "run")
     monkeypatch.undo()
@@ -400,7 +400,7 @@ def test_resuming_after_the_last_epoch_still_evaluates(tmp_path, monkeypatch):
     assert done.test["auc"] is not None
     assert load_run(tmp_path / "run").result == done.result
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert saved["prediction"]["p1"]["scores"] == data.n_test
+    assert saved["evaluation"]["se"] > 0 and saved["prediction"] == {}
 
 
 async def _fail(member):

@@ -40,6 +40,7 @@ CASES = {
         epsilon=60.0,
         insecure_reproducible_noise=True,
         record_views=True,
+        settings={"adversary": "semi-honest"},
     ),
     "frozen encoders": BASE.with_changes(
         encoder_training="none", sigma=1.0, insecure_reproducible_noise=True
@@ -98,6 +99,10 @@ class Outcome:
         )
 
 
+def _known(figures: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if value is not None}
+
+
 def _rows(rows: Any) -> tuple[int, ...] | None:
     return None if rows is None else tuple(rows.tolist())
 
@@ -132,10 +137,13 @@ class CarrierConformance(ABC):
         for line, wanted in zip(found.metrics, expected.metrics, strict=True):
             assert (line["epoch"], line["processed"]) == (wanted["epoch"], wanted["processed"])
             assert line["loss"] == (wanted["loss"] and pytest.approx(wanted["loss"], rel=1e-4))
-            assert line["test"] == pytest.approx(wanted["test"], rel=1e-3)
+            if "evaluation" not in expected.result:
+                assert line["test"] == pytest.approx(wanted["test"], rel=1e-3)
             assert line["mu"].get("bank") == wanted["mu"].get("bank")
         assert found.metrics[-1]["test"] == found.result["test"]
-        assert found.result["test"] == pytest.approx(expected.result["test"], rel=1e-3)
+        # Of sealed models a simulation knows exact figures besides; what the federation opens is the same.
+        same = "evaluation" if "evaluation" in expected.result else "test"
+        assert _known(found.result[same]) == pytest.approx(_known(expected.result[same]), rel=1e-3)
         assert found.result["epochs"] == expected.result["epochs"]
 
     @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import math
 import shutil
 import socket
@@ -43,6 +44,20 @@ EVERYTHING = Acceptance(
     predictions=1_000_000,
 )
 """Rules that accept whatever a test proposes; others are made from these."""
+ACCEPT_EVERYTHING = f"""[accept]
+epsilon = inf
+members = {json.dumps(NAMES)}
+algorithms = {json.dumps(ALGORITHMS)}
+protocols = {json.dumps(PROTOCOLS)}
+test_fraction = 1.0
+evaluations = 1000
+alignment = {{ kinds = ["private", "helper", "none"], ids = 1000000, times = 100 }}
+delta = 1.0
+dealer = "dealer"
+adversary = "semi-honest"
+predictions = 1000000
+"""
+"""The same as text of `party.toml`."""
 
 
 @functools.cache

@@ -116,6 +116,8 @@ class Guessing(Coordinator):
 
     answers: list[list[str]]
     guesses: list[list[str]]
+    invites = True
+    understates = False
 
     async def _agree(self) -> None:
         self.answers.append(list(self.purpose.ids or ()))
@@ -124,8 +126,13 @@ class Guessing(Coordinator):
             self.joined = {name: replace(each, aligned="") for name, each in self.joined.items()}
             self.purpose.remembered = lambda who: None
             await self._introduce()
+            if self.invites:
+                await self._invite()
             await self._align()
             await self._agree()
+
+    def _sizes(self) -> dict[str, int]:
+        return super()._sizes() | ({self.name: 2} if self.understates else {})
 
     def _guess(self) -> None:
         own, names = self.own, self.guesses.pop(0)
@@ -134,36 +141,50 @@ class Guessing(Coordinator):
         )
 
 
+def attacker(federation: Federation, answers: list[list[str]]) -> Guessing:
+    bank = Guessing(replace(federation.server, data=None))
+    bank.config, bank.own, bank.answers = federation.server, federation.tables["bank"], answers
+    real = federation.tables["clinic"].ids.tolist()
+    bank.guesses = [[*real[10 * i : 10 * i + 5], *(f"nobody-{i}-{j}" for j in range(5))] for i in range(6)]
+    bank._guess()
+    return bank
+
+
 def test_a_coordinator_that_guesses_again_and_again_is_stopped_and_leaves_traces(tmp_path):
     """Each round tells it which of its guesses the clinic has. It gets as many as the clinic allows, over all
     processes, and each stands in the clinic's ledger with who asked and how many IDs were let in."""
     federation = Federation(tmp_path, PLAN, parties=("bank", "clinic"), align="private")
     limited(federation, times=3, ids=60)
-    real = federation.tables["clinic"].ids.tolist()
     answers: list[list[str]] = []
-
-    def attacker() -> Guessing:
-        bank = Guessing(replace(federation.server, data=None))
-        bank.config, bank.own = federation.server, federation.tables["bank"]
-        bank.answers = answers
-        bank.guesses = [
-            [*real[10 * i : 10 * i + 5], *(f"nobody-{i}-{j}" for j in range(5))] for i in range(6)
-        ]
-        bank._guess()
-        return bank
-
-    found = ended(federation, attacker())
+    found = ended(federation, attacker(federation, answers))
     assert isinstance(found["clinic"], BudgetExceeded)
     assert "were aligned 3 times and may be 3 times" in str(found["clinic"])
     assert [len(each) for each in answers] == [5, 5, 5]
     assert len(alignments(federation, "clinic")) == 3
     (tmp_path / "bank" / "alignment.json").unlink()
-    found = ended(federation, attacker())  # both start again: the count goes on
+    found = ended(federation, attacker(federation, answers))  # both start again: the count goes on
     assert isinstance(found["clinic"], BudgetExceeded)
     assert len(answers) == 3
     for entry in alignments(federation, "clinic"):
         assert entry.content["observers"] == ["bank"] and entry.content["most"] == 60
     assert len(alignments(federation, "bank")) >= 3
+
+
+def test_each_alignment_needs_an_invitation_of_its_own(tmp_path):
+    federation = Federation(tmp_path, PLAN, parties=("bank", "clinic"), align="private")
+    bank = attacker(federation, answers := [])
+    bank.invites = False
+    assert "a second alignment for one invitation" in str(ended(federation, bank)["clinic"])
+    assert len(answers) == len(alignments(federation, "clinic")) == 1
+
+
+def test_more_ids_than_the_invitation_says_are_refused(tmp_path):
+    federation = Federation(tmp_path, PLAN, parties=("bank", "clinic"), align="private")
+    bank = attacker(federation, answers := [])
+    bank.understates = True
+    found = ended(federation, bank)
+    assert "bank brings 10 IDs and has said 2" in str(found["clinic"])
+    assert answers == []
 
 
 def test_a_deleted_ledger_line_does_not_give_attempts_back(tmp_path):

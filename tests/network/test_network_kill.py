@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import models
-from federation import free_port, tables, together
+from federation import ACCEPT_EVERYTHING, free_port, tables, together
 
 from securevfl import Plan, train
 from securevfl.algorithms import find_algorithm
@@ -66,7 +66,7 @@ class Company:
             lines += ['align = "none"', "time_unit = 0.01"]
         else:
             lines += ['coordinator = "bank"', f'address = "{address}"']
-        lines += ["[network]", "patience = 120"] + ([] if name == "bank" else ["[accept]"])
+        lines += ["[network]", "patience = 120"] + ([] if name == "bank" else ACCEPT_EVERYTHING.splitlines())
         lines += [] if name == "bank" else ["[local]", f"record_views = {str(views).lower()}"]
         if name in self.tables:
             lines += ["[data]", 'file = "table.csv"'] + (['label_column = "y"'] if name == "bank" else [])

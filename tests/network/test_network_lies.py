@@ -82,6 +82,7 @@ def watched(process: Process) -> Counter:
 
 def run(folder: Path, **changes: object) -> tuple[dict[str, Process], dict[str, object], dict[str, Counter]]:
     settings = {"algorithm": "vafl", "protocol": "pairwise", "epochs": 2, "batch": 8, **changes}
+    settings["unprotected"] = True
     given = Federation(folder, Plan.from_flat(settings), parties=PARTIES)
 
     async def play():

@@ -276,7 +276,7 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
     for owner in ("clinic", "shop"):
         (record,) = predictions_of(tmp_path / owner)
         assert record.observers == ("bank",) and record.rows.tolist() == list(range(60, 60 + COUNT))
-        assert results[owner]["prediction"][owner]["prediction"] == COUNT
+        assert results[owner]["prediction"][owner]["scores"] == COUNT
     assert any("counted apart" in line for line in prediction.said["clinic"])
 
 

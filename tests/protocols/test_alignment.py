@@ -173,6 +173,7 @@ def test_wrong_senders_rounds_and_kinds(kind):
         ({"kind": "none"}, "in another way"),
         ({"context": b"another run"}, "in another way"),
         ({"most": 4}, "party-a brings 5 IDs; at most 4"),
+        ({"sizes": [3, 4]}, "party-a brings 5 IDs and has said 3"),
     ],
 )
 def test_parties_that_mean_different_things_refuse_each_other(changes, match):
@@ -206,7 +207,12 @@ def test_dropout_ends_the_alignment(kind):
 
 
 def test_bad_settings():
-    for wrong in ({"parties": 1}, {"parties": 2, "kind": "psi"}, {"parties": 2, "most": 0}):
+    for wrong in (
+        {"parties": 1},
+        {"parties": 2, "kind": "psi"},
+        {"parties": 2, "most": 0},
+        {"parties": 2, "sizes": [1]},
+    ):
         with pytest.raises(InputError):
             PrivateAlignment(**wrong)
     with pytest.raises(InputError, match="trim-casefold"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.accountants.sealed import checked_slack
-from securevfl.algorithms.sealed.card import CARDS, CardGeometry
+from securevfl.algorithms.sealed.card import CARDS, CardGeometry, geometry_of
+from securevfl.algorithms.sealed.evaluation import Evaluation
 from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
@@ -77,7 +78,12 @@ def slack(plan: Plan, data: VerticalData) -> float:
         protocols = [(linear.protocol(widths, (True,) * len(widths)), plan.epochs)]
         mu = linear.shifts.diameter / plan.sigma * plan.epochs**0.5
     epsilon = plan.budget_epsilon or gdp_epsilon(mu, plan.accounted_delta)
-    return sum(_slack_of(protocol, count, epsilon) for protocol, count in protocols)
+    trained = sum(_slack_of(protocol, count, epsilon) for protocol, count in protocols)
+    evaluation = Evaluation(settings=geometry_of(plan, data))
+    if not evaluation.offered:
+        return trained
+    # Test records are other people; every evaluation has a session of its own.
+    return max(trained, plan.evaluations * _slack_of(evaluation.protocol, 1, epsilon))
 
 
 def _slack_of(protocol: SealedProtocol, iterations: int, epsilon: float) -> float:

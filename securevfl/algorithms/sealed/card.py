@@ -74,6 +74,11 @@ class CardGeometry(SealedGeometry):
         """What all openings may cost together: the plan's sigma is that of a total that spends it all."""
         return self.shifts.diameter / self.plan.sigma if self.plan.sigma else NO_NOISE
 
+    @property
+    def whole_mu(self) -> float:
+        """See `SealedGeometry`."""
+        return self.mu if self.plan.sigma else math.inf
+
     @cached_property
     def noise(self) -> ScorecardNoise:
         """Every noise scale."""
@@ -539,12 +544,27 @@ class CardMember(SealedMember):
         """Leaves the card in the module."""
         self._write_card()
 
-    def _test_scores(self) -> Floats:
-        """Scores of the test part by the card as it is now, which is also written into the module."""
+    def _test_scores(self) -> tuple[Floats, float]:
+        """By the card as it is now, which is also written into the module."""
         self._write_card()
         if self.address == SERVER:
-            return np.full((self.setup.data.n_test, 1), self.bias)
-        return self._encoder().score(dense(self.setup.data.test[self.index]))
+            bias = float(self.setup.head.bias.detach())  # type: ignore[operator]
+            return np.full((self.setup.data.n_test, 1), bias), bias
+        encoder = self._encoder()
+        return encoder.score(dense(self.setup.data.test[self.index])), float(encoder.constant)
+
+    def _spread(self) -> float:
+        """Of the card's noisy counts: each column's variance, as if columns knew nothing of each other."""
+        if self.address == SERVER:
+            return 0.0
+        encoder = self._encoder()
+        variances = []
+        for place in range(len(self.columns)):
+            counts = np.maximum(encoder.part("positive", place) + encoder.part("negative", place), 0.0)
+            values = encoder.part("values", place)
+            share = counts / max(float(counts.sum()), 1.0)
+            variances.append(max(float(share @ values**2 - (share @ values) ** 2), 0.0))
+        return math.sqrt(math.fsum(variances))
 
     def _write_card(self) -> None:
         weights, bias = self._fitted()
@@ -585,6 +605,7 @@ class CardMember(SealedMember):
             "fit": None if self.fit is None else self.fit.state(),
             "delay": None if self.delay is None else self.delay.state(),
             "steps": self.steps,
+            "evaluations": self.evaluator.done,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -593,6 +614,7 @@ class CardMember(SealedMember):
         found = state["features"]
         self.features = [Feature.of(column, found[str(i)]) for i, column in enumerate(self.columns)]
         self.bias, self.rate, self.steps = float(state["bias"]), float(state["rate"]), int(state["steps"])
+        self.evaluator.done = int(state["evaluations"])
         self.fit = None if state["fit"] is None else tables.PartyFit.of(state["fit"])
         if self.delay is not None:
             self.delay.load(state["delay"])

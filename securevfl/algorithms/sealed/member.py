@@ -9,7 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from securevfl.accountants.records import HELD_BACK
 from securevfl.algorithms.base import SERVER, Setup
+from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
 from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
@@ -64,6 +66,8 @@ class SealedMember:
         self.steps = 0
         self.sums: list[Tensor] = []
         self.averaged = 0
+        self.evaluator = Evaluator(setup, settings, self.exchange, self.gate, self.observers)
+        self.tested: npt.NDArray[np.float64] | None = None
         self._party: SealedParty | None = None
         self._cost = settings.cost(self.index)
 
@@ -243,29 +247,44 @@ class SealedMember:
         for mine, parameter in zip(self.sums, model.parameters, strict=True):
             mine += parameter
 
-    # -- prediction -----------------------------------------------------------------------------------------
+    # -- evaluation -----------------------------------------------------------------------------------------
 
-    async def predict(self) -> npt.NDArray[np.float64] | None:
-        """Opens the summed scores of the test part to the label holder, who gets them returned."""
-        data, holder = self.setup.data, self.index == self.settings.label_holder
-        machine = self._session.score(self._test_scores(), round=self.exchange.next_round())
-        if holder:  # it only receives
+    async def evaluate(self) -> npt.NDArray[np.float64] | None:
+        """Opens noisy totals over the test part; the label holder gets figures, where the task has any."""
+        self.tested, constant = self._test_scores()
+        if not self.evaluator.evaluation.offered:
+            return None
+        shift = constant if self.index == self.settings.label_holder else 0.0
+        return await self.evaluator.open(self.tested, spread=self._spread(), shift=shift)
+
+    async def open_held_back(self) -> None:
+        """With a stack, at the end: exact scores of the records that were held back, to the label holder."""
+        held, data = self.evaluator.evaluation.held, self.setup.data
+        if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
+            return
+        await self.begin()
+        machine = self._session.score(self.tested[:held], round=self.exchange.next_round())
+        if self.index == self.settings.label_holder:  # it only receives
             await self.exchange.follow(machine)
-            return machine.result()
-        rows = np.arange(data.n_train, data.n_train + data.n_test, dtype=np.int64)
+            return
+        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
         to = (self.setup.label_holder,)
         await self.exchange.follow(
-            self.gate.open_scores(machine, rows=rows, vectors=len(rows), kind="evaluation", observers=to)
+            self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)
         )
-        return None
 
     def conclude(self) -> None:
         """Leaves what was learnt in the modules, where nothing is evaluated."""
 
-    def _test_scores(self) -> npt.NDArray[np.float64]:
+    def _test_scores(self) -> tuple[npt.NDArray[np.float64], float]:
+        """Scores of the test part by the model as it is now, and the constant in them."""
         model = self.ready_model
         with self._averaged_weights(model):
-            return model.test_scores()
+            return model.test_scores(), model.constant
+
+    def _spread(self) -> float:
+        """How far scores spread, by noisy totals alone."""
+        return UNKNOWN
 
     def _averaged_weights(self, model: SealedModel) -> _Averaged:
         finished = self.steps >= self.setup.plan.epochs * self.settings.iterations
@@ -287,6 +306,7 @@ class SealedMember:
             "steps": self.steps,
             "sums": {str(i): each for i, each in enumerate(self.sums)},
             "averaged": self.averaged,
+            "evaluations": self.evaluator.done,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -306,6 +326,7 @@ class SealedMember:
         if self.delay is not None:
             self.delay.load(state["delay"])
         self.steps, self.averaged = int(state["steps"]), int(state["averaged"])
+        self.evaluator.done = int(state["evaluations"])
         self.sums = [state["sums"][str(i)] for i in range(len(state["sums"]))]
 
 

@@ -47,6 +47,11 @@ class SealedModel(ABC):
     def test_scores(self) -> Floats:
         """(rows, outputs) for the test part."""
 
+    @property
+    def constant(self) -> float:
+        """What is the same in all scores of a single output; 0 where that is not known."""
+        return 0.0
+
     @abstractmethod
     def operand(self, rows: Rows | None) -> Operand:
         """The integers of the given records; a static model is asked for all of them, once."""
@@ -112,6 +117,10 @@ class LinearModel(SealedModel):
 
     def test_scores(self) -> Floats:
         return self._score(self._test, self._counts[1])
+
+    @property
+    def constant(self) -> float:
+        return 0.0 if self.bias is None or self.bias.numel() > 1 else float(self.bias.detach())
 
     def operand(self, rows: Rows | None) -> Operand:
         return self._operand if rows is None else self._operand[:, rows]

@@ -59,9 +59,7 @@ class ScoringMember:
             await exchange.follow(machine)
             return machine.result()
         rows, count, to = self.numbers, setup.data.n_train, (setup.label_holder,)
-        await exchange.follow(
-            self.gate.open_scores(machine, rows=rows, vectors=count, kind="prediction", observers=to)
-        )
+        await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
 
     def _scores(self) -> npt.NDArray[np.float64]:
@@ -114,9 +112,10 @@ class ScoringServer(Finished, ServerRole):
 class ScoringDealer(DealerRole):
     """The dealer of a prediction: masks that cancel in the sum of all scores."""
 
-    def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
-        super().__init__(setup, settings)
-        self.test_records = setup.data.n_train
+    async def evaluate(self) -> None:
+        await self._begin()
+        number, count = await self._next_round(), self.setup.data.n_train
+        await self.exchange.deal(self.dealer.deal_scores(round=number, count=count))
 
     def _protocol(self, done: int) -> SealedProtocol:
         return scoring_protocol(self.settings)

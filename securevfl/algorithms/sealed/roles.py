@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,16 @@ from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.local import Records
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember
+from securevfl.algorithms.sealed.evaluation import FEDERATED, FIGURES, SIMULATED, UNOPENED, Evaluation
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
-from securevfl.algorithms.sealed.stack import decide, records_held
+from securevfl.algorithms.sealed.stack import decide
 from securevfl.errors import ProtocolError
-from securevfl.models import evaluate, metrics
+from securevfl.models import evaluate, metric_names, metrics
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
+from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import SETUP_ROUND, Envelope
 from securevfl.protocols.sealed.checked_dealer import CheckedDealer, DealerMachine
@@ -65,10 +68,13 @@ class PartyRole(Role):
         if not self.settings.evaluates:
             self.member.conclude()
             return
-        await self.member.begin()
-        outputs = await self.member.predict()
-        if outputs is not None:
-            await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=outputs)))
+        figures = await self.member.evaluate()
+        if figures is not None:
+            await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=figures[None])))
+        await self.member.open_held_back()
+
+    def test_scores(self) -> np.ndarray[Any, Any] | None:
+        return self.member.tested
 
     def state(self) -> dict[str, Any]:
         return self.member.state()
@@ -87,6 +93,7 @@ class SealedServer(ServerRole):
         self.setup, self.settings = setup, settings
         self.link = setup.links[SERVER]
         self.member = None if settings.holds_features else member_of(setup, settings, SERVER)
+        self.evaluation = Evaluation(settings=settings)
         self.processed = 0
         self.epochs_done = 0
         self.loss: float | None = None
@@ -118,17 +125,28 @@ class SealedServer(ServerRole):
     async def evaluate(self) -> None:
         if not self.settings.evaluates:
             return
-        if self.member is not None:
-            await self.member.begin()
-            outputs = await self.member.predict()
-        else:
-            outputs = np.array((await self._from_home(SealedOutputs.kind))["values"])
-        data, held = self.setup.data, 0
-        if self.setup.plan.settings.stack:
-            held = records_held(data.n_train)
+        figures = None if self.member is None else await self.member.evaluate()
+        if self.member is None and self.evaluation.offered:
+            figures = np.array((await self._from_home(SealedOutputs.kind))["values"])[0]
+        self.test = dict.fromkeys(metric_names(self.setup.data.task))
+        if figures is not None:
+            self.test |= {
+                name: float(value) if math.isfinite(value) else None
+                for name, value in zip(FIGURES, figures, strict=True)
+            }
+        self.opened, self.test_is = dict(self.test), UNOPENED if figures is None else FEDERATED
+
+    def test_scores(self) -> np.ndarray[Any, Any] | None:
+        return None if self.member is None else self.member.tested
+
+    def measure(self, outputs: np.ndarray[Any, Any]) -> None:
+        """Takes the exact figures of a simulation, which no organisation of the federation knows."""
+        data, held = self.setup.data, self.evaluation.held
+        if held:
             self._decide(np.asarray(outputs, np.float64)[:, 0], held)
         self.predictions = in_label_units(self.setup, outputs)[held:]
-        self.test = metrics(data.task, self.predictions, torch.from_numpy(np.array(data.y_test[held:])))
+        labels = torch.from_numpy(np.array(data.y_test[held:]))
+        self.test, self.test_is = metrics(data.task, self.predictions, labels), SIMULATED
 
     def _decide(self, total: Any, held: int) -> None:
         """At the end the label holder chooses what it will use; nobody hears of it."""
@@ -150,13 +168,15 @@ class SealedServer(ServerRole):
             "processed": self.processed,
             "epochs_done": self.epochs_done,
             "test": self.test,
+            "opened": dict(self.opened),
+            "test_is": self.test_is,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         if self.member is not None:
             self.member.load(state["member"])
         self.processed, self.epochs_done = int(state["processed"]), int(state["epochs_done"])
-        self.test = state["test"]
+        self.test, self.opened, self.test_is = state["test"], state["opened"], state["test_is"]
 
 
 def dealer_of(protocol: SealedProtocol) -> SealedDealer:
@@ -173,7 +193,6 @@ class DealerRole(Role):
         self.setup, self.settings = setup, settings
         self.link = setup.links[DEALER]
         self.exchange = SealedExchange(self.link, settings)
-        self.test_records = setup.data.n_test
         self.batches = shared_schedule(settings)
         self.dealer = dealer_of(self._protocol(0))
         self._session = False
@@ -214,21 +233,26 @@ class DealerRole(Role):
             await self.exchange.deal(machine.receive(Envelope(member, DEALER_PLACE, said)))
 
     async def _begin(self) -> None:
-        """Starts a phase above every round that anybody has used, or a new session if one has lost its."""
+        """Starts a phase, or a new session if one has lost its."""
         hellos = await self._hear(SealedHello.kind)
         fresh = not (self._session and all(hello["session"] for hello in hellos))
+        if fresh:
+            self._session = False
+            self.dealer = dealer_of(self._protocol(self._done))
+        await self._lead(hellos, self.dealer, fresh=fresh)
+        self._session = True
+
+    async def _lead(self, hellos: list[Packet], dealer: SealedDealer, *, fresh: bool) -> None:
+        """All go on above every round that anybody has used; where masks are new, they are dealt."""
         self._round = max(self._round, *(int(hello["round"]) for hello in hellos))
         for member in self.settings.members:
             await self.link.send(member, SealedBegin(fresh=fresh, round=self._round))
         if fresh:
-            self._session = False
-            self.dealer = dealer_of(self._protocol(self._done))
             await self._all_ready(SETUP_ROUND)
-            if isinstance(self.dealer, CheckedDealer):
-                await self._serve(self.dealer.session())
+            if isinstance(dealer, CheckedDealer):
+                await self._serve(dealer.session())
             else:
-                await self.exchange.deal(self.dealer.setup())
-            self._session = True
+                await self.exchange.deal(dealer.setup())
 
     async def _next_round(self) -> int:
         await self._all_ready(self._round)
@@ -240,18 +264,27 @@ class DealerRole(Role):
         for _ in range(self.settings.iterations):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
-            if isinstance(self.dealer, CheckedDealer):
-                await self._serve(self.dealer.iteration(round=number, rows=rows))
-            else:
-                await self.exchange.deal(self.dealer.deal(round=number, rows=rows))
+            await self._deal(self.dealer, number, rows)
         self._done += 1
 
+    async def _deal(self, dealer: SealedDealer, number: int, rows: Rows | None) -> None:
+        """Deals for one round."""
+        if isinstance(dealer, CheckedDealer):
+            await self._serve(dealer.iteration(round=number, rows=rows))
+        else:
+            await self.exchange.deal(dealer.deal(round=number, rows=rows))
+
     async def evaluate(self) -> None:
-        if not self.settings.evaluates:
-            return
-        await self._begin()
-        number = await self._next_round()
-        await self.exchange.deal(self.dealer.deal_scores(round=number, count=self.test_records))
+        """Deals for one evaluation, whose masks are its own: those of training stay."""
+        evaluation = Evaluation(settings=self.settings)
+        if evaluation.offered:
+            dealer = dealer_of(evaluation.protocol)
+            await self._lead(await self._hear(SealedHello.kind), dealer, fresh=True)
+            await self._deal(dealer, await self._next_round(), None)
+        if evaluation.held and self._done >= self.settings.plan.epochs:
+            await self._begin()
+            number = await self._next_round()
+            await self.exchange.deal(self.dealer.deal_scores(round=number, count=evaluation.held))
 
     def state(self) -> dict[str, Any]:
         return {"batches": None if self.batches is None else self.batches.state(), "done": self._done}

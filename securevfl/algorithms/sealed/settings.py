@@ -117,6 +117,14 @@ class SealedGeometry:
         """Noise of one total that an observer cannot subtract, as the ledger counts it."""
         return self.plan.sigma
 
+    @property
+    def whole_mu(self) -> float:
+        """What a run costs a record that it trains on; infinite without noise."""
+        if not self.plan.sigma:
+            return math.inf
+        openings = self.plan.epochs / (1 - self.plan.settings.centring)
+        return self.shifts.diameter / self.plan.sigma * math.sqrt(openings)
+
     @cached_property
     def shifts(self) -> SealedShifts:
         """How far one record moves the totals of one iteration."""

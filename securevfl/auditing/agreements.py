@@ -1,0 +1,112 @@
+"""What was agreed on over a network against what the folder says happened: signatures, phases, evidence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+
+from securevfl.auditing.matrix import EVERYBODY
+from securevfl.auditing.verdicts import Finding, Verdict
+from securevfl.errors import AgreementError, CertificateError, RunError, readable
+from securevfl.federation.agreed import Enforcer, Timetable
+from securevfl.files import read_json
+from securevfl.network.agreement import verify_all
+from securevfl.network.folders import EVIDENCE_FILE
+from securevfl.network.identity import check_issuer, parse_certificate
+from securevfl.network.signing import phase_statement, verify
+from securevfl.privacy.ledger import AGREEMENT_FILE, PHASE, Entry, read_ledger
+
+PATH = "agreement"
+
+
+def check_agreement(folder: Path) -> list[Finding]:
+    """Findings on what the organisations of a run over a network agreed on; none for any other run."""
+    if not (folder / AGREEMENT_FILE).is_file():
+        return []
+    content = read_json(folder / AGREEMENT_FILE)
+    try:
+        table = _signed(content)
+        restarts = [_phases(path, table, content["digest"]) for path in _ledgers(folder)]
+    except (AgreementError, CertificateError, RunError) as error:
+        return [Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.VIOLATED, reasons=(str(error),))]
+    tested = (
+        f"{len(content['signatures'])} signatures of agreement {content['digest'][:16]}",
+        f"no phase but those agreed on, {max(restarts, default=0)} restarts of {table.restarts}",
+    )
+    sound = Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.HOLDS, tested=tested)
+    return [sound, *_evidence(folder, content)]
+
+
+def _ledgers(folder: Path) -> list[Path]:
+    return sorted((folder / "ledger").glob("*.jsonl"))
+
+
+def _signed(content: Mapping[str, Any]) -> Timetable:
+    """The timetable, once text, digest, certificates and everybody's signature fit together."""
+    try:
+        text, members = content["text"], dict(json.loads(content["text"])["members"])
+        schedule = json.loads(text)["schedule"]
+        table = Timetable(**{**schedule, "parts": tuple(schedule["parts"])})
+        certificates = {name: pem.encode() for name, pem in content["certificates"].items()}
+        authority = parse_certificate(content["authority"].encode())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AgreementError("agreement.json does not hold what was agreed on and who signed it") from error
+    if hashlib.sha256(text.encode()).hexdigest() != content["digest"]:
+        raise AgreementError("agreement.json: the digest is not that of the text")
+    for name, pem in certificates.items():
+        check_issuer(parse_certificate(pem), authority, f"the certificate of {name}")
+    verify_all(text, members, content["signatures"], certificates)
+    return table
+
+
+def _phases(path: Path, table: Timetable, digest: str) -> int:
+    """How often a ledger's run went back; raises `AgreementError` for a phase that was not agreed on."""
+    enforcer = Enforcer(table)
+    for agreement, entry in _with_agreement(read_ledger(path)):
+        if agreement == digest and entry.content["kind"] == PHASE:
+            about = entry.content
+            try:
+                enforcer.begin(about["part"], about["epoch"], about["back"])
+            except AgreementError as error:
+                raise AgreementError(f"the ledger of {path.stem} says: {error}") from error
+    return enforcer.restarts
+
+
+def _with_agreement(entries: list[Entry]) -> Iterator[tuple[str, Entry]]:
+    agreement = ""
+    for entry in entries:
+        if entry.is_session:
+            agreement = str(entry.content.get("agreement", ""))
+        yield agreement, entry
+
+
+def _evidence(folder: Path, content: Mapping[str, Any]) -> Iterator[Finding]:
+    """What somebody asked for that was not agreed on; it was refused, and who asked may have signed it."""
+    path = folder / EVIDENCE_FILE
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        said = json.loads(line)
+        by, signed = str(said["by"]), _stood_by(said, content)
+        words = f"{readable(by, 63)} asked for what was not agreed on and was refused: "
+        words += readable(str(said["reason"]), 300) + (f"; signed by {readable(by, 63)}" if signed else "")
+        verdict = Verdict.VIOLATED if signed else Verdict.NOT_TESTED
+        yield Finding(promise=EVERYBODY, path=PATH, verdict=verdict, reasons=(words,))
+
+
+def _stood_by(said: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Whether the coordinator has signed the beginning of a phase that was refused."""
+    if said.get("asked") != "begin":
+        return False
+    try:
+        statement = phase_statement(
+            said["agreement"], bytes.fromhex(said["phase"]), said["part"], said["epoch"], said["restore"]
+        )
+        pem = content["certificates"][said["by"]].encode()
+        verify(pem, said["by"], statement, bytes.fromhex(said["signature"]))
+    except (KeyError, ValueError, TypeError, AttributeError, InvalidSignature, CertificateError):
+        return False
+    return True

@@ -1,0 +1,177 @@
+"""Two organisations, two CSV files, two descriptions: a sealed scorecard with a noisy test figure."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import Federation
+
+from securevfl import audit
+from securevfl.data.columns import Column
+from securevfl.data.share import Outline, OwnTable, share
+from securevfl.errors import DataError
+from securevfl.network.agreement import Facts
+from securevfl.network.folders import gather, load_truth
+from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
+from securevfl.settings.plan import Plan
+
+BANK = """
+id = "customer"
+label = "defaulted"
+label_holder = "bank"
+task = "binary"
+[parties.bank]
+file = "bank.csv"
+[parties.bank.columns]
+age = { bounds = [18, 100] }
+job = { values = ["clerk", "managing"] }
+important = { kind = "flag" }
+"""
+SHOP = """
+id = "customer"
+[parties.shop]
+file = "shop.csv"
+[parties.shop.columns]
+hometown = { kind = "category" }
+"""
+
+
+def write_tables(folder: Path, rows: int = 700) -> dict[str, OwnTable]:
+    """Own tables of a bank and a shop, gaps and text included; each knows its own description alone."""
+    generator = np.random.default_rng(0)
+    age, spent = generator.uniform(18, 90, rows), generator.lognormal(3, 1, rows)
+    job = generator.choice(["clerk", "managing", "farmer"], rows)
+    city = generator.choice(["Rome", "Reykjavik", "Lima"], rows)
+    odds = 1.5 * (job == "managing") - 0.04 * (age - 50) + (city == "Reykjavik") - 0.02 * spent
+    label = (generator.random(rows) < 1 / (1 + np.exp(-odds))).astype(int)
+    gaps = generator.random(rows) < 0.1
+    with (folder / "bank.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["customer", "age", "job", "important", "defaulted"])
+        for i in range(rows):
+            table.writerow(
+                [f"c{i:04d}", "" if gaps[i] else age[i], job[i], "yes" if i % 3 else "no", label[i]]
+            )
+    with (folder / "shop.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["customer", "spendings", "hometown"])
+        for i in range(rows):
+            table.writerow([f"c{i:04d}", spent[i], "" if gaps[-i] else city[i]])
+    (folder / "bank.toml").write_text(BANK)
+    (folder / "shop.toml").write_text(SHOP)
+    return {name: OwnTable.from_description(folder / f"{name}.toml", name) for name in ("bank", "shop")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("described")
+    plan = Plan(
+        algorithm="sealed",
+        model="scorecard",
+        epsilon=8.0,
+        record_views=True,
+        settings={"adversary": "semi-honest"},
+    )
+    federation = Federation(folder, plan, parties=("bank", "shop"), helpers=("dealer",), test_fraction=0.3)
+    federation.tables = write_tables(folder)
+    return federation, asyncio.run(federation.run())
+
+
+def test_a_scorecard_of_described_columns_trains_over_a_network(trained):
+    federation, results = trained
+    test = results["bank"]["test"]
+    assert test["accuracy"] is None and 0 < test["se"] < 0.2 and test["auc"] > 0.5
+    assert results["bank"]["test_is"].startswith("from noisy totals")
+    assert results["shop"]["test"] == {} and results["shop"]["prediction"] == {}
+    for name in ("bank", "shop"):
+        records = read_records(federation.folder / name)
+        assert results[name]["privacy"][name]["epsilon"] <= 8.0
+        assert {r.mechanism for r in records} == {"gaussian", "masked"}
+        (paid,) = [r for r in records if r.kind == "evaluation totals"]
+        assert paid.rows.size == 210 and paid.rows.min() == 490
+
+
+def test_no_name_or_value_of_a_column_reaches_the_other(trained):
+    federation, _ = trained
+    words = {
+        "bank": (b"Reykjavik", b"hometown", b"spendings"),
+        "shop": (b"managing", b"important", b"defaulted"),
+    }
+    for name, secrets in words.items():
+        for path in (federation.folder / name).rglob("*"):
+            content = path.read_bytes() if path.is_file() else b""
+            assert not [word for word in secrets if word in content], path
+
+
+def test_the_joint_audit_of_described_columns_holds(trained, tmp_path):
+    federation, _ = trained
+    gather([federation.folder / name for name in federation.names], tmp_path / "joint")
+    data = load_truth(tmp_path / "joint", federation.tables)
+    report = audit(tmp_path / "joint", attacks="none", data=data, canaries=-1)
+    assert report.verdict == "holds", report.content["words"]
+    opened = list(View(tmp_path / "joint" / "journal" / "bank").messages("total"))
+    assert opened[-1].fields["values"].shape == (2, 48)  # the evaluation was replayed, too
+
+
+def outline(**changes):
+    facts = [Column(name="a", values=("x", "other"), kind="category").facts, Column(name="b").facts]
+    content = {
+        "parties": ("bank", "shop"),
+        "widths": (5, 1),
+        "bounds": (None, None),
+        "described": (facts, None),
+        "label_holder": "bank",
+        "task": "binary",
+        "classes": 2,
+        "n_train": 8,
+        "n_test": 2,
+        "test_fraction": 0.2,
+        "split_seed": 0,
+    }
+    return Outline(**{**content, **changes})
+
+
+def test_an_outline_tells_how_columns_are_coded_and_no_more():
+    read = Outline.from_json(outline().to_json())
+    bank, shop = read.columns()
+    assert [c.kind for c in bank] == ["category", "number"] and bank[0].codes == 2
+    assert [c.missing for c in shop] == ["error"]  # plain numbers of an organisation that describes none
+    assert outline(described=(None, None)).columns() == ()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"kind": "ignore"},
+        {"kind": "number", "values": 2},
+        {"values": -1},
+        {"values": 1 << 20},
+        {"missing": "guess"},
+        {"scale": "cubic"},
+        {"bounds": [1.0, 0.0], "kind": "number", "values": 0},
+        {"kind": "number", "values": 0, "bounds": [0.0, float("nan")]},
+        {"more": 1},
+        {"values": 3},  # then there are more features than announced
+    ],
+)
+def test_senseless_facts_are_refused(facts):
+    good = outline().described[0]
+    bad = [{**good[0], **facts}, good[1]]
+    with pytest.raises(DataError):
+        Outline.from_json(outline(described=(bad, None)).to_json())
+    with pytest.raises(DataError, match="facts cannot be read"):
+        Facts.from_json(Facts(columns=5, bounds=None, described=bad).to_json())
+
+
+def test_an_outline_that_changes_somebodys_columns_is_refused(tmp_path):
+    own = write_tables(tmp_path, rows=10)["shop"]
+    facts = [column.facts for column in own.described]
+    changes = {"parties": ("shop",), "widths": (len(own.columns),), "bounds": (None,), "n_train": 8}
+    share(outline(**changes, described=(facts,)), "shop", own, range(10))
+    with pytest.raises(DataError, match="not those of the outline"):
+        share(outline(**changes, described=(None,)), "shop", own, range(10))
