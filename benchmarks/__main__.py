@@ -18,6 +18,7 @@ NAMES = (
     "sealed",
     "advice",
     "network",
+    "durations",
     "alignment",
 )
 
