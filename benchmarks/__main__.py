@@ -16,6 +16,7 @@ NAMES = (
     "attacks",
     "afsgd",
     "sealed",
+    "advice",
     "network",
     "durations",
     "alignment",

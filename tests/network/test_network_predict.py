@@ -820,6 +820,7 @@ def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
         await propose(who, proposal, digest, signature)
         bank.own = replace(whole, ids=whole.ids[COUNT:], block=whole.block[COUNT:])
         await bank._introduce()
+        await bank._invite()
         await bank._align()
 
     bank._propose = switching
@@ -983,7 +984,7 @@ def test_the_page_predicts(tmp_path):
     toml = tmp_path / "bank" / "server.toml"
     toml.write_text(toml.read_text().replace("time_unit = 0.02", "").replace("epochs = 6", "epochs = 1"))
     page.finish(*processes(page, page.serve, page.join))
-    section = PAGE.read_text(encoding="utf-8").partition("## Predict")[2].partition("\n## ")[0]
+    section = PAGE.with_name("predict.md").read_text(encoding="utf-8")
     serve, join = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     for name, first in (("bank", 0), ("clinic", 5)):
         head, *lines = (tmp_path / name / f"{name}.csv").read_text().splitlines()
