@@ -130,7 +130,7 @@ def test_a_page_of_a_task_runs_top_to_bottom(page: str, tmp_path: Path, monkeypa
 
 
 TASKS = (
-    "install", "quickstart", "data", "profile", "sweeps", "clusters", "extending", "network", "predict",
+    "install", "data", "profile", "sweeps", "clusters", "extending", "network", "predict",
     "certificates", "operations",
 )  # fmt: skip
 
