@@ -16,7 +16,9 @@ NAMES = (
     "attacks",
     "afsgd",
     "sealed",
+    "advice",
     "network",
+    "durations",
     "alignment",
 )
 

@@ -38,7 +38,7 @@ _FRAME = struct.Struct("<qqQ")
 PEERS = {"ECDH": 100_000, "RR22": 1_000_000}  # protocol of spu -> IDs a side
 
 # Two processes of spu on this machine, files in and files out; what both used.
-PEER = """
+PEER = r"""
 import json, resource, socket, subprocess, sys, time
 side, protocol, count, folder, ports = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]
 if side == "both":

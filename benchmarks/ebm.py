@@ -6,9 +6,8 @@ Stands alone, because `interpret` belongs into an environment of its own:
     other-environment/bin/python benchmarks/ebm.py splits/uci_credit-0 --epsilon 1
 
 All columns are in one place, and `interpret` counts by adding or removing a record, where the sealed card
-counts by replacing one: at the same epsilon its noise is about half. Its bounds of numbers are either taken
-from the rows of training, which is a release that its epsilon does not cover (the best that it can get), or
-powers of two around them.
+counts by replacing one: at the same epsilon its noise is about half. Its bounds of numbers are ends or
+quantiles of the rows of training, a release that its epsilon does not cover, or powers of two.
 """
 
 from __future__ import annotations
@@ -65,11 +64,14 @@ def main() -> None:
     numbers = [is_number(column) for column in train]
     x, x_test = table(train, numbers), table(test, numbers)
     kinds = ["continuous" if number else "nominal" for number in numbers]
-    for bounds in ("of the rows", "powers of two"):
+    for bounds in ("of the rows", "quantiles .01 and .99", "powers of two"):
         limits = {}
         for place, number in enumerate(numbers):
             if number:
                 low, high = float(min(x[:, place])), float(max(x[:, place]))
+                if bounds.startswith("quantiles"):
+                    found = np.quantile(x[:, place].astype(float), [0.01, 0.99])
+                    low, high = (float(found[0]), float(found[1])) if found[0] < found[1] else (low, high)
                 if bounds == "powers of two":
                     reach = 2.0 ** math.ceil(math.log2(max(abs(low), abs(high), 1e-9)))
                     low, high = (-reach if low < 0 else 0.0), reach

@@ -398,7 +398,7 @@ def run_baselines(name: str, *, epsilon: float, split: int, parties: int) -> Non
     """Both baselines of one split, linear and boosted trees."""
     data = split_data(name, split, parties)
     for algorithm, model in itertools.product(("local", "central"), ("linear", "trees")):
-        auc = train(data, Plan(algorithm=algorithm, model=model)).test["auc"]
+        auc = train(data, Plan(algorithm=algorithm, model=model, unprotected=True)).test["auc"]
         print(f"{name}, split {split}, {algorithm} {model}: AUC {auc:.4f}", flush=True)
 
 

@@ -21,6 +21,7 @@ NOTICES = {
     "agreement": "it was asked for what was not agreed on, or not signed by all",
     "certificate": "a certificate, a key or a signature is not valid",
     "rules": "something came that breaks the rules of the protocol",
+    "deviation": "a check has seen that a member does not follow the protocol; its own terminal says who",
     "version": "the two sides speak different versions of the protocol; upgrade the older",
     "run": "the other side takes part in another run, or predicts where this one trains",
     "stranger": "the certificate is valid, but its organisation has no part in this run",
@@ -162,6 +163,8 @@ class Deviation(ProtocolError):
         how: How it was seen.
         member: Who it was, as far as that is certain: an index, or a name; None where nobody can be named.
     """
+
+    notice = "deviation"
 
     def __init__(self, how: str, member: int | str | None = None) -> None:
         self.how, self.member = how, member

@@ -39,7 +39,7 @@ def main() -> None:
         _clean(chosen)
         return
     wanted = _wanted(chosen.only, quick=chosen.quick)
-    cases = sorted({case for _, case, _ in wanted}, key=list(CASES).index)
+    cases = sorted({case for _, case, _ in wanted}, key=[*CASES, *MORE].index)
     everything = [(WITHOUT, case, 0) for case in cases] + wanted
     done = _measure([] if chosen.page else everything, chosen)
     found = [done[each] for each in everything if each in done]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch._dynamo  # loaded by the first optimiser; once here instead of in every process
 
-from benchmarks.faults import books, messages, noise, sealed, sums, training  # noqa: F401  (they declare faults)
+from benchmarks.faults import books, later, messages, noise, sealed, sums, training  # noqa: F401  (they declare faults)
 from benchmarks.faults.cases import plan_of
 from benchmarks.faults.contract import FAULTS
 from securevfl import audit, train

@@ -42,12 +42,13 @@ VARIANCE, REPETITION, LATTICE, VALUES, ROWS, SHAPE = (
     "correlation of rows",
     "shape",
 )
+MESSAGES = "correlation of messages"
 SHARED = "noise of other owners"
 COLUMNS = "variance by column"
 FLIPS = "flips"
 """Of randomised labels: as many as claimed."""
 # What shares the error budget; membership in the lattice never errs.
-NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, SHAPE, COLUMNS)
+NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, MESSAGES, SHAPE, COLUMNS)
 
 
 class Outcome(NamedTuple):
@@ -129,6 +130,8 @@ class VarianceTest:
 
 # 64 steps of the gate's lattice: noise used twice is snapped differently for two rows, by one step.
 CELL = 2.0**-14
+# For whole messages: so many values that wider cells still never agree by chance.
+WIDE_CELL = 2.0**-8
 
 
 class RepetitionTest:
@@ -361,7 +364,8 @@ class NoiseEvidence:
     def __init__(self, *, fresh: bool = True, cell: float = CELL, limit: float = ERROR_LIMIT) -> None:
         self.variance = VarianceTest(limit)
         self._repetition = RepetitionTest(cell) if fresh else None
-        self._values, self._rows = NeighbourTest(VALUES), NeighbourTest(ROWS)
+        self._whole = RepetitionTest(WIDE_CELL)
+        self._values, self._rows, self._messages = map(NeighbourTest, (VALUES, ROWS, MESSAGES))
         self._shape, self._columns = ShapeTest(), ColumnTest()
         self._squared_error = 0.0
         self._off_lattice: int | None = None
@@ -396,8 +400,10 @@ class NoiseEvidence:
         self.variance.add(standard)
         if self._repetition is not None:
             self._repetition.add(standard)
+            self._whole.add(standard.reshape(1, -1))
             self._values.add(standard.reshape(-1, 1))
             self._rows.add(standard)
+            self._messages.add(standard.reshape(1, -1))
         self._shape.add(standard)
         self._columns.add(standard)
 
@@ -412,12 +418,20 @@ class NoiseEvidence:
         outcomes = [self.variance.judge(levels[VARIANCE]), self._shape.judge(levels[SHAPE], error)]
         outcomes.append(self._columns.judge(levels[COLUMNS]))
         if self._repetition is not None:
-            outcomes.append(self._repetition.judge(levels[REPETITION]))
+            outcomes.append(self._repeats(levels[REPETITION]))
             outcomes.append(self._values.judge(levels[VALUES], error))
             outcomes.append(self._rows.judge(levels[ROWS], error))
+            outcomes.append(self._messages.judge(levels[MESSAGES], error))
         if self._off_lattice is not None:
             outcomes.append(_judged(LATTICE, self._off_lattice > 0, "released values are off the lattice"))
         return outcomes
+
+    def _repeats(self, level: float) -> Outcome:
+        """Of rows and of whole messages: rows that are too short to tell apart are told apart together."""
+        tests = [test for test in (self._repetition, self._whole) if test is not None]
+        found = [test.judge(level / len(tests)) for test in tests]
+        made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
+        return min(made, key=lambda outcome: outcome.verdict.rank) if made else found[0]
 
     def finding(self, promise: str, path: str, levels: Mapping[str, float]) -> Finding:
         """The verdict on the path: it holds if its variance was tested and every message was replayed."""

@@ -152,6 +152,12 @@ class ErrorBudget:
 
     def sentence(self) -> str:
         """One sentence for the dossier."""
+        if self.alpha(VISIBLE) == 0:
+            return (
+                "The weakest promise is worth so little that no probability of error is left for a verdict "
+                "that others see: this one is for data holders, and wrong with probability at most "
+                f"{self.holders:.2g}."
+            )
         return (
             f"A visible verdict is wrong with probability at most {self.alpha(VISIBLE):.2g} and adds "
             f"{self.added_delta:.2g} to the promised delta of {self.delta:.2g}."

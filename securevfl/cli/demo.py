@@ -27,18 +27,21 @@ COMMON: dict[str, Any] = {"epochs": 15, "batch": 32, "settings": {"delays": "exp
 # What each variant is, in the words of the table.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "p0 alone": ("what p0 reaches with its own features; nothing leaves anybody", {"algorithm": "local"}),
-    "no protection": ("embeddings leave as they are", {"algorithm": "vafl", "unprotected": True}),
-    "as published": (
-        "noise 0.1 on the embeddings of encoders trained on raw records (VAFL, section 5)",
-        {"algorithm": "vafl", "sigma": 0.1},
+    "sealed": (
+        "the default, here at epsilon 8 for features and labels: only noisy totals of all are opened",
+        {"algorithm": "sealed", "epsilon": 8.0},
     ),
     "frozen": (
         "encoders never see private records and each record is released once, at epsilon 8",
         {"algorithm": "vafl", "encoder_training": "none", "epsilon": 8.0, "embedding": 4},
     ),
-    "sealed": (
-        "residuals stay secret-shared, only noisy batch totals are opened; epsilon 8 for features and labels",
-        {"algorithm": "sealed", "epsilon": 8.0},
+    "as published": (
+        "noise 0.1 on the embeddings of encoders trained on raw records (VAFL, section 5)",
+        {"algorithm": "vafl", "sigma": 0.1},
+    ),
+    "unprotected": (
+        "embeddings leave as they are, and gradients from which labels can be worked out",
+        {"algorithm": "vafl", "unprotected": True},
     ),
 }
 

@@ -1,4 +1,4 @@
-"""`securevfl suggest`: which way to train under a promised epsilon, without looking at private rows."""
+"""`securevfl suggest`: whether and how to train together under a promised epsilon."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from securevfl.cli.show import number, print_json, table
+from securevfl.cli.show import number, print_json
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
-    from securevfl.sweeps.suggest import Suggestion, Trial
+    from securevfl.sweeps.suggest import Suggestion
 
 
 def suggest(
     data: Annotated[
         list[str], typer.Option(help="A data set by name, a data.toml, or one CSV file per party (repeat).")
     ],
-    epsilon: Annotated[float, typer.Option(help="The promise.")],
+    epsilon: Annotated[float, typer.Option(help="The promise.")] = 1.0,
     delta: Annotated[float, typer.Option(help="The promise; below 1 / number of rows.")] = 1e-5,
     parties: Annotated[int, typer.Option(help="Split a named set's columns over M parties.")] = 0,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
@@ -29,13 +29,11 @@ def suggest(
     label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",
     public: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Public rows to try on instead of synthetic ones: one CSV file per party (repeat)."
-        ),
+        typer.Option(help="Public rows to forecast on instead: one CSV file per party (repeat)."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Propose mode, algorithm, protocol, noise, clip and releases; tried on synthetic or public rows only."""
+    """Say whether training together pays at an epsilon, what to expect, and the command for it."""
     from securevfl.sweeps.suggest import public_rows
     from securevfl.sweeps.suggest import suggest as make_suggestion
 
@@ -52,86 +50,52 @@ def suggest(
     if json or not console.is_terminal:
         found = make_suggestion(plan, public=rows)
     else:
-        with Status("trying", console=console) as status:
+        with Status("reading", console=console) as status:
             found = make_suggestion(
-                plan, public=rows, progress=lambda what, share: status.update(f"{share:.0%} trying {what}")
+                plan, public=rows, progress=lambda what, share: status.update(f"{share:.0%} {what}")
             )
-    given = vars(source)
     if json:
-        print_json(_mapping(found, given))
+        print_json(_mapping(found, source))
     else:
-        _show(Console(), found, given)
+        _show(Console(), found, source)
 
 
-def _mapping(found: Suggestion, given: dict[str, Any]) -> dict[str, Any]:
+def _mapping(found: Suggestion, source: DataSource) -> dict[str, Any]:
     return {
-        "proposal": _trial(found.best),
+        "command": found.command(source),
         "worth_it": found.worth_it,
-        "command": found.command(given),
+        "metric": found.metric or None,
+        "expected": found.expected,
+        "low": found.low,
+        "high": found.high,
+        "alone": None if found.alone is None else dict(found.alone),
+        "model": None if found.plan is None else found.plan.model,
         "basis": found.basis,
+        "reasons": list(found.reasons),
         "warnings": list(found.warnings),
-        "candidates": [_trial(trial) for trial in found.trials],
-        "references": [_trial(trial) for trial in found.references],
     }
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
-    plan = trial.plan
-    return {
-        "name": trial.name,
-        "mode": None if plan is None else plan.mode,
-        "algorithm": None if plan is None else plan.algorithm,
-        "protocol": None if plan is None else plan.protocol,
-        "sigma": None if plan is None else plan.sigma,
-        "gradient_sigma": None if plan is None else plan.gradient_sigma,
-        "clip": None if plan is None else plan.clip,
-        "releases": trial.releases,
-        "metric": trial.metric,
-        "expected": trial.score,
-        "fields": dict(trial.fields),
-        "reason": trial.reason,
-    }
-
-
-def _show(console: Console, found: Suggestion, given: dict[str, Any]) -> None:
-    metric = found.best.metric
-    shown = table(
-        f"Tried at epsilon {number(found.best.fields['epsilon'])}, delta {found.best.fields['delta']:g}",
-        "way of training", "mode", "sigma", "clip", "releases", f"expected {metric}",
-    )  # fmt: skip
-    for trial in (*found.trials, *found.references):
-        plan = trial.plan
-        if plan is None:
-            shown.add_row(trial.name, "-", "-", "-", "-", "not possible")
-            continue
-        free = not trial.releases
-        shown.add_row(
-            trial.name,
-            "-" if free else plan.mode,
-            "-" if free else number(plan.sigma),
-            "-" if free else number(plan.clip),
-            "-" if free else f"{trial.releases}",
-            number(trial.score),
-        )
-    console.print(shown)
+def _show(console: Console, found: Suggestion, source: DataSource) -> None:
     for line in _words(found):
-        console.print(line, markup=False, highlight=False)
-    console.print(f"\n{found.command(given)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if command := found.command(source):
+        console.print(f"\n{command}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _words(found: Suggestion) -> list[str]:
-    best = found.best
-    lines = [f"Tried on {found.basis}."]
-    lines += [f"{trial.name} is not possible: {trial.reason}" for trial in found.trials if trial.plan is None]
-    lines += [f"note: {text}." for text in found.warnings]
+    """The verdict, the forecast and what it rests on."""
+    if found.plan is None:
+        lines = ["Do not federate for this as it stands: no way of training fits the data."]
+        return [*lines, *(f"  {reason}" for reason in found.reasons)]
+    alone = "" if found.best_alone is None else f"the label holder alone reaches {number(found.best_alone)}"
+    verdict = f"It pays: {alone}." if alone else "The label holder has no features to go alone with."
     if not found.worth_it:
-        lines.append(
-            "At this epsilon no way beats the label holder alone: nothing that may leave would help."
-        )
-    if best.plan is not None:
-        lines.append(
-            f"Proposal: {best.plan.algorithm} on protocol {best.plan.protocol}, mode {best.plan.mode}, "
-            f"sigma {number(best.plan.sigma)}, clip {number(best.plan.clip)}, "
-            f"{best.releases} releases per record."
-        )
-    return lines
+        verdict = f"Do not federate for this: {alone}, at no cost in privacy."
+    between = f"between {number(found.low)} and {number(found.high)} in nine runs of ten"
+    return [
+        verdict,
+        f"Forecast: {found.metric} {number(found.expected)}, {between}; sealed, model {found.plan.model}.",
+        f"It rests on {found.basis}.",
+        *(f"note: {text}." for text in found.warnings),
+    ]

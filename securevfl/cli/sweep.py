@@ -126,16 +126,12 @@ def _line(now: SweepProgress) -> str:
 
 
 def _words(now: SweepProgress) -> str:
+    from securevfl.settings.duration import in_words
+
     failed = f", {now.failed} failed" if now.failed else ""
     if now.done == now.total:
         return f"done{failed}"
-    return (f"about {_duration(now.left)} left" if now.left is not None else "working") + failed
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return (f"about {in_words(now.left)} left" if now.left is not None else "working") + failed
 
 
 def show_results(console: Console, results: Results) -> None:

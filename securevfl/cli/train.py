@@ -146,6 +146,10 @@ def train(
     from securevfl.settings.source import load_planned
 
     loaded = load_planned(chosen)
+    if not json:
+        from securevfl.settings.duration import announcement
+
+        typer.echo(announcement(chosen, loaded))
     from securevfl.algorithms import find_algorithm  # torch: only when everything has its right name
     from securevfl.algorithms.constants import theory_notes
     from securevfl.trackers import build_tracker

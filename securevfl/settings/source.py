@@ -25,10 +25,10 @@ def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
         return VerticalData.from_description(folder, seed=plan.seed)
     if not plan.source.data:
         raise DataError("name the data: --data breast-cancer, --data data.toml, or --data a.csv --data b.csv")
-    names = plan.source.data.split(",")
-    if any(is_description(name) for name in names):
+    if any(is_description(name) for name in plan.source.data.split(",")):
         return _load_described(plan, folder)
-    if not all(_looks_like_file(name) for name in names):
+    names = named_files(plan.source.data)
+    if not names:
         where = folder or plan.source.data_folder or None
         return VerticalData.load(
             plan.source.data, parties=plan.source.parties or None, folder=where, seed=plan.seed
@@ -54,5 +54,11 @@ def _load_described(plan: Plan, folder: str | None) -> VerticalData:
     return VerticalData.from_description(path, seed=plan.seed)
 
 
+def named_files(data: str) -> list[str]:
+    """The files that a plan's data is; none for the name of a data set."""
+    names = data.split(",")
+    return names if all(_looks_like_file(name) for name in names) else []
+
+
 def _looks_like_file(name: str) -> bool:
-    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv") or "/" in name
+    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv", ".toml") or "/" in name

@@ -1,9 +1,9 @@
-"""Which way to train under a promised epsilon, tried on rows that belong to nobody.
+"""Whether to train together under a promised epsilon, how, and what to expect.
 
-Choosing hyper-parameters by looking at private results spends privacy that no ledger shows. So every
-candidate is calibrated and tried on a stand-in: synthetic rows of the data's public shape (number of rows,
-widths, kind of task, number of classes), or public rows that the user has. Private values are not looked at,
-the share of each class included: the stand-in is balanced.
+The proposed settings follow from public facts alone: task, columns, number of rows, epsilon. Choosing them by
+private results would be a release that no ledger shows. The forecast does look at the asker's own rows, and
+stays with the asker: the proposal is tried on parts of the training part, scored on rows that were held back
+from it, and set beside what the label holder reaches alone. Nobody's test part is touched for it.
 """
 
 from __future__ import annotations
@@ -11,315 +11,220 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
-from securevfl.algorithms.resolve import planned_releases
-from securevfl.data import VerticalData, make_synthetic
-from securevfl.data.description import is_description
-from securevfl.data.registry import find_info
-from securevfl.errors import DataError, PlanError, SecureVFLError
-from securevfl.federation.run import Run, train
+from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
+from securevfl.algorithms.alone import main_metric, reached_alone
+from securevfl.algorithms.resolve import resolve
+from securevfl.data import VerticalData
+from securevfl.data.split import divide_rows
+from securevfl.errors import PlanError, SecureVFLError
+from securevfl.federation.run import train
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
-from securevfl.settings.source import load_planned
-from securevfl.sweeps.summary import MAIN_METRICS
+from securevfl.settings.source import load_planned, named_files
 
-MOST_ROWS = 12_000  # of the stand-in; more rows make no mode worse that is proposed here
-
-LONG = 0  # stands for as many passes as it takes to converge; they cost nothing once releases are made
-STEPS = 1500
-
-# Fields of a plan that `securevfl train` has an option of its own for.
-_OPTIONS = (
-    "algorithm", "protocol", "model", "encoder_training", "clip", "epsilon", "delta", "epochs", "batch",
-    "learning_rate", "parties",
-)  # fmt: skip
-
-# Name -> fields; what beats what depends on rows, widths and epsilon, so it is tried.
-CANDIDATES: dict[str, dict[str, Any]] = {
-    "sealed": {"algorithm": "sealed"},
-    "sealed, fewer iterations": {"algorithm": "sealed", "epochs": 20},
-    "frozen, narrow": {"algorithm": "vafl", "encoder_training": "none", "embedding": 1, "epochs": LONG},
-    "frozen, wide": {"algorithm": "vafl", "encoder_training": "none", "embedding": 4, "epochs": LONG},
-    "dp-encoder, one pass": {"algorithm": "vafl", "encoder_training": "dp", "epochs": 1, "batch": 512},
-    "dp-encoder, three passes": {"algorithm": "vafl", "encoder_training": "dp", "epochs": 3, "batch": 512},
-}
-REFERENCES: dict[str, dict[str, Any]] = {
-    "label holder alone": {"algorithm": "local", "epochs": LONG},
-    "all features in one place": {"algorithm": "central", "epochs": LONG},
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What is public about data: no value of any record.
-
-    Attributes:
-        rows: Training and test records.
-        widths: Features of each party; the label holder's first.
-        task: ``binary``, ``multiclass`` or ``regression``.
-        classes: Number of classes; 0 for regression.
-        bounded: Whether every column has public bounds to scale it by.
-    """
-
-    rows: int
-    widths: tuple[int, ...]
-    task: str
-    classes: int
-    bounded: bool = True
-
-    @classmethod
-    def of(cls, data: VerticalData) -> Shape:
-        """The shape of loaded data."""
-        holder = data.parties.index(data.label_holder) if data.label_holder in data.parties else 0
-        others = tuple(width for place, width in enumerate(data.widths) if place != holder)
-        return cls(
-            rows=data.n_train + data.n_test,
-            widths=(data.widths[holder], *others),
-            task=data.task,
-            classes=0 if data.task == "regression" else len(data.classes),
-            bounded=_is_bounded(data),
-        )
-
-    def stand_in(self, seed: int) -> VerticalData:
-        """Synthetic rows of this shape; classes are equally frequent, because the true shares are private."""
-        return make_synthetic(
-            rows=min(self.rows, MOST_ROWS),
-            features=sum(self.widths),
-            classes=max(self.classes, 2),
-            task="regression" if self.task == "regression" else None,
-            parties=self.widths,
-            seed=seed,
-        )
-
-
-def _is_bounded(data: VerticalData) -> bool:
-    return all(table is not None and not np.isnan(table).any() for table in data.bounds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One way of training, as tried on the stand-in.
-
-    Attributes:
-        name: What it is.
-        plan: The plan with sigma calibrated and every choice filled in; None if it could not be tried.
-        fields: The plan's fields as a user would give them.
-        metric: The test metric that counts.
-        score: Its value on the stand-in, mean over seeds.
-        releases: What the busiest record pays for.
-        reason: Why it could not be tried.
-    """
-
-    name: str
-    fields: Mapping[str, Any]
-    plan: Plan | None = None
-    metric: str = ""
-    score: float | None = None
-    releases: int = 0
-    reason: str = ""
+TRIALS = 4
+LEVEL = 0.9
+"""Nominal level of the forecast interval."""
+MOST_ROWS = 12_000
+"""Rows of one trial; noise is scaled so that it weighs as much as it will on all rows."""
+HELD_BACK = 0.2
+CANDIDATES: tuple[dict[str, Any], ...] = (
+    {"algorithm": "sealed"},
+    {"algorithm": "sealed", "model": "scorecard"},
+    {"algorithm": "sealed", "model": "linear", "scaling": "none"},
+)
+"""The first that the data's public facts allow is proposed."""
+_OPTIONS = ("algorithm", "model", "epsilon", "delta", "parties")
+"""Fields that `securevfl train` has an option of its own for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """What to do, and what it rests on.
+    """What to do, and what to expect of it.
 
     Attributes:
-        best: The trial to repeat on the private rows.
-        trials: All candidates, best first.
-        references: The label holder alone, and all features in one place.
-        shape: The public shape.
-        basis: What the trials were made on, in words.
+        fields: The proposed plan, as a user would give it; None where none fits the data.
+        plan: The same with every choice settled; None where none fits.
+        metric: The test metric that is forecast.
+        expected: Its forecast.
+        low: Lower end of the forecast interval for one run.
+        high: Its upper end.
+        alone: What the label holder reaches alone (``linear``, ``trees``); None if it has no features.
+        basis: What the forecast rests on, in words.
+        reasons: Why candidates do not fit.
         warnings: What the user must know.
     """
 
-    best: Trial
-    trials: tuple[Trial, ...]
-    references: tuple[Trial, ...]
-    shape: Shape
-    basis: str
+    fields: Mapping[str, Any] | None
+    plan: Plan | None
+    metric: str = ""
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
+    alone: Mapping[str, Any] | None = None
+    basis: str = ""
+    reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
-    def worth_it(self) -> bool:
-        """True where the best candidate beats the label holder alone on the stand-in."""
-        alone = next((t.score for t in self.references if t.fields.get("algorithm") == "local"), None)
-        return self.best.score is not None and (alone is None or self.best.score > alone)
+    def best_alone(self) -> float | None:
+        """The better of the label holder's own models."""
+        known = [value for name, value in (self.alone or {}).items() if name in ("linear", "trees")]
+        return max((value for value in known if value is not None), default=None)
 
-    def command(self, given: Mapping[str, Any], out: str = "runs/suggested") -> str:
-        """The command line that trains it."""
+    @property
+    def worth_it(self) -> bool | None:
+        """Whether more is expected than the label holder reaches alone; None where that is not known."""
+        if self.expected is None:
+            return False if self.fields is None else None
+        return True if self.best_alone is None else self.expected > self.best_alone
+
+    def command(self, source: DataSource) -> str | None:
+        """The command line that trains it, into a folder that is free; None where nothing fits."""
+        if self.fields is None:
+            return None
         words = ["securevfl", "train"]
-        data = str(given.get("data", ""))
-        for name in data.split(",") if _are_files(data) else [data]:
+        for name in named_files(source.data) or [source.data]:
             words += ["--data", name]
         for name in ("data_folder", "id_column", "label_column"):
-            if given.get(name) and given[name] != getattr(DataSource(), name):
-                words += [f"--{name.replace('_', '-')}", str(given[name])]
-        if not given.get("data_folder") and _needs_folder(data):
-            words += ["--data-folder", "DIR"]
-        for name, value in self.best.fields.items():
+            if getattr(source, name) != getattr(DataSource(), name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(source, name))]
+        for name, value in self.fields.items():
             option = f"--{name.replace('_', '-')}"
             words += [option, _word(value)] if name in _OPTIONS else ["--set", f"{name}={_word(value)}"]
-        return shlex.join([*words, "--out", out])
+        return shlex.join([*words, "--out", _free_folder()])
 
 
 def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) and f"{value:g}" != str(value) else f"{value}"
 
 
-def public_shape(plan: Plan) -> Shape:
-    """The shape of the data that a plan names, from the registry where its files are not at hand.
-
-    Raises:
-        DataError: Nothing is known about it.
-    """
-    info = None if _are_files(plan.source.data) else find_info(plan.source.data)
-    if info is None or not info.needs_folder or plan.source.data_folder:
-        return Shape.of(load_planned(plan))
-    how = plan.source.parties or info.parties
-    if how is None:
-        raise DataError(
-            f"the parties of {plan.source.data!r} follow from its files: give --data-folder or --parties"
-        )
-    widths = _near_equal(info.features, how) if isinstance(how, int) else tuple(int(str(w)) for w in how)
-    classes = {"binary": 2, "regression": 0}.get(
-        info.task, 10
-    )  # sets of several classes are digits or clothes
-    return Shape(rows=info.rows + info.test_rows, widths=widths, task=info.task, classes=classes)
-
-
-def _needs_folder(data: str) -> bool:
-    return not _are_files(data) and find_info(data).needs_folder
-
-
-def _are_files(data: str) -> bool:
-    files = data.endswith((".csv", ".gz", ".zip", ".tsv")) or is_description(data)
-    return "," in data.partition(":")[0] or "/" in data or files
-
-
-def _near_equal(features: int, parties: int) -> tuple[int, ...]:
-    if not 1 <= parties <= features:
-        raise DataError(f"{features} features cannot be split over {parties} parties")
-    return tuple(features // parties + (place < features % parties) for place in range(parties))
+def _free_folder() -> str:
+    names = ("runs/suggested", *(f"runs/suggested-{number}" for number in range(2, 10_000)))
+    return next(name for name in names if not Path(name).exists())
 
 
 def suggest(
     plan: Plan,
     *,
     public: VerticalData | None = None,
-    seeds: Sequence[int] = (0, 1),
+    trials: int = TRIALS,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Suggestion:
-    """Tries all candidates at the plan's epsilon and delta on rows that belong to nobody.
+    """Proposes a plan for the data and the target of a plan, and forecasts its result.
 
     Args:
-        plan: Names the data (`source`) and the target (`epsilon`, `delta`); of the data only the public shape
-            is used.
-        public: Public rows to try on instead of synthetic ones.
-        seeds: Seeds of the trials.
-        progress: Called with what is being tried and the share done.
+        plan: Names the data (`source`) and the target (`epsilon`, `delta`).
+        public: Public rows to forecast on instead of those of the data.
+        trials: How often the proposal is tried, two at least.
+        progress: Called with what is being done and the share done.
 
     Raises:
-        PlanError: No target epsilon, or no candidate fits the data.
+        PlanError: No target epsilon, or one party alone.
+        DataError: The data cannot be read.
     """
     if not plan.epsilon:
         raise PlanError("a suggestion needs the promise: give --epsilon")
-    shape = public_shape(plan)
-    if len(shape.widths) < 2:
+    data = load_planned(plan)
+    if len(data.parties) < 2:
         raise PlanError("one party alone has nobody to hide from; give data of at least two")
-    data = {seed: public if public is not None else shape.stand_in(seed) for seed in seeds}
+    common = {"parties": plan.source.parties} if plan.source.parties else {}
     promise = {"epsilon": plan.epsilon, "delta": plan.delta}
-    # Statistics of private rows are no way to scale them here: without public bounds they stay as they are.
-    bounded = shape.bounded and (public is None or _is_bounded(public))
-    common: dict[str, Any] = {"parties": plan.source.parties} if plan.source.parties else {}
-    common |= {} if bounded else {"scaling": "none"}
-    ways = {name: {**_settled(fields, shape), **promise} for name, fields in CANDIDATES.items()}
-    todo = [*ways.items(), *((name, _settled(fields, shape)) for name, fields in REFERENCES.items())]
-    found = []
-    for number, (name, fields) in enumerate(todo):
-        progress(name, number / len(todo))
-        found.append(_trial(name, {**fields, **common}, data))
-    trials, references = found[: len(ways)], found[len(ways) :]
-    ranked = sorted(trials, key=lambda t: -math.inf if t.score is None else t.score, reverse=True)
-    if ranked[0].score is None:
-        raise PlanError(f"no candidate fits this data: {ranked[0].reason}")
-    return Suggestion(
-        best=ranked[0],
-        trials=tuple(ranked),
-        references=tuple(references),
-        shape=shape,
-        basis=_basis(shape, public, len(seeds)),
-        warnings=tuple(_warnings(plan, shape, public)),
+    rows, warnings = public or data, tuple(_warnings(plan, data))
+    progress("the label holder alone", 0.0)
+    alone = reached_alone(rows)
+    reasons: list[str] = []
+    for candidate in CANDIDATES:
+        fields = {**candidate, **promise, **common}
+        chosen = Plan.from_flat({**candidate, **promise, "seed": plan.seed})
+        try:
+            settled, _ = resolve(chosen, data)
+            tried = chosen.with_changes(model=settled.model)
+            metric, scores = _forecast(tried, rows, trials, progress)
+        except SecureVFLError as error:
+            reasons.append(f"{candidate.get('model', 'auto')}: {error}")
+            continue
+        expected, low, high = _interval(metric, scores, data if public is None else rows)
+        return Suggestion(
+            fields=fields, plan=settled, metric=metric, expected=expected, low=low, high=high, alone=alone,
+            basis=_basis(rows, trials, public is not None), reasons=tuple(reasons), warnings=warnings,
+        )  # fmt: skip
+    return Suggestion(fields=None, plan=None, alone=alone, reasons=tuple(reasons), warnings=warnings)
+
+
+def _forecast(
+    plan: Plan, data: VerticalData, trials: int, progress: Callable[[str, float], None]
+) -> tuple[str, list[float]]:
+    """The metric and its value on held-back rows, once per trial, each with rows and noise of its own.
+
+    Noise weighs the less the more rows there are: with fewer rows, mu is raised by as much.
+    """
+    scores, metric = [], ""
+    for trial in range(trials):
+        progress(f"trial {trial + 1} of {trials}", (trial + 1) / (trials + 1))
+        part = held_back(data, plan.seed + 1 + trial)
+        mu = gdp_mu(plan.epsilon, plan.delta) * data.n_train / part.n_train
+        run = train(part, plan.with_changes(epsilon=gdp_epsilon(mu, plan.delta)))
+        metric = main_metric(run.test)
+        scores.append(float(run.test.get(metric) or 0.0))
+    return metric, scores
+
+
+def held_back(data: VerticalData, seed: int) -> VerticalData:
+    """A part of the training rows, some of them held back as its test part; the true test part is unused."""
+    kept, apart = divide_rows(data.y_train, classes=data.task != "regression", fraction=HELD_BACK, seed=seed)
+    few = np.random.default_rng(seed)
+    kept, apart = (np.sort(few.permutation(rows)[:MOST_ROWS]) for rows in (kept, apart))
+    return replace(
+        data,
+        train=tuple(block[kept] for block in data.train),
+        test=tuple(block[apart] for block in data.train),
+        y_train=data.y_train[kept],
+        y_test=data.y_train[apart],
+        ids_train=data.ids_train[kept],
+        ids_test=data.ids_train[apart],
+        described=tuple(
+            replace(each, train=each.train[kept], test=each.train[apart]) for each in data.described
+        ),
     )
 
 
-def _settled(fields: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """The fields with the number of passes that gives about `STEPS` steps, between 5 and 100."""
-    if fields.get("epochs") != LONG:
-        return dict(fields)
-    passes = math.ceil(STEPS * Plan(algorithm="local").batch / min(shape.rows, MOST_ROWS))
-    return {**fields, "epochs": min(100, max(5, passes))}
+def _interval(metric: str, scores: Sequence[float], data: VerticalData) -> tuple[float, float, float]:
+    """Mean of the trials, and a t-interval for one more run, whose own test part adds its own error."""
+    count, middle = len(scores), math.fsum(scores) / len(scores)
+    spread = math.fsum((score - middle) ** 2 for score in scores) / (count - 1)
+    sampling = 0.0
+    if metric != "r2":
+        # Of an AUC the rarer class decides; m (1 - m) / n bounds its variance from above.
+        rarest = min(np.bincount(data.y_test.astype(np.int64))) if metric == "auc" else data.n_test
+        sampling = min(0.25, max(0.0, middle * (1 - middle))) / max(1, int(rarest))
+    reach = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * math.sqrt(max(spread, sampling) * (1 + 1 / count))
+    low, high = middle - reach, min(1.0, middle + reach)
+    return middle, low if metric == "r2" else max(0.0, low), high
 
 
-def _trial(name: str, fields: Mapping[str, Any], data: Mapping[int, VerticalData]) -> Trial:
-    """Trains a candidate on each stand-in, in memory."""
-    own = {**fields, "parties": 0}
-    try:
-        runs = [train(rows, Plan.from_flat({**own, "seed": seed})) for seed, rows in data.items()]
-    except SecureVFLError as error:
-        return Trial(name=name, fields=fields, reason=str(error))
-    metric = next((m for m in MAIN_METRICS if runs[0].test.get(m) is not None), "accuracy")
-    scores = [float(run.test.get(metric) or 0.0) for run in runs]
-    return Trial(
-        name=name,
-        fields=fields,
-        plan=runs[0].plan,
-        metric=metric,
-        score=math.fsum(scores) / len(scores),
-        releases=_releases(runs[0], next(iter(data.values()))),
-    )
-
-
-def _releases(run: Run, data: VerticalData) -> int:
-    """How often the busiest record is released, or opened in a sealed total."""
-    if not run.privacy:
-        return 0
-    if run.plan.mode == "sealed":
-        return run.plan.epochs
-    return planned_releases(run.plan, data).per_record
-
-
-def _basis(shape: Shape, public: VerticalData | None, seeds: int) -> str:
-    kind = f"{shape.task}" + (f" with {shape.classes} classes" if shape.classes else "")
-    widths = " + ".join(map(str, shape.widths))
-    if public is not None:
-        return (
-            f"{public.n_train + public.n_test:,} public rows, mean of {seeds} seeds; no private row was used"
-        )
-    rows = f"{min(shape.rows, MOST_ROWS):,}"
+def _basis(data: VerticalData, trials: int, public: bool) -> str:
+    rows = min(MOST_ROWS, round(data.n_train * (1 - HELD_BACK)))
+    if public:
+        return f"{trials} trials with {rows:,} of {data.n_train:,} public rows"
     return (
-        f"{rows} synthetic rows shaped like the data ({widths} features, {kind}), mean of {seeds} seeds; "
-        "no private value was used, not even how frequent each class is"
+        f"{trials} trials with {rows:,} of {data.n_train:,} rows; they stay here, and the settings do not "
+        "depend on them"
     )
 
 
-def _warnings(plan: Plan, shape: Shape, public: VerticalData | None) -> list[str]:
-    found = []
-    if plan.delta * shape.rows >= 1:
-        found.append(
-            f"delta {plan.delta:g} is not below 1 / {shape.rows:,} rows: it allows exposing whole records"
-        )
-    if public is None:
-        found.append("the figures rank the ways of training; on your own rows the level will be another")
-        if shape.rows > MOST_ROWS:
-            found.append(
-                f"tried with {MOST_ROWS:,} of {shape.rows:,} rows: with more, sealed training does no worse"
-            )
-    return found
+def _warnings(plan: Plan, data: VerticalData) -> list[str]:
+    rows = data.n_train + data.n_test
+    if plan.delta * rows < 1:
+        return []
+    return [f"delta {plan.delta:g} is not below 1 / {rows:,} rows: it allows exposing whole records"]
 
 
 def public_rows(files: Sequence[Path], plan: Plan) -> VerticalData:

@@ -178,7 +178,7 @@ def test_many_honest_paths_raise_no_more_alarms_than_the_budget_says() -> None:
     alarms = dict.fromkeys(NOISE_TESTS, 0)
     for _ in range(paths):
         evidence = NoiseEvidence()
-        for rows in (150, 1, 249):
+        for rows in (200, 200, 200, 1):
             evidence.add(rng.normal(size=(rows, 6)) * 2, 2.0, error=1e-4)
         for outcome in evidence.judge(dict.fromkeys(NOISE_TESTS, level)):
             assert outcome.verdict is not Verdict.NOT_TESTED
@@ -285,7 +285,7 @@ def test_one_message_that_cannot_be_replayed_leaves_the_path_untested() -> None:
     evidence.add(honest(10), 1.5, error=0.051)
     finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
     assert finding.verdict is Verdict.NOT_TESTED
-    assert finding.reasons == ("1 messages could not be replayed exactly enough",)
+    assert "1 messages could not be replayed exactly enough" in finding.reasons
 
 
 def test_coarse_replay_leaves_out_the_fine_tests_only() -> None:
@@ -325,7 +325,7 @@ def test_memory_is_bounded_by_the_largest_message() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # 100 messages of 256 kB; several copies of one of them and 16 bytes per vector stay.
-    assert peak < 10 * 500 * 64 * 8
+    assert peak < 13 * 500 * 64 * 8  # the last message is kept and joined to the next
 
 
 def test_unusable_noise_is_refused() -> None:
@@ -378,3 +378,17 @@ def test_owners_that_drift_apart_are_compared_by_vectors_alone() -> None:
     assert test.judge(1e-6, 0.0).verdict is Verdict.HOLDS
     test.add("p1", drawn[17])
     assert test.judge(1e-6, 0.0).verdict is Verdict.VIOLATED
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_noise_of_a_message_that_returns_in_another_is_found(sign: float) -> None:
+    """Single values repeat by chance, and neighbours are independent: only whole messages tell."""
+    rng = np.random.default_rng(6)
+    evidence = NoiseEvidence()
+    for _ in range(40):
+        noise = rng.normal(0, 1.5, (40, 1))
+        evidence.add(noise, 1.5)
+        evidence.add(sign * noise, 1.5)
+    reasons = " ".join(evidence.finding("p1 against p0", "noisy totals", LEVELS).reasons)
+    assert "correlation of messages: noise" in reasons
+    assert ("repetition: the same noise" in reasons) is (sign > 0)

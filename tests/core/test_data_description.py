@@ -679,10 +679,10 @@ def test_a_sweep_finds_the_description_beside_its_file(tmp_path: Path) -> None:
 
 
 def test_suggest_takes_a_description(tmp_path: Path) -> None:
-    from securevfl.sweeps.suggest import Shape, public_shape
+    import json
 
-    plan = Plan(algorithm="vafl", source={"data": str(described(tmp_path))}, epsilon=1)
-    assert public_shape(plan) == Shape.of(VerticalData.from_description(tmp_path / "data.toml"))
+    shown = run("suggest", "--data", str(described(tmp_path)), "--epsilon", "8", "--json")
+    assert json.loads(shown.stdout)["expected"] is not None, shown.output
 
 
 def test_an_alignment_takes_a_description(tmp_path: Path) -> None:

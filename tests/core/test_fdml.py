@@ -29,7 +29,7 @@ def plan(**changes: Any) -> Plan:
         "learning_rate": 0.3,
         "decay": "none",
     }
-    return Plan.from_flat({**usual, **changes})
+    return Plan.from_flat({"algorithm": "vafl", "unprotected": True, **usual, **changes})
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:

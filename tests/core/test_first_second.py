@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from securevfl import Plan, VerticalData
 from securevfl.cli import main
-from securevfl.settings.families import ALGORITHM_FAMILIES
+from securevfl.settings.duration import announcement, expected_seconds, in_words
+from securevfl.settings.families import ALGORITHM_FAMILIES, FAMILIES
+from securevfl.settings.plan import MODELS, PROTOCOLS
 
 HEAVY = ("torch", "scipy", "sklearn", "networkx", "matplotlib", "cryptography", "grpc")
 MANY = (  # every line in one process: what none of them loads, no single one does
@@ -119,3 +124,33 @@ def test_bash_completes_for_real(tmp_path: Path) -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert sorted(done.stdout.split()) == sorted(n for n in ALGORITHM_FAMILIES if n.startswith("flex"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "epsilon 1 at delta 1e-05"),
+        ({"algorithm": "vafl", "sigma": 2.0, "protocol": "pairwise"}, "noise 2 on every value"),
+        ({"algorithm": "vafl", "unprotected": True}, "UNPROTECTED: exact values leave"),
+        ({"algorithm": "central"}, "no organisation sends anything"),
+    ],
+)
+def test_train_says_what_it_is_going_to_do(fields: dict[str, Any], words: str) -> None:
+    data = VerticalData.load("synthetic:rows=100,features=8", parties=2)
+    said = announcement(Plan(**fields), data)
+    assert "80 + 20 rows, 8 inputs of p0, p1" in said and words in said
+    assert re.search(r"about \d+ s to \d+ s on a free core$", said)
+
+
+def test_estimates_grow_with_the_work() -> None:
+    small = VerticalData.load("synthetic:rows=200,features=8", parties=2)
+    large = VerticalData.load("synthetic:rows=2000,features=8", parties=2)
+    for family in FAMILIES.values():
+        for algorithm in family.algorithms:
+            plan = Plan(algorithm=algorithm, sigma=1.0)
+            assert expected_seconds(plan, large) >= expected_seconds(plan, small) > 0
+    costs = [expected_seconds(Plan(algorithm="vafl", sigma=1.0, protocol=p), small) for p in PROTOCOLS]
+    assert min(costs) == costs[0] and len(set(costs)) > 3
+    for model in set(MODELS) - {"trees"}:
+        assert expected_seconds(Plan(model=model), small) > 0
+    assert [in_words(s) for s in (3.4, 200, 9000)] == ["3 s", "3 min", "2.5 h"]

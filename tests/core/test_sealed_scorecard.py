@@ -275,6 +275,8 @@ def test_auto_decides_by_public_facts(tmp_path):
             ),
         )[1]
     )
+    model, why = choose(auto, people(rows=500))
+    assert model == "scorecard" and "no public bounds, which a linear model needs" in why
     assert "sets epochs" in choose(auto.with_changes(epochs=20), large)[1]
     assert "nothing is protected" in choose(Plan(algorithm="sealed", unprotected=True), large)[1]
     with pytest.raises(PlanError, match="62 openings"):

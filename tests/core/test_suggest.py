@@ -1,138 +1,141 @@
-"""Suggestions: tried on rows that belong to nobody."""
+"""Suggestions: settings from public facts, a forecast that holds, and the courage to say no."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from securevfl import VerticalData
-from securevfl.cli.suggest import suggest as command
+from securevfl import VerticalData, train
+from securevfl.cli import app
 from securevfl.errors import DataError, PlanError
 from securevfl.settings.plan import Plan
-from securevfl.sweeps import suggest as module
-from securevfl.sweeps.suggest import Shape, public_shape, suggest
+from securevfl.sweeps.suggest import CANDIDATES, held_back, public_rows, suggest
 
-FEW = {
-    "frozen": {"algorithm": "vafl", "encoder_training": "none", "embedding": 1, "epochs": 2},
-    "impossible": {"algorithm": "vafl", "encoder_training": "none", "protocol": "two-tree"},
-    "dp": {"algorithm": "vafl", "encoder_training": "dp", "epochs": 1},
-}
-NAME = "synthetic:rows=200,features=6"
+NAME = "synthetic:rows=900,features=6,informative=6"
 
 
-@pytest.fixture(autouse=True)
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer and shorter candidates than users get."""
-    monkeypatch.setattr(module, "CANDIDATES", FEW)
-    monkeypatch.setattr(module, "STEPS", 10)
+def cli(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def _data(seed: int, share: float) -> VerticalData:
-    rng = np.random.default_rng(seed)
-    labels = (rng.random(120) < share).astype(int)
-    labels[:2] = 0, 1
-    return VerticalData.from_arrays([rng.normal(size=(120, 3)), rng.normal(size=(120, 2))], labels)
+def plan(epsilon: float = 8.0, **source: Any) -> Plan:
+    return Plan(epsilon=epsilon, source={"data": NAME, "parties": 2, **source})
 
 
-def test_only_the_shape_of_private_data_matters() -> None:
-    one, other = Shape.of(_data(0, 0.5)), Shape.of(_data(1, 0.05))
-    assert one == other == Shape(rows=120, widths=(3, 2), task="binary", classes=2, bounded=False)
-    stand_in = one.stand_in(0)
-    assert stand_in.widths == (3, 2)
-    labels = np.concatenate([stand_in.y_train, stand_in.y_test])
-    assert labels.mean() == 0.5
+def files(folder: Path, *, helpful: bool, rows: int = 600) -> str:
+    """Two tables; where the shop's column is not helpful, it is noise."""
+    draw = np.random.default_rng(3)
+    own, other = draw.uniform(0, 1, rows), draw.uniform(0, 1, rows)
+    label = (own + (other if helpful else 0) + draw.normal(0, 0.1, rows) > (1 if helpful else 0.5)).astype(
+        int
+    )
+    table = "\n".join(f"c{i},{own[i]:.4f},{label[i]}" for i in range(rows))
+    (folder / "bank.csv").write_text(f"id,debt,late\n{table}\n")
+    table = "\n".join(f"c{i},{other[i]:.4f}" for i in range(rows))
+    (folder / "shop.csv").write_text(f"id,orders\n{table}\n")
+    (folder / "data.toml").write_text(
+        'id = "id"\nlabel = "late"\nlabel_holder = "bank"\ntask = "binary"\n'
+        '[parties.bank]\nfile = "bank.csv"\n[parties.bank.columns]\ndebt = { bounds = [0, 1] }\n'
+        '[parties.shop]\nfile = "shop.csv"\n[parties.shop.columns]\norders = { bounds = [0, 1] }\n'
+    )
+    return str(folder / "data.toml")
 
 
-def test_the_best_candidate_is_proposed_with_its_calibrated_noise() -> None:
-    plan = Plan(epsilon=4.0, delta=1e-4, source={"data": NAME, "parties": 2})
-    found = suggest(plan, seeds=(0,))
-    scores = [trial.score for trial in found.trials if trial.score is not None]
-    assert scores == sorted(scores, reverse=True)
-    assert found.best.plan is not None
-    assert found.best.plan.sigma > 0
-    assert {t.name: bool(t.reason) for t in found.trials} == {
-        "frozen": False,
-        "dp": False,
-        "impossible": True,
-    }
-    assert [t.name for t in found.references] == ["label holder alone", "all features in one place"]
-    assert "not even how frequent each class is" in found.basis
-    frozen = next(t for t in found.trials if t.name == "frozen")
-    assert frozen.releases == 1
-
-
-def test_the_command_line_can_be_run_as_it_is(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from securevfl.cli import app
-
-    plan = Plan(epsilon=4.0, delta=1e-4, source={"data": NAME, "parties": 2})
-    found = suggest(plan, seeds=(0,))
-    words = shlex.split(found.command({"data": NAME}, out=str(tmp_path / "run")))
+def test_the_forecast_holds_and_the_command_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = json.loads(cli("suggest", "--data", NAME, "--parties", 2, "--epsilon", 8, "--json").stdout)
+    assert {"command", "worth_it", "expected", "low", "high"} <= set(content)
+    assert content["low"] < content["expected"] < content["high"] <= 1
+    words = shlex.split(content["command"])
     assert words[:4] == ["securevfl", "train", "--data", NAME]
-    done = CliRunner().invoke(app, [*words[1:], "--json"])
+    done = cli(*words[1:], "--json")
     assert done.exit_code == 0, done.output
-    spent = json.loads(done.stdout)["privacy"]["p1"]
-    assert spent["epsilon"] <= 4.0
-    assert spent["delta"] == 1e-4
+    result = json.loads(done.stdout)
+    assert content["low"] <= result["test"][content["metric"]] <= content["high"]
+    assert all(spend["epsilon"] <= 8.0 for spend in result["privacy"].values())
+    again = json.loads(cli("suggest", "--data", NAME, "--parties", 2, "--epsilon", 8, "--json").stdout)
+    assert again["command"].endswith("--out runs/suggested-2")  # the first folder is taken now
+
+
+def test_it_says_no_where_the_other_party_has_nothing_to_give(tmp_path: Path) -> None:
+    lone = files(tmp_path, helpful=False)
+    shown = cli("suggest", "--data", lone, "--epsilon", 1)
+    assert shown.stdout.startswith("Do not federate for this: the label holder alone reaches"), shown.output
+    assert json.loads(cli("suggest", "--data", lone, "--epsilon", 1, "--json").stdout)["worth_it"] is False
+
+
+def test_it_says_yes_where_it_pays(tmp_path: Path) -> None:
+    found = suggest(Plan(epsilon=8.0, source={"data": files(tmp_path, helpful=True)}))
+    assert found.worth_it and found.best_alone is not None and found.expected > found.best_alone + 0.05
+
+
+def test_settings_depend_on_public_facts_only() -> None:
+    """The same shape with other values, other labels, another class share: the same proposal."""
+    one = suggest(plan(data=NAME), trials=2)
+    other = suggest(plan(data=NAME + ",seed=9"), trials=2)
+    assert one.fields == other.fields and one.plan is not None and other.plan is not None
+    private = {"seed", "data"}
+    both = [{k: v for k, v in each.plan.to_flat().items() if k not in private} for each in (one, other)]
+    assert both[0] == both[1]
+
+
+def test_the_test_part_is_never_touched() -> None:
+    data = VerticalData.load(NAME, parties=2)
+    part = held_back(data, seed=1)
+    rows = {row.tobytes() for row in data.test[0]}
+    assert not rows & {row.tobytes() for block in (part.train[0], part.test[0]) for row in block}
+    assert part.n_train + part.n_test == data.n_train
+    assert not {*part.ids_train.tolist()} & {*part.ids_test.tolist()}
+
+
+def test_what_does_not_fit_has_no_command(tmp_path: Path) -> None:
+    content = json.loads(cli("suggest", "--data", "diabetes", "--parties", 2, "--json").stdout)
+    assert content["command"] is None and content["worth_it"] is False
+    assert len(content["reasons"]) == len(CANDIDATES) and "label_low" in content["reasons"][0]
+    shown = cli("suggest", "--data", "diabetes", "--parties", 2)
+    assert "no way of training fits" in shown.stdout and "label_low" in shown.stdout
 
 
 def test_public_rows_are_used_instead(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
+    draw = np.random.default_rng(0)
     for name, extra in (("a", ",label"), ("b", "")):
-        lines = [f"id,x{extra}"] + [
-            f"{i},{rng.normal():.3f}" + (f",{i % 2}" if extra else "") for i in range(80)
-        ]
+        lines = [f"id,x{extra}"]
+        lines += [f"{i},{draw.normal():.3f}" + (f",{i % 2}" if extra else "") for i in range(80)]
         (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    plan = Plan(epsilon=2.0, source={"data": NAME, "parties": 2})
-    rows = module.public_rows([tmp_path / "a.csv", tmp_path / "b.csv"], plan)
-    found = suggest(plan, public=rows, seeds=(0,))
-    assert "80 public rows" in found.basis
-    assert found.best.fields["scaling"] == "none"
-
-
-def test_sets_whose_files_are_not_at_hand_are_known_by_their_entry() -> None:
-    assert public_shape(Plan(source={"data": "a9a"})) == Shape(
-        rows=48842, widths=(67, 56), task="binary", classes=2
-    )
-    assert public_shape(Plan(source={"data": "mnist", "parties": 5})).widths == (157, 157, 157, 157, 156)
-    assert public_shape(Plan(source={"data": "mnist"})).classes == 10
-    with pytest.raises(DataError, match="give --data-folder or --parties"):
-        public_shape(Plan(source={"data": "mfeat"}))
-    with pytest.raises(DataError, match="cannot be split"):
-        public_shape(Plan(source={"data": "a9a", "parties": 500}))
-
-
-def test_a_missing_folder_is_left_open_in_the_command() -> None:
-    plan = Plan(epsilon=4.0, source={"data": NAME, "parties": 2})
-    found = suggest(plan, seeds=(0,))
-    assert "--data-folder DIR" in found.command({"data": "a9a"})
-    assert "--data-folder /d" in found.command({"data": "a9a", "data_folder": "/d"})
-    assert "--data a.csv --data b.csv" in found.command({"data": "a.csv,b.csv"})
+    rows = public_rows([tmp_path / "a.csv", tmp_path / "b.csv"], plan())
+    found = suggest(plan(), public=rows, trials=2)
+    assert "public rows" in found.basis and found.expected is not None
 
 
 def test_what_cannot_be_suggested() -> None:
     with pytest.raises(PlanError, match="give --epsilon"):
         suggest(Plan(unprotected=True, source={"data": NAME}))
     with pytest.raises(PlanError, match="at least two"):
-        suggest(Plan(epsilon=1.0, source={"data": NAME, "parties": 1}))
+        suggest(plan(parties=1))
+    with pytest.raises(DataError, match="a9a"):
+        suggest(Plan(source={"data": "a9a"}))
 
 
 def test_a_careless_delta_is_pointed_out() -> None:
-    found = suggest(Plan(epsilon=4.0, delta=0.01, source={"data": NAME, "parties": 2}), seeds=(0,))
-    assert any("delta 0.01 is not below 1 / 200" in text for text in found.warnings)
+    found = suggest(Plan(epsilon=4.0, delta=0.01, source={"data": NAME, "parties": 2}), trials=2)
+    assert any("delta 0.01 is not below 1 / 900" in text for text in found.warnings)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    command([NAME], 4.0, parties=2, json=True)
-    content = json.loads(capsys.readouterr().out)
-    assert content["proposal"]["mode"] in ("frozen", "dp-encoder")
-    assert content["command"].startswith("securevfl train")
-    command([NAME], 4.0, parties=2)
-    shown = capsys.readouterr().out
-    assert "Proposal:" in shown
-    assert "impossible is not possible" in shown
+def test_more_rows_than_a_trial_has_weigh_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a quarter of the rows and noise to match, the forecast is that of all rows."""
+    import securevfl.sweeps.suggest as module
+
+    whole = Plan(epsilon=2.0, source={"data": "synthetic:rows=4000,features=6,informative=6", "parties": 2})
+    monkeypatch.setattr(module, "MOST_ROWS", 800)
+    found = suggest(whole, trials=3)
+    result = train(VerticalData.load(whole.source.data, parties=2), Plan(epsilon=2.0))
+    assert found.low is not None and found.high is not None
+    assert found.low <= float(result.test["auc"] or 0) <= found.high

@@ -3,71 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
-from federation import Federation
+from cheats import apply
+from federation import Federation, free_port
 
 from securevfl.errors import Deviation, SecureVFLError
 from securevfl.federation.folder import RunFolder
 from securevfl.privacy.ledger import read_records
-from securevfl.protocols.sealed.checked import CheckedRound
-from securevfl.protocols.sealed.checked_party import CheckedParty
-from securevfl.protocols.sealed.field import FIELD
-from securevfl.protocols.sealed.proof import Claim, Prover
 from securevfl.settings.plan import Plan
 
-CHEATER = 1  # clinic
 PLAN = Plan(algorithm="sealed", model="linear", epochs=4, scaling="none", epsilon=8.0)
-
-
-class Shifting(CheckedRound):
-    """From its second iteration on it adds an error to one residual, and does not mind the check."""
-
-    def _share_residual(self, deal):
-        super()._share_residual(deal)
-        if self.round >= 1:
-            shifted = self._blinded.copy()
-            shifted[7] = FIELD.add(shifted[7], 1 << 46)
-            self._blinded = shifted
-
-    def _verify(self):
-        pass
-
-
-class Late(Shifting):
-    """Opens what makes the check pass once it has seen the others' words."""
-
-    def _advance(self):
-        if self._own and self.address not in self._openings and self.round >= 1:
-            if len(self._openings) < len(self._others):
-                return []
-            others = sum(int(opening.word[0]) for opening in self._openings.values())
-            self._own = self._own[0], -others % FIELD.p
-        return super()._advance()
-
-
-def _cheat_in_rounds(monkeypatch, kind):
-    honest = CheckedParty.round
-
-    def round_(self, **given):
-        machine = honest(self, **given)
-        if self.index == CHEATER:
-            machine.__class__ = kind
-        return machine
-
-    monkeypatch.setattr(CheckedParty, "round", round_)
-
-
-def _cheat_in_proofs(monkeypatch, change, *, member=CHEATER):
-    honest = Prover.__init__
-
-    def init(self, secrets, operand, labels):
-        honest(self, secrets, operand, labels)
-        if secrets.claim.prover == member:
-            change(self)
-
-    monkeypatch.setattr(Prover, "__init__", init)
 
 
 def _outcomes(federation):
@@ -80,10 +30,6 @@ def _outcomes(federation):
             return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     return dict(zip(federation.names, asyncio.run(everybody()), strict=True))
-
-
-def _journal(folder):
-    return sum(path.stat().st_size for path in folder.rglob("journal/**/*") if path.is_file())
 
 
 def _two(tmp_path, **changes):
@@ -102,9 +48,9 @@ def test_between_organisations_members_are_not_trusted(tmp_path):
         assert len(assumptions) == 1 and assumptions.pop().startswith("malicious: members may do anything")
 
 
-@pytest.mark.parametrize("kind", [Shifting, Late])
+@pytest.mark.parametrize("kind", ["shifting", "late"])
 def test_a_tampered_residual_stops_the_run_and_is_never_kept(tmp_path, monkeypatch, kind):
-    _cheat_in_rounds(monkeypatch, kind)
+    apply(kind, 1, monkeypatch.setattr)
     federation = _two(tmp_path)
     found = _outcomes(federation)["bank"]
     assert isinstance(found, Deviation), found
@@ -112,30 +58,11 @@ def test_a_tampered_residual_stops_the_run_and_is_never_kept(tmp_path, monkeypat
     totals = [r for r in read_records(tmp_path / "bank") if r.kind.startswith("totals")]
     assert len(totals) == 2  # the ledger has counted the second, whose total was never verified
     assert not (tmp_path / "bank" / "result.json").exists()
-    everything = b"".join(p.read_bytes() for p in (tmp_path / "bank").rglob("*.log") if p.is_file())
-    assert b"1.0737e+09" not in everything
 
 
-def _too_long(prover):
-    claim: Claim = prover._claim
-    prover._rows = np.zeros(claim.operand_shape, np.int64)
-    prover._rows[0] = 1 << 19  # as long as exact proofs of the honest code still compute
-
-
-def _one_unit(prover):
-    prover._rows[:] = 0
-    prover._rows[0] = prover._claim.bound
-    prover._rows[0, 3] += 1
-
-
-def _label(prover):
-    prover._labels = prover._labels.copy()
-    prover._labels[0, 0] = 2
-
-
-@pytest.mark.parametrize("change", [_too_long, _one_unit])
+@pytest.mark.parametrize("change", ["too-long", "one-unit"])
 def test_rows_that_are_too_long_stop_the_run_before_it_begins(tmp_path, monkeypatch, change):
-    _cheat_in_proofs(monkeypatch, change)
+    apply(change, 1, monkeypatch.setattr)
     outcomes = _outcomes(_two(tmp_path))
     found = outcomes["bank"]
     assert isinstance(found, Deviation) and found.member == "clinic", outcomes
@@ -144,8 +71,95 @@ def test_rows_that_are_too_long_stop_the_run_before_it_begins(tmp_path, monkeypa
 
 
 def test_a_label_that_is_none_stops_the_run_and_names_the_label_holder(tmp_path, monkeypatch):
-    _cheat_in_proofs(monkeypatch, _label, member=0)
+    apply("label", 0, monkeypatch.setattr)
     outcomes = _outcomes(_two(tmp_path))
     found = outcomes["clinic"]
     assert isinstance(found, Deviation) and found.member == "bank", outcomes
     assert "labels" in found.how
+
+
+# -- separate processes -------------------------------------------------------------------------------------
+
+SECUREVFL = str(Path(sys.executable).with_name("securevfl"))
+RULES = """
+[accept]
+members = ["bank", "clinic", "dealer"]
+algorithms = ["sealed"]
+protocols = ["plain"]
+dealer = "dealer"
+adversary = "malicious"
+"""
+OWNERS = """epsilon = 8
+delta = 1e-5
+test_fraction = 0.2
+evaluations = 1
+predictions = 1000
+alignment = { kinds = ["none"], ids = 1000, times = 3 }
+"""
+
+
+def _folders(base: Path, port: int) -> None:
+    given = Federation(base / "unused", PLAN, parties=("bank", "clinic"), helpers=("dealer",))
+    command = [SECUREVFL, "certificates"]
+    quiet = {"cwd": base, "check": True, "capture_output": True}
+    subprocess.run([*command, "init", "--name", "Test", "--folder", "ca"], **quiet)
+    subprocess.run([*command, "issue", "bank", "clinic", "dealer", "--folder", "ca", "--out", "."], **quiet)
+    for name, table in given.tables.items():
+        titles = [
+            "id",
+            *(f"{name}{c}" for c in range(table.block.shape[1])),
+            *(["y"] if name == "bank" else []),
+        ]
+        rows = [
+            ",".join([str(i), *map(str, values), *([str(int(table.labels[n]))] if name == "bank" else [])])
+            for n, (i, values) in enumerate(zip(table.ids, table.block, strict=True))
+        ]
+        (base / name / "table.csv").write_text("\n".join([",".join(titles), *rows]) + "\n")
+    common = 'run = "test"\nfolder = "run"\ncertificates = "."\n'
+    plan = '[plan]\nalgorithm = "sealed"\nmodel = "linear"\nepochs = 4\nscaling = "none"\nepsilon = 8.0\n'
+    data = '[data]\nfile = "table.csv"\nid_column = "id"\n'
+    join = f'{common}coordinator = "bank"\naddress = "127.0.0.1:{port}"\n'
+    serve = f'{common}listen = "127.0.0.1:{port}"\nparties = ["clinic"]\nalign = "none"\n'
+    (base / "bank" / "config.toml").write_text(f'{serve}{data}label_column = "y"\n{plan}')
+    (base / "clinic" / "config.toml").write_text(f"{join}{data}{RULES}{OWNERS}")
+    (base / "dealer" / "config.toml").write_text(f"{join}{RULES}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "cheater"),
+    [
+        ("too-long", "clinic"),
+        ("one-unit", "clinic"),
+        ("label", "bank"),
+        ("shifting", "clinic"),
+        ("late", "clinic"),
+    ],
+)
+def test_a_process_that_cheats_is_named_on_the_others_terminals(tmp_path, kind, cheater):
+    _folders(tmp_path, free_port())
+    program = str(Path(__file__).with_name("cheats.py"))
+    running = {}
+    for place, name in enumerate(("bank", "clinic", "dealer")):
+        command = ["serve" if name == "bank" else "join", "--config", "config.toml"]
+        start = [sys.executable, program, kind, str(place)] if name == cheater else [SECUREVFL]
+        running[name] = subprocess.Popen(
+            [*start, *command],
+            cwd=tmp_path / name,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        said = {name: process.communicate(timeout=120)[0] for name, process in running.items()}
+    finally:
+        for process in running.values():
+            process.kill()
+    honest = "clinic" if cheater == "bank" else "bank"
+    assert f"{cheater} does not follow the protocol" in " ".join(said[honest].split()), said
+    assert all(process.returncode for process in running.values()), said
+    assert not (tmp_path / honest / "run" / "result.json").exists()
+    kept = [r for r in read_records(tmp_path / honest / "run") if r.kind.startswith("totals")]
+    assert len(kept) == (2 if kind in ("shifting", "late") else 0)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from federation import Federation
+from federation import Federation, free_port
+from in_process import run_program, run_shell
+from test_network_page import PAGE, start
 
 from securevfl import audit
 from securevfl.data.columns import Column
@@ -175,3 +180,38 @@ def test_an_outline_that_changes_somebodys_columns_is_refused(tmp_path):
     share(outline(**changes, described=(facts,)), "shop", own, range(10))
     with pytest.raises(DataError, match="not those of the outline"):
         share(outline(**changes, described=(None,)), "shop", own, range(10))
+
+
+def test_the_page_on_described_files_works(tmp_path: Path, capfd) -> None:
+    """Its blocks, word by word: three processes from two CSV files to a joint audit that holds."""
+    address = f"127.0.0.1:{free_port()}"
+    text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", address)
+    page = text[text.index("## A scorecard of two described files") : text.index("## Consent")]
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
+    (tables,) = [code for kind, code in blocks if kind == "python"]
+    certificates, auditing = [code for kind, code in blocks if kind == "sh"]
+    (tmp_path / "tables.py").write_text(tables)
+    with contextlib.chdir(tmp_path):
+        run_program(tmp_path / "tables.py")
+        run_shell(certificates)
+    files = ("bank/data.toml", "bank/server.toml", "shop/data.toml", "shop/party.toml", "dealer/party.toml")
+    for name, (_, code) in zip(files, [b for b in blocks if b[0] == "toml"], strict=True):
+        (tmp_path / name).write_text(code)
+    commands = {"bank": "serve --config server.toml", "shop": "join --config party.toml"}
+    commands["dealer"] = commands["shop"]
+    running = {
+        name: start(f"cd {name}; securevfl {code}", tmp_path, tmp_path / f"{name}.out")
+        for name, code in commands.items()
+    }
+    try:
+        for name, process in running.items():
+            assert process.wait(timeout=240) == 0, (tmp_path / f"{name}.out").read_text()
+    finally:
+        for process in running.values():
+            process.kill()
+    test = json.loads((tmp_path / "bank" / "run" / "result.json").read_text())["test"]
+    assert test["se"] > 0 and test["accuracy"] is None
+    with contextlib.chdir(tmp_path):
+        run_shell(auditing)
+    (report,) = (tmp_path / "joint").glob("audits/*/report.json")
+    assert json.loads(report.read_text())["verdict"] == "holds"

@@ -45,8 +45,8 @@ class Page:
         text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", address)
         page = text[: text.index("## What happens")]
         blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-        tables, (server, party) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]
-        certificates, self.serve, self.join, self.audit = [code for kind, code in blocks if kind == "sh"]
+        tables, (server, shop, dealer) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]
+        certificates, self.serve, self.join, self.deal, self.audit = [c for kind, c in blocks if kind == "sh"]
         self.folder = folder
         (folder / "tables.py").write_text(tables)
         with contextlib.chdir(folder):
@@ -54,17 +54,18 @@ class Page:
             run_shell(certificates)
         # Slow enough that something can happen in the middle.
         (folder / "bank" / "server.toml").write_text("time_unit = 0.02\n" + server)
-        (folder / "clinic" / "party.toml").write_text(party)
+        (folder / "shop" / "party.toml").write_text(shop)
+        (folder / "dealer" / "party.toml").write_text(dealer)
 
     def begun(self, epoch: int) -> bool:
-        return (self.folder / "clinic" / "run" / "checkpoints" / f"{epoch:06d}").is_dir()
+        return (self.folder / "shop" / "run" / "checkpoints" / f"{epoch:06d}").is_dir()
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
 
-    def finish(self, bank: subprocess.Popen[bytes], clinic: subprocess.Popen[bytes]) -> None:
-        assert clinic.wait(timeout=240) == 0, self.said("clinic")
-        assert bank.wait(timeout=60) == 0, self.said("bank")
+    def finish(self, **processes: subprocess.Popen[bytes]) -> None:
+        for name, process in processes.items():
+            assert process.wait(timeout=240) == 0, self.said(name)
 
 
 def dossier(run: Path) -> dict[str, Any]:
@@ -73,28 +74,44 @@ def dossier(run: Path) -> dict[str, Any]:
     return json.loads(found.read_text())
 
 
-def test_the_page_works_and_survives_a_kill(tmp_path: Path, capfd) -> None:
+def three(page: Page) -> dict[str, subprocess.Popen[bytes]]:
+    """The page's three processes."""
+    commands = {"bank": page.serve, "dealer": page.deal, "shop": page.join}
+    return {name: start(code, page.folder, page.folder / f"{name}.out") for name, code in commands.items()}
+
+
+def test_the_page_ends_in_a_run_that_holds(tmp_path: Path, capfd) -> None:
     page = Page(tmp_path, f"127.0.0.1:{free_port()}")
-    bank = start(page.serve, tmp_path, tmp_path / "bank.out")
-    clinic = start(page.join, tmp_path, tmp_path / "clinic.out")
+    running = three(page)
     try:
-        until(lambda: page.begun(1), bank, clinic)
-        clinic.send_signal(signal.SIGKILL)
-        clinic.wait()
-        clinic = start(page.join, tmp_path, tmp_path / "clinic.out")
-        page.finish(bank, clinic)
+        page.finish(**running)
     finally:
-        bank.kill()
-        clinic.kill()
-    assert "has joined" in page.said("bank")
+        for process in running.values():
+            process.kill()
     with contextlib.chdir(tmp_path):
-        run_shell(page.audit.replace("audit joint", "audit joint --attacks gradient-norm"))
-    assert "bank, clinic -> joint" in capfd.readouterr().out
+        run_shell(page.audit.replace("--attacks none", "--attacks none --canaries -1"))
+    assert "bank, dealer, shop -> joint" in capfd.readouterr().out
     report = dossier(tmp_path / "joint")
-    assert set(report["owners"]) == {"bank", "clinic"}
-    assert report["verdict"] == "no guarantee"  # exact gradients left the bank
-    assert dossier(tmp_path / "clinic" / "run")["verdict"] == "not tested"  # alone
-    assert [each["score"] for each in report["attacks"] if each["score"] is not None]
+    assert report["run"]["labels"].startswith("sealed: only noisy totals")
+    cells = [cell for row in report["owners"].values() for cell in row["observers"].values()]
+    assert all(cell["epsilon_upper"] <= 1.0 for cell in cells)
+    assert set(report["owners"]) == {"bank", "shop"} and report["verdict"] == "holds"
+    assert dossier(tmp_path / "shop" / "run")["verdict"] == "not tested"  # alone
+
+
+def test_the_page_survives_a_kill(tmp_path: Path) -> None:
+    page = Page(tmp_path, f"127.0.0.1:{free_port()}")
+    running = three(page)
+    try:
+        until(lambda: page.begun(1), *running.values())
+        running["shop"].send_signal(signal.SIGKILL)
+        running["shop"].wait()
+        running["shop"] = start(page.join, tmp_path, tmp_path / "shop.out")
+        page.finish(**running)
+    finally:
+        for process in running.values():
+            process.kill()
+    assert "has joined" in page.said("bank")
 
 
 @contextlib.contextmanager
@@ -122,21 +139,21 @@ def test_two_hosts_bridge_a_cable_that_is_pulled(tmp_path: Path) -> None:
     with two_hosts() as (one, other):
         page = Page(tmp_path, "10.77.0.1:8750")
         bank = start(f"ip netns exec {one} bash -e -c '{page.serve}'", tmp_path, tmp_path / "bank.out")
-        clinic = start(f"ip netns exec {other} bash -e -c '{page.join}'", tmp_path, tmp_path / "clinic.out")
+        shop = start(f"ip netns exec {other} bash -e -c '{page.join}'", tmp_path, tmp_path / "shop.out")
+        dealer = start(f"ip netns exec {other} bash -e -c '{page.deal}'", tmp_path, tmp_path / "dealer.out")
         try:
-            until(lambda: page.begun(1), bank, clinic)
+            until(lambda: page.begun(1), bank, shop, dealer)
             for state, seconds in (("down", 3), ("up", 0)):
                 subprocess.run(["ip", "-n", other, "link", "set", "cable", state], check=True)
                 time.sleep(seconds)
-            page.finish(bank, clinic)
+            page.finish(shop=shop, dealer=dealer, bank=bank)
         finally:
-            bank.kill()
-            clinic.kill()
+            for process in (bank, shop, dealer):
+                process.kill()
     assert "goes back" not in page.said("bank")
-    results = [
-        json.loads((tmp_path / name / "run" / "result.json").read_text()) for name in ("bank", "clinic")
-    ]
-    assert [(each["epochs"], each["stopped"]) for each in results] == [(6, None)] * 2
+    results = [json.loads((tmp_path / name / "run" / "result.json").read_text()) for name in ("bank", "shop")]
+    assert {each["stopped"] for each in results} == {None}
+    assert results[0]["epochs"] == results[1]["epochs"]
 
 
 def until(condition, *processes: subprocess.Popen[bytes]) -> None:

@@ -820,6 +820,7 @@ def test_other_records_than_were_confirmed_do_not_pass(tmp_path):
         await propose(who, proposal, digest, signature)
         bank.own = replace(whole, ids=whole.ids[COUNT:], block=whole.block[COUNT:])
         await bank._introduce()
+        await bank._invite()
         await bank._align()
 
     bank._propose = switching

@@ -359,7 +359,7 @@ def _changing(kind, sender, receiver, field, resign=None):
         if not isinstance(message, kind) or (envelope.sender, envelope.receiver) != (sender, receiver):
             return envelope
         words = getattr(message, field).copy()
-        words.reshape(-1)[0] += words.dtype.type(1 << 30)
+        words.reshape(-1)[:1] += words.dtype.type(1 << 30)  # arrays wrap without a warning
         changed = dataclasses.replace(message, **{field: words})
         return Envelope(sender, receiver, resign(changed) if resign else changed)
 

@@ -258,6 +258,8 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
         return "linear", "sigma is given; scorecards divide an epsilon among openings of their own"
     size = gdp_mu(plan.epsilon, plan.delta) * data.n_train / math.sqrt(len(columns))
     figures = f"mu N / sqrt(f) = {size:.0f} for {data.n_train:,} records and {len(columns)} columns"
+    if size < CARD_FROM and data.scaling == "none" and plan.scaling in ("auto", "public") and data.unbounded:
+        return CARD, f"{figures}, but columns have no public bounds, which a linear model needs"
     if size < CARD_FROM:
         return "linear", f"{figures}, below {CARD_FROM:.0f}"
     return CARD, f"{figures}, at least {CARD_FROM:.0f}"

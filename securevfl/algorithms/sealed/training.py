@@ -7,6 +7,8 @@ batches and a small epsilon leaves a useful model. What leaves a party besides n
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
@@ -35,7 +37,7 @@ ITERATIONS = ((80, 2000.0), (40, 500.0), (20, 0.0))
 def signal(plan: Plan, data: VerticalData) -> float:
     """How large the data is against the noise: mu N / sqrt(columns x outputs). Public."""
     columns = sum(len(mine) for mine in card_columns(data))
-    return gdp_mu(plan.epsilon, plan.delta) * data.n_train / (columns * data.outputs) ** 0.5
+    return gdp_mu(plan.epsilon, plan.delta) * data.n_train / math.sqrt(columns * data.outputs)
 
 
 def _fitting(plan: Plan, data: VerticalData) -> Plan:

@@ -1,0 +1,69 @@
+"""What a run is going to do, and about how long it will take, from public facts and without torch.
+
+The figures are processor time on one core, fitted on synthetic sets of 2,000 to 8,000 rows and 20 to 120
+columns; ``python -m benchmarks.durations`` compares them with runs on other sets. An estimate, no promise.
+"""
+
+from __future__ import annotations
+
+import math
+
+from securevfl.data import VerticalData
+from securevfl.settings.plan import Plan
+
+START = 4.0
+"""Seconds to load everything, to write the folder, and for what the label holder reaches alone."""
+STEP = {"vafl": 2.5e-3, "fdml": 2.5e-3, "afsgd": 2.5e-3, "flex": 1.1e-2, "sealed": 5e-3}
+"""Seconds per step of one party, its ledger entries included; sealed training has one step per epoch."""
+SUM = {"plain": 0.0, "plain-tree": 2e-3, "two-tree": 3e-3, "pairwise": 3e-3, "ckks": 6e-3, "bfv": 4e-3}
+"""Seconds that a secure sum adds to a step."""
+CELL = {
+    "linear": 2e-8,
+    "scorecard": 2e-8,
+    "auto": 2e-8,
+    "profile": 2e-8,
+    "mlp": 1.3e-6,
+    "cnn": 1.3e-6,
+    "lstm": 1.3e-6,
+}
+"""Sealed training: seconds per value and epoch; networks take a gradient for every record."""
+SPREAD = 2.0
+"""The range that is told: this factor to either side."""
+
+
+def expected_seconds(plan: Plan, data: VerticalData) -> float:
+    """About the processor time of a run in one process."""
+    if not plan.family.federated:
+        return START
+    epochs, parties = max(1, plan.epochs), len(data.parties)
+    steps = parties * epochs * math.ceil(data.n_train / min(plan.batch, data.n_train))
+    seconds = START + steps * (STEP[plan.family.name] + SUM[plan.protocol])
+    if plan.family.name == "sealed":
+        seconds += CELL.get(plan.model, CELL["mlp"]) * data.n_train * sum(data.widths) * epochs
+    return seconds
+
+
+def announcement(plan: Plan, data: VerticalData) -> str:
+    """One line: what, on which data, under which protection, and how long."""
+    protocol = "" if plan.protocol == "plain" else f", {plan.protocol}"
+    what = f"{plan.algorithm}, model {plan.model}{protocol}"
+    inputs = f"{sum(data.widths):,} inputs of {', '.join(data.parties)}"
+    rows = f"{data.n_train:,} + {data.n_test:,} rows, {inputs}"
+    seconds = expected_seconds(plan, data)
+    low, high = in_words(seconds / SPREAD), in_words(seconds * SPREAD)
+    return f"{what}: {rows}; {_protection(plan)}; about {low} to {high} on a free core"
+
+
+def _protection(plan: Plan) -> str:
+    if not plan.family.federated:
+        return "no organisation sends anything"
+    if plan.epsilon:
+        return f"epsilon {plan.epsilon:g} at delta {plan.delta:g}"
+    return f"noise {plan.sigma:g} on every value" if plan.sigma else "UNPROTECTED: exact values leave"
+
+
+def in_words(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
