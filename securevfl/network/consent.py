@@ -263,8 +263,10 @@ def _training(agreement: Agreement, name: str) -> list[str]:
         )
     if plan.mode == "sealed" and name in agreement.forecast:
         lines.append(
-            f"opened        noisy totals alone, of {table.n_test} test records {table.evaluations} times, all "
-            "within epsilon; no score of a person"
+            f"test part     noisy totals over {table.n_test} records, to {outline.label_holder}, "
+            f"{table.evaluations} times in all within the same epsilon; no score of a record is opened"
+            if outline.task == "binary"
+            else f"test part     nothing is opened of its {table.n_test} records"
         )
     return lines
 
