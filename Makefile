@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check docs bench clean
+.PHONY: demo test test-all check docs bench lock sbom advisories release-check clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,24 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+lock: $(STAMP)
+	$(BIN)/python docs/make_supply.py lock
+
+sbom: $(STAMP)
+	$(BIN)/python docs/make_supply.py sbom
+
+advisories: $(STAMP)
+	$(BIN)/python docs/make_supply.py advisories
+
+# Installs what is locked, by hash, and then securevfl alone: what a release must be able to do.
+release-check:
+	rm -rf build/release
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet --require-hashes --no-deps -r requirements.lock
+	build/release/bin/pip install --quiet --no-deps .
+	build/release/bin/pip check
+	build/release/bin/securevfl --help > /dev/null
 
 clean:
 	rm -rf $(VENV) build *.egg-info

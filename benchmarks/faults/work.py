@@ -155,6 +155,7 @@ def fingerprint(name: str, case: str, folder: Path) -> dict[str, Any]:
         part = path.relative_to(folder).parts[0]
         if path.is_file() and part in ("ledger", "views", "receipts", "models", "journal"):
             digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    digest.update(json.dumps(json.loads((folder / "result.json").read_text())["test"]).encode())
     return {"digest": digest.hexdigest()}
 
 

@@ -36,9 +36,16 @@ def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
     if plan.source.parties not in (0, len(names)):
         raise DataError(f"{len(names)} files are {len(names)} parties, not {plan.source.parties}")
     files = [Path(folder) / Path(name).name if folder else Path(name) for name in names]
-    return VerticalData.from_csv(
+    loaded = VerticalData.from_csv(
         files, id_column=plan.source.id_column, label_column=plan.source.label_column, seed=plan.seed
     )
+    if loaded.task == "multiclass" and not isinstance(loaded.classes[0], str):
+        raise DataError(
+            f"column {plan.source.label_column!r} holds {len(loaded.classes)} different whole numbers, "
+            f"classes or a quantity; say which: securevfl data draft {' '.join(names)} --out data.toml, "
+            "and fill in its task"
+        )
+    return loaded
 
 
 def _load_described(plan: Plan, folder: str | None) -> VerticalData:

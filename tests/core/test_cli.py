@@ -175,6 +175,11 @@ def test_bad_input_is_one_line(cli, tmp_path: Path, arguments: tuple, says: str,
         ("id,x,label\n1,nan,0\n2,3,1\n3,1,0\n", "id,z\n1,1\n2,2\n3,1\n", "x"),
         ("id,x,label\n1,red,0\n2,3,1\n", "id,z\n1,1\n2,2\n", "x"),
         ("", "id,z\n1,1\n", "empty"),
+        (
+            "id,x,label\n" + "".join(f"{i},{i % 4},{i % 3}\n" for i in range(30)),
+            "id,z\n" + "".join(f"{i},{i % 5}\n" for i in range(30)),
+            "classes or a quantity",
+        ),
     ],
 )
 def test_bad_files_are_one_line(cli, tmp_path: Path, first: str, second: str, says: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.algorithms import ALGORITHMS
-from securevfl.algorithms.resolve import evaluation_count, planned_releases, resolve
+from securevfl.algorithms.resolve import planned_releases, resolve
 from securevfl.cli.train import _plan as plan_of_the_line
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
@@ -422,7 +422,7 @@ def test_private_scaling_is_refused_outside_strict_mode(data: VerticalData) -> N
 
 
 def test_evaluations_are_counted() -> None:
-    assert [evaluation_count(Plan(epochs=10, evaluate_every=n)) for n in (0, 1, 3, 10, 99)] == [
+    assert [Plan(epochs=10, evaluate_every=n).evaluations for n in (0, 1, 3, 10, 99)] == [
         1,
         10,
         4,
