@@ -13,7 +13,7 @@ import functools
 import operator
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -67,12 +67,16 @@ class Message:
 
     Attributes:
         uniform: Fields with words that are uniform, and fresh in every round, to all who get them.
+        widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields that whoever keeps the messages of others must not write down beside them: seeds.
+        checks: Fields of a few words that hide nothing: they settle whether a check comes out.
     """
 
     kind: ClassVar[str] = ""
     uniform: ClassVar[tuple[str, ...]] = ()
+    widths: ClassVar[Mapping[str, int]] = {}
     secret: ClassVar[tuple[str, ...]] = ()
+    checks: ClassVar[tuple[str, ...]] = ()
     round: int
     attempt: int = 0
 

@@ -222,7 +222,8 @@ class _Worlds:
         width = count * settings.data.outputs
         widths = [0] * len(settings.members)
         widths[replay.observer], widths[replay.victim] = 2 * width, width
-        protocol = settings.protocol(tuple(widths), (False,) * len(widths))
+        # Worlds have no operands, hence nothing to prove; what is opened and its noise are the same.
+        protocol = settings.protocol(tuple(widths), (False,) * len(widths), checked=False)
         self.parties = [SealedParty(protocol, m, noise=gate.noise.stream) for m in range(len(widths))]
 
     def noise(self, target: int, members: Sequence[int]) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -16,6 +17,8 @@ class ProofSeed(Message):
 
     kind: ClassVar[str] = "sealed-proof-seed"
     secret: ClassVar[tuple[str, ...]] = ("seed", "pairs")
+    uniform: ClassVar[tuple[str, ...]] = ("share", "tags")
+    widths: ClassVar[Mapping[str, int]] = {"share": 61, "tags": 61}
     session: bytes
     seed: bytes
     pairs: bytes
@@ -42,6 +45,8 @@ class CheckedOperand(Message):
     """Member to all others: masked rows and labels, and the key of its signatures in this session."""
 
     kind: ClassVar[str] = "sealed-checked-operand"
+    uniform: ClassVar[tuple[str, ...]] = ("words", "labels")
+    widths: ClassVar[Mapping[str, int]] = {"words": 60, "labels": 61}
     words: npt.NDArray[Any]
     labels: npt.NDArray[Any]
     key: bytes
@@ -60,6 +65,7 @@ class Coin(Message):
     """Dealer to all, once everybody is ready: what is checked; with the proof's second coin, corrections."""
 
     kind: ClassVar[str] = "sealed-coin"
+    checks: ClassVar[tuple[str, ...]] = ("corrections",)
     stage: int
     coin: bytes
     corrections: npt.NDArray[Any]
@@ -70,6 +76,8 @@ class Bits(Message):
     """Prover to all others: masked bits of the projections, and a digest of all members' keys."""
 
     kind: ClassVar[str] = "sealed-bits"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
+    widths: ClassVar[Mapping[str, int]] = {"words": 61}
     words: npt.NDArray[Any]
     keys: bytes
 
@@ -79,6 +87,8 @@ class Proof(Message):
     """Prover to one verifier: values of the masked polynomials."""
 
     kind: ClassVar[str] = "sealed-proof"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
+    widths: ClassVar[Mapping[str, int]] = {"words": 61}
     words: npt.NDArray[Any]
 
 
@@ -88,6 +98,8 @@ class CheckedDeal(Message):
 
     kind: ClassVar[str] = "sealed-checked-deal"
     secret: ClassVar[tuple[str, ...]] = ("seed",)
+    uniform: ClassVar[tuple[str, ...]] = ("product", "waves", "tags")
+    widths: ClassVar[Mapping[str, int]] = {"waves": 61, "tags": 61}
     seed: bytes
     product: npt.NDArray[Any]
     waves: npt.NDArray[Any]
@@ -99,6 +111,8 @@ class CheckedShare(Message):
     """Member j to member m: the blinded residual share, signed with j's phase, and m's masked product."""
 
     kind: ClassVar[str] = "sealed-checked-share"
+    uniform: ClassVar[tuple[str, ...]] = ("blinded", "product")
+    widths: ClassVar[Mapping[str, int]] = {"blinded": 61}
     blinded: npt.NDArray[Any]
     product: npt.NDArray[Any]
     signature: bytes
@@ -121,6 +135,7 @@ class Opening(Message):
     """Member to all others, once all commitments are in: its share of the check, which must add up to 0."""
 
     kind: ClassVar[str] = "sealed-opening"
+    checks: ClassVar[tuple[str, ...]] = ("word",)
     nonce: bytes
     word: npt.NDArray[Any]
 

@@ -40,11 +40,11 @@ class WordTest:
     """Whether the words of one stream are uniform, fed message by message.
 
     Args:
-        size: Bytes of a word, 4 or 8.
+        bits: In which a word is uniform; those above them are not looked at.
     """
 
-    def __init__(self, size: int) -> None:
-        self._bits, self.sampled, self.words = 8 * size, 0, 0
+    def __init__(self, bits: int) -> None:
+        self._bits, self.sampled, self.words = bits, 0, 0
         self._ones = np.zeros((2, self._bits), np.int64)
         self._lead = 0
         self._least = 2**self._bits
@@ -79,17 +79,18 @@ class ReuseTest:
         self._heads: dict[tuple[Any, ...], str] = {}
         self._counts: dict[tuple[Any, ...], int] = defaultdict(int)
 
-    def seen_before(self, sketch: Sketch, place: tuple[Any, ...]) -> bool:
+    def seen_before(self, sketch: Sketch, place: tuple[Any, ...], bits: int) -> bool:
         """Takes an array or seed; True where it came before, in another place than this one.
 
         Args:
             sketch: Of the array or seed.
             place: Kind, field, tree, and what sets its round apart from others.
+            bits: In which its words are uniform.
         """
         if self._places.setdefault(sketch.digest, place) != place:
             return True
         again = False
-        for number, head in enumerate(_heads(sketch.sample)):
+        for number, head in enumerate(_heads(sketch.sample, bits)):
             self._counts[(*place[:3], number)] += 1
             again |= self._heads.setdefault((*place[:3], number, head), sketch.digest) != sketch.digest
         return again
@@ -99,14 +100,15 @@ class ReuseTest:
         return sum(count * count / 2 for count in self._counts.values()) * 2.0**-64
 
 
-def _heads(sample: Words) -> Iterator[int]:
-    """Sixty-four bits of each group of words whose places every array of this kind has."""
+def _heads(sample: Words, bits: int) -> Iterator[int]:
+    """Sixty-four leading bits of each group of words whose places every array of this kind has."""
     together = _TOGETHER if sample.itemsize == 8 else 2
     words = sample.reshape(-1)[: _GROUPS * together]  # the first words are in every sample
     for start in range(0, len(words) - together + 1, together):
         group = words[start : start + together]
-        parts = (group.view(np.uint64) >> _TOP).astype("<u2") if words.itemsize == 8 else group
-        yield int.from_bytes(parts.tobytes(), "little")
+        if words.itemsize == 8:
+            group = (group.view(np.uint64) << np.uint64(64 - bits) >> _TOP).astype("<u2")
+        yield int.from_bytes(group.tobytes(), "little")
 
 
 class MaskEvidence:
@@ -125,9 +127,10 @@ class MaskEvidence:
         for name, (_, dtype, shape, *_) in header["arrays"].items():
             words = int(np.prod(shape))
             if name not in header["sketches"]:
-                if np.dtype(dtype).itemsize >= 4 and words:
+                if np.dtype(dtype).itemsize >= 4 and words and name not in schema.checks:
                     self._undeclared.add((*path, name))
                 continue
+            bits = schema.widths.get(name, 8 * np.dtype(dtype).itemsize)
             sketch = view.sketch(header, name)
             if not words:
                 continue
@@ -136,12 +139,12 @@ class MaskEvidence:
             secret = name in schema.secret
             place = (header["kind"], name, tree, *where, header["head"] and header["head"][1])
             place += (header["receiver"], header["number"]) if secret else ()
-            if self._reuse.seen_before(sketch, place):
+            if self._reuse.seen_before(sketch, place, bits):
                 self._reused.add(path)
             if secret or (*ends, sketch.digest) in self._known:
                 continue
             self._known.add((*ends, sketch.digest))  # both ends tell of the same words
-            stream = self._streams[path].setdefault((name, tree), WordTest(np.dtype(dtype).itemsize))
+            stream = self._streams[path].setdefault((name, tree), WordTest(bits))
             stream.add(sketch, words)
 
     def findings(self, budget: ErrorBudget) -> Iterator[Finding]:

@@ -146,7 +146,9 @@ class Schema:
         required: Names that must be there.
         of_machine: True where protocol machines say it, and nobody else.
         uniform: Fields with masked words, which are uniform and fresh to all who get them.
+        widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields with seeds, which no view keeps.
+        checks: Fields of a few words that hide nothing.
     """
 
     kind: str
@@ -159,7 +161,9 @@ class Schema:
     required: frozenset[str]
     of_machine: bool
     uniform: tuple[str, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)
     secret: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
 
     def form_of(self, name: str) -> Form | None:
         """The form of a field by its name on the wire; None where it has no such field."""
@@ -262,7 +266,9 @@ def _enter(
         required=needed,
         of_machine=issubclass(cls, Message),
         uniform=getattr(cls, "uniform", ()),
+        widths=getattr(cls, "widths", {}),
         secret=getattr(cls, "secret", ()),
+        checks=getattr(cls, "checks", ()),
     )
     MESSAGES[kind] = schema
     return schema

@@ -80,7 +80,6 @@ def trained(tmp_path_factory):
         model="scorecard",
         epsilon=8.0,
         record_views=True,
-        settings={"adversary": "semi-honest"},
     )
     federation = Federation(folder, plan, parties=("bank", "shop"), helpers=("dealer",), test_fraction=0.3)
     federation.tables = write_tables(folder)
