@@ -132,6 +132,8 @@ class VarianceTest:
 CELL = 2.0**-14
 # For whole messages: so many values that wider cells still never agree by chance.
 WIDE_CELL = 2.0**-8
+# Of the level for repetition, what whole messages get beside rows.
+WHOLE_SHARE = 1e-3
 
 
 class RepetitionTest:
@@ -428,8 +430,10 @@ class NoiseEvidence:
 
     def _repeats(self, level: float) -> Outcome:
         """Of rows and of whole messages: rows that are too short to tell apart are told apart together."""
-        tests = [test for test in (self._repetition, self._whole) if test is not None]
-        found = [test.judge(level / len(tests)) for test in tests]
+        if self._repetition is None:
+            return self._whole.judge(level)
+        # Short rows need all of the level that there is; whole messages hardly ever repeat by chance.
+        found = [self._repetition.judge(level * (1 - WHOLE_SHARE)), self._whole.judge(level * WHOLE_SHARE)]
         made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
         return min(made, key=lambda outcome: outcome.verdict.rank) if made else found[0]
 
