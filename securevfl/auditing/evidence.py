@@ -133,7 +133,7 @@ CELL = 2.0**-14
 # For whole messages: so many values that wider cells still never agree by chance.
 WIDE_CELL = 2.0**-8
 # Of the level for repetition, what whole messages get beside rows.
-WHOLE_SHARE = 1e-3
+WHOLE_SHARE = 0.1
 
 
 class RepetitionTest:

@@ -104,6 +104,13 @@ class _Line(NamedTuple):
         return next((n for n in present if (form := self.schema.form_of(n)) and form.payload), None)
 
 
+def was_resumed(entries: Sequence[Entry]) -> bool:
+    """Whether a ledger's owner was interrupted while it trained: a session began between its releases."""
+    trained = [e.index for e in entries if e.is_release and e.content["kind"] != "prediction"]
+    first, last = min(trained, default=0), max(trained, default=0)
+    return any(entry.is_session and first < entry.index < last for entry in entries)
+
+
 class _Reconciliation:
     """Reads every view once and hands each message to the books of its sender."""
 
@@ -116,6 +123,7 @@ class _Reconciliation:
             path.stem: _Books(path.stem, read_ledger(path), self)
             for path in sorted((folder / "ledger").glob("*.jsonl"))
         }
+        self.resumed = {owner for owner, books in self.books.items() if was_resumed(books.entries)}
         self.homes = read_homes(folder)
         self.problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         self.unknown: set[tuple[str, str, str]] = set()
@@ -153,6 +161,8 @@ class _Reconciliation:
     def _compare_views(self) -> None:
         """What one organisation got, the other must have sent; what is still on its way may be missing."""
         for (sender, receiver), lines in self.got.items():
+            if sender in self.resumed:  # a process that dies takes the last lines of its view along
+                continue
             left = self.sent[sender, receiver]
             for key, (count, kind, index) in lines.items():
                 if count > left[key]:
@@ -361,6 +371,11 @@ class _Books:
         hidden = [e.content["observers"] for e in entries if e.content.get("mechanism") in HIDDEN]
         self.handlers = {name for names in hidden for name in names}
 
+    @property
+    def repeats(self) -> bool:
+        """Whether somebody was interrupted: all go back then, and rounds come again, each with its entry."""
+        return bool(self.whole.resumed)
+
     def _violate(self, line: _Line, reason: str, path: str = "") -> None:
         self.whole.violate(self.owner, [line.receiver], path or line.header["kind"], f"{line.name}: {reason}")
 
@@ -470,7 +485,7 @@ class _Books:
         before_rounds = header["fields"].get("round", -1) < 0
         # Masks are dealt anew in the middle of a run too: operands belong to the entry that says so.
         operand = before_rounds and "channel" not in header["fields"]
-        session = ("entry", entry.index) if operand else self.sessions[entry.index]
+        session = ("entry", entry.index) if operand or self.repeats else self.sessions[entry.index]
         key = hash((session, header["receiver"], header["kind"], _facts(header)))
         # Where sums go on without parties that are gone, keys are agreed on anew in every phase.
         allowed = self.phases if before_rounds and self.whole.source.plan.threshold else 1
@@ -507,6 +522,8 @@ class _Books:
     def _one_round(self, line: _Line, entry: Entry, place: tuple[str, int]) -> None:
         """One entry per round, one round per entry."""
         kind, session = entry.content["kind"], self.sessions[entry.index]
+        if self.repeats:
+            session = entry.index
         if self.sums.setdefault(entry.index, place) != place:
             self._violate(line, f"uses entry {entry.index}, which is about another round", kind)
         if self.rounds.setdefault((session, *place), entry.index) != entry.index:

@@ -45,6 +45,7 @@ from securevfl.auditing.evidence import (
     VarianceTest,
     conclude,
 )
+from securevfl.auditing.reconciliation import was_resumed
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.errors import ProtocolError, SecureVFLError
 from securevfl.federation.clock import VirtualClock, run_virtual
@@ -167,12 +168,8 @@ def _missing(source: Source) -> str:
         return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
-    for path in sorted((files.path / "ledger").glob("*.jsonl")):
-        entries = read_ledger(path)
-        trained = [e.index for e in entries if e.is_release and e.content["kind"] != "prediction"]
-        first, last = min(trained, default=0), max(trained, default=0)
-        if any(entry.is_session and first < entry.index < last for entry in entries):
-            return "the run was interrupted and resumed; replay needs one that was not"
+    if any(was_resumed(read_ledger(path)) for path in (files.path / "ledger").glob("*.jsonl")):
+        return "the run was interrupted and resumed; replay needs one that was not"
     return ""
 
 

@@ -189,11 +189,12 @@ def sealed_noise_off(patch: pytest.MonkeyPatch) -> None:
 
 def sealed_noise_again(patch: pytest.MonkeyPatch) -> None:
     original, drawn = SealedParty.noise_for, {}
-    patch.setattr(
-        SealedParty,
-        "noise_for",
-        lambda self, target: drawn.setdefault((self.index, target), original(self, target)),
-    )
+
+    def again(self: SealedParty, target: int) -> Any:
+        fresh = original(self, target)
+        return drawn.setdefault((self.index, target, fresh.shape), fresh)  # evaluations have other shapes
+
+    patch.setattr(SealedParty, "noise_for", again)
 
 
 def labels_kept(patch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,10 @@ def test_the_page_survives_a_kill(tmp_path: Path) -> None:
         for process in running.values():
             process.kill()
     assert "has joined" in page.said("bank")
+    with contextlib.chdir(tmp_path):
+        run_shell(page.audit.replace("--attacks none", "--attacks none --canaries -1"))
+    # Rounds came again, each with an entry of its own: no alarm, but nothing to replay either.
+    assert dossier(tmp_path / "joint")["verdict"] == "not tested"
 
 
 @contextlib.contextmanager
