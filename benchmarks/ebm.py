@@ -19,7 +19,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from interpret.privacy import DPExplainableBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
 
@@ -60,6 +59,8 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=1.0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    from interpret.privacy import DPExplainableBoostingClassifier  # of an environment of its own
+
     (train, y), (test, y_test) = read(options.folder, "train"), read(options.folder, "test")
     numbers = [is_number(column) for column in train]
     x, x_test = table(train, numbers), table(test, numbers)

@@ -69,14 +69,14 @@ class Message:
         uniform: Fields with words that are uniform, and fresh in every round, to all who get them.
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields that whoever keeps the messages of others must not write down beside them: seeds.
-        checks: Fields of a few words that hide nothing: they settle whether a check comes out.
+        unmasked: Fields of a few words that hide nothing: they settle whether a check comes out.
     """
 
     kind: ClassVar[str] = ""
     uniform: ClassVar[tuple[str, ...]] = ()
     widths: ClassVar[Mapping[str, int]] = {}
     secret: ClassVar[tuple[str, ...]] = ()
-    checks: ClassVar[tuple[str, ...]] = ()
+    unmasked: ClassVar[tuple[str, ...]] = ()
     round: int
     attempt: int = 0
 

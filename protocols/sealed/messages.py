@@ -65,7 +65,7 @@ class Coin(Message):
     """Dealer to all, once everybody is ready: what is checked; with the proof's second coin, corrections."""
 
     kind: ClassVar[str] = "sealed-coin"
-    checks: ClassVar[tuple[str, ...]] = ("corrections",)
+    unmasked: ClassVar[tuple[str, ...]] = ("corrections",)
     stage: int
     coin: bytes
     corrections: npt.NDArray[Any]
@@ -135,7 +135,7 @@ class Opening(Message):
     """Member to all others, once all commitments are in: its share of the check, which must add up to 0."""
 
     kind: ClassVar[str] = "sealed-opening"
-    checks: ClassVar[tuple[str, ...]] = ("word",)
+    unmasked: ClassVar[tuple[str, ...]] = ("word",)
     nonce: bytes
     word: npt.NDArray[Any]
 

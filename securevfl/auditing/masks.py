@@ -127,7 +127,7 @@ class MaskEvidence:
         for name, (_, dtype, shape, *_) in header["arrays"].items():
             words = int(np.prod(shape))
             if name not in header["sketches"]:
-                if np.dtype(dtype).itemsize >= 4 and words and name not in schema.checks:
+                if np.dtype(dtype).itemsize >= 4 and words and name not in schema.unmasked:
                     self._undeclared.add((*path, name))
                 continue
             bits = schema.widths.get(name, 8 * np.dtype(dtype).itemsize)

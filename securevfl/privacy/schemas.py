@@ -148,7 +148,7 @@ class Schema:
         uniform: Fields with masked words, which are uniform and fresh to all who get them.
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields with seeds, which no view keeps.
-        checks: Fields of a few words that hide nothing.
+        unmasked: Fields of a few words that hide nothing.
     """
 
     kind: str
@@ -163,7 +163,7 @@ class Schema:
     uniform: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     secret: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
+    unmasked: tuple[str, ...] = ()
 
     def form_of(self, name: str) -> Form | None:
         """The form of a field by its name on the wire; None where it has no such field."""
@@ -268,7 +268,7 @@ def _enter(
         uniform=getattr(cls, "uniform", ()),
         widths=getattr(cls, "widths", {}),
         secret=getattr(cls, "secret", ()),
-        checks=getattr(cls, "checks", ()),
+        unmasked=getattr(cls, "unmasked", ()),
     )
     MESSAGES[kind] = schema
     return schema

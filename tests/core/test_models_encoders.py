@@ -27,6 +27,7 @@ def test_every_kind_is_tried_here():
     assert KINDS.keys() == ENCODERS.keys()
     assert set(MODELS) == {
         "auto",
+        "profile",
         "scorecard",
         "trees",
         *ENCODERS,

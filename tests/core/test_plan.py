@@ -40,6 +40,7 @@ OTHER: dict[str, Any] = {
     "active": ("p0",),
     "snapshot_every": 1,
     "timeout": 7.5,
+    "stack": True,
     "proximal": 0.5,
     "private_labels": True,
     "protect": "label",

@@ -19,7 +19,7 @@ import pytest
 import torch
 from federation import EVERYTHING, Federation, free_port
 from test_network_config import OUTLINE
-from test_network_page import PAGE, Page, start
+from test_network_page import PAGE, Page, three
 
 from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
@@ -982,25 +982,25 @@ def test_the_page_predicts(tmp_path):
     """The page's commands word by word, as processes of their own; then an audit of all that was released."""
     page = Page(tmp_path, f"127.0.0.1:{free_port()}")
     toml = tmp_path / "bank" / "server.toml"
-    toml.write_text(toml.read_text().replace("time_unit = 0.02", "").replace("epochs = 6", "epochs = 1"))
-    page.finish(*processes(page, page.serve, page.join))
+    toml.write_text(toml.read_text().replace("time_unit = 0.02", ""))
+    page.finish(**three(page))
     section = PAGE.with_name("predict.md").read_text(encoding="utf-8")
-    serve, join = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    for name, first in (("bank", 0), ("clinic", 5)):
+    page.serve, page.join, page.deal = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    for name, first in (("bank", 0), ("shop", 5)):
         head, *lines = (tmp_path / name / f"{name}.csv").read_text().splitlines()
         width = head.removesuffix(",defaulted").count(",") + 1  # labels are not needed
         kept = sorted([line.split(",")[:width] for line in lines if line < "person-0040"])[first:]
         rows = [head.split(",")[:width], *([f"new-{line[0]}", *line[1:]] for line in kept)]
         (tmp_path / name / "new.csv").write_text("\n".join(map(",".join, rows)) + "\n")
-    page.finish(*processes(page, serve, join))
+    page.finish(**three(page))
     lines = (tmp_path / "bank" / "scores.csv").read_text().splitlines()
     assert lines[0] == "id,score" and 20 < len(lines) <= 36
     assert all(0 < float(line.split(",")[1]) < 1 for line in lines[1:])
-    assert f"{len(lines) - 1} records predicted" in page.said("clinic")
-    (record,) = predictions_of(tmp_path / "clinic" / "run")
+    assert f"{len(lines) - 1} records predicted" in page.said("shop")
+    (record,) = predictions_of(tmp_path / "shop" / "run")
     assert record.vectors == len(lines) - 1 and record.observers == ("bank",)
     heads = read_heads(tmp_path / "bank" / "run")
-    assert read_ledger(tmp_path / "clinic" / "run" / "ledger" / "clinic.jsonl", heads=heads)
+    assert read_ledger(tmp_path / "shop" / "run" / "ledger" / "shop.jsonl", heads=heads)
 
 
 @pytest.mark.parametrize(
@@ -1032,10 +1032,3 @@ def test_bad_commands_end_with_one_line(tmp_path, monkeypatch, capsys, arguments
     assert ended.value.code
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert reason in line
-
-
-def processes(page: Page, serve: str, join: str) -> tuple[Any, Any]:
-    return tuple(
-        start(code, page.folder, page.folder / f"{name}.out")
-        for name, code in (("bank", serve), ("clinic", join))
-    )
