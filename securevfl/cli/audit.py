@@ -39,7 +39,11 @@ def audit(
         int | None, typer.Option(help="Canary trials, -1 for none.", show_default="the mode's")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="Processor time for canaries through whole training runs; 0 for none.")
+        float,
+        typer.Option(
+            envvar="SECUREVFL_AUDIT_SECONDS",
+            help="Processor time for canaries through whole training runs; 0 for none.",
+        ),
     ] = 5.0,
     seed: Annotated[int, typer.Option(help="Seed of attacks and canaries.")] = 0,
     workers: Annotated[int, typer.Option(help="Attack processes at once.")] = 2,
