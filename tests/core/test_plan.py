@@ -85,6 +85,7 @@ OWN = {
     "timeout": sizes,
     "proximal": sizes,
     "private_labels": st.booleans(),
+    "stack": st.booleans(),
     "protect": st.sampled_from(["person", "features", "label"]),
     "adversary": st.sampled_from(["auto", "malicious", "semi-honest"]),
     "weight_bound": sizes,
