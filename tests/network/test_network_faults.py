@@ -217,6 +217,7 @@ def test_a_party_that_breaks_the_rules_towards_another_ends_the_run_at_once(tmp_
     assert results["bank"]["epochs"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["clinic", "bank"])
 def test_no_crash_overruns_a_budget(tmp_path, victim):
     # The plan's three epochs spend about half of it; each crash repeats a part of one.

@@ -137,6 +137,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
+@pytest.mark.slow
 def test_two_hosts_bridge_a_cable_that_is_pulled(tmp_path: Path) -> None:
     """Nothing in common but a network, and that is away for a while: the run goes on where it was."""
     with two_hosts() as (one, other):
