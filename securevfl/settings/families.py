@@ -222,7 +222,8 @@ FAMILIES: dict[str, Family] = {
             name="fdml",
             algorithms=("fdml",),
             settings=FdmlSettings,
-            # Rates eta / sqrt(t) are what Proposition 1 asks for; eta was chosen on credit and breast-cancer.
+            # Rates eta / sqrt(t) are what Proposition 1 asks for, and had done well on a9a; eta, of 0.3, 1
+            # and 3, was chosen by the test AUC of credit and breast-cancer, one seed.
             defaults={"learning_rate": 1.0, "decay": "sqrt"},
         ),
         Family(
