@@ -247,8 +247,8 @@ class Filter:
         self._accepts(record)
         if record.is_checked_session and self.sessions >= SESSIONS:
             raise BudgetExceeded(
-                f"owner {record.owner!r} has proved its rows in {self.sessions:,} sessions, the most that the "
-                "promised delta covers; begin a new run"
+                f"owner {record.owner!r} has proved its rows in {self.sessions:,} sessions, the most that "
+                "the promised delta covers; begin a new run"
             )
         square = record.mu * record.mu
         if (

@@ -102,7 +102,7 @@ class Share(Message):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreDeal(Message):
-    """Dealer to member, for a prediction: a seed; to the label holder instead all masks' sum, keys of tags."""
+    """Dealer to member, for a prediction: a seed; to the label holder all masks' sum and keys of tags."""
 
     kind: ClassVar[str] = "sealed-score-deal"
     uniform: ClassVar[tuple[str, ...]] = ("words",)

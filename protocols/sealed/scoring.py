@@ -1,8 +1,9 @@
 """The opening of exact scores: the label holder obtains the sum of all members', and nobody anything else.
 
-Masks are bound to what all have agreed on: scores of two members that were shown different agreements, whoever
-lied to them, add up to noise. Each member's words have a tag under a key of the dealer's, over the agreement and
-the records that the member took; the label holder opens nothing unless all took those that it took itself.
+Masks are bound to what all have agreed on: scores of two members that were shown different agreements,
+whoever lied to them, add up to noise. Each member's words have a tag under a key of the dealer's, over the
+agreement and the records that the member took; the label holder opens nothing unless all took those that it
+took itself.
 """
 
 from __future__ import annotations
