@@ -391,7 +391,7 @@ def test_foreign_loops_on_described_columns_without_bounds(tmp_path: Path) -> No
     with Recorder(tmp_path / "run", plan, parties=("p0", "p1"), label_holder="p0") as recorder:
         recorder.exchange("p1", np.arange(16), draw.normal(size=(16, 2)))
         recorder.finish(test={"loss": 0.6})
-    assert audit(tmp_path / "run", "none", data=data).owners["p1"]["observers"]["p0"]["releases"] == 1
+    assert audit(tmp_path / "run", "none", data=data).owners["p1"]["observers"]["p0"]["releases"] == 16
 
 
 def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
