@@ -10,6 +10,7 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import SeedMask, operand_mask
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.scoring import score_mask, tag_key
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
@@ -23,7 +24,7 @@ class SealedDealer:
 
     Promises: what it deals is uniform and independent from round to round. It must see no message between
     members: together with any one of them it could unmask everything. Round seeds are not kept; the masks of
-    static operands live in memory as long as this object.
+    static operands, or of large ones their seeds, live in memory as long as this object.
 
     Args:
         protocol: The public configuration.
@@ -31,7 +32,7 @@ class SealedDealer:
 
     def __init__(self, protocol: SealedProtocol) -> None:
         self.protocol = protocol
-        self._operands: dict[int, Ring] | None = None
+        self._operands: dict[int, Ring | SeedMask] | None = None
         self._next_round = 0
 
     def setup(self) -> list[Envelope]:
@@ -39,7 +40,7 @@ class SealedDealer:
         protocol = self.protocol
         seeds = [os.urandom(KEY_BYTES) for _ in range(protocol.members)]
         self._operands = {
-            member: expand(seed, "operand", protocol.operand_shape(member, protocol.records))
+            member: operand_mask(seed, protocol.operand_shape(member, protocol.records))
             for member, seed in enumerate(seeds)
             if protocol.static[member]
         }
@@ -118,11 +119,13 @@ class SealedDealer:
             products.append(product)
         return products
 
-    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring:
+    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring | SeedMask:
         if not self.protocol.static[member] or self._operands is None:
             return expand(seed, "operand", self.protocol.operand_shape(member, count))
         mask = self._operands[member]
-        return mask if rows is None else np.ascontiguousarray(mask[:, rows])
+        if rows is None:
+            return mask
+        return mask.take(rows) if isinstance(mask, SeedMask) else np.ascontiguousarray(mask[:, rows])
 
     def deal_scores(self, *, round: int, count: int, agreed: bytes = b"") -> list[Envelope]:  # noqa: A002
         """Masks that cancel in the sum of all members' scores of `count` records, for the label holder.

@@ -32,6 +32,7 @@ from securevfl.errors import EncodingError, InputError, WireError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.large import SeedMask, held_pieces
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
 from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
@@ -330,15 +331,18 @@ class SealedProtocol:
         return 2, len(self.series.coefficients) if self.series else 0, *self.phase_shape(rows)
 
 
-def check_operand(operand: npt.NDArray[np.int32], clip: float, outputs: int = 1) -> None:
+INTEGERS = (np.int16, np.int32)
+
+
+def check_operand(operand: npt.NDArray[Any], clip: float, outputs: int = 1) -> None:
     """Raises `EncodingError` unless each record's integers have an L2 norm of at most clip * 2^14.
 
     Args:
-        operand: (width, records * outputs) of int32; a record's outputs lie next to each other.
+        operand: (width, records * outputs) of int16 or int32; a record's outputs lie next to each other.
         clip: The bound.
         outputs: Columns per record.
     """
-    if operand.dtype != np.int32 or operand.ndim != 2 or operand.shape[1] % outputs:
+    if operand.dtype not in INTEGERS or operand.ndim != 2 or operand.shape[1] % outputs:
         raise EncodingError(f"an operand of type {operand.dtype} and shape {operand.shape} is not offered")
     squares = np.einsum("dn,dn->n", operand, operand, dtype=np.float64)  # exact below 2^53
     largest = float(squares.reshape(-1, outputs).sum(1).max(initial=0.0))
@@ -373,11 +377,11 @@ PIECE = 1 << 15
 """Integers that are widened at a time: they stay in the cache."""
 
 
-def ring_product(left: npt.NDArray[Any], right: Ring) -> Ring:
+def ring_product(left: npt.NDArray[Any] | SeedMask, right: Ring) -> Ring:
     """The product left @ right modulo 2^64.
 
     Args:
-        left: (width, records); uint64, or int32 integers that stand for their residues.
+        left: (width, records); uint64, or int16 or int32 integers that stand for their residues.
         right: (records, columns) of uint64.
 
     Raises:
@@ -385,11 +389,14 @@ def ring_product(left: npt.NDArray[Any], right: Ring) -> Ring:
     """
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
         raise InputError(f"a product of shapes {left.shape} and {right.shape} does not exist")
-    if right.dtype != np.uint64 or left.dtype not in (np.uint64, np.int32):
+    if right.dtype != np.uint64 or left.dtype not in (np.uint64, *INTEGERS):
         raise InputError(f"a ring product of {left.dtype} by {right.dtype} is not offered")
+    if isinstance(left, SeedMask):
+        return left.product(right)
     out = np.empty((left.shape[0], right.shape[1]), np.uint64)
-    for column, values in enumerate(right.T):
-        out[:, column] = _by_vector(left, np.ascontiguousarray(values))
+    for column, values in enumerate(np.ascontiguousarray(right.T)):
+        for place, piece in held_pieces(left):
+            out[place, column] = _by_vector(piece, values)
     return out
 
 
