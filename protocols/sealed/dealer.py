@@ -10,11 +10,11 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.large import SeedMask, operand_mask
+from securevfl.protocols.sealed.large import SeedMask, blocks, operand_mask, stream_of
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.scoring import score_mask, tag_key
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
-from securevfl.protocols.stream import KEY_BYTES
+from securevfl.protocols.stream import KEY_BYTES, apply_masks
 
 Rows = npt.NDArray[np.int64]
 
@@ -94,12 +94,12 @@ class SealedDealer:
             return np.empty(0, np.uint64)
         mask = np.zeros(shape, np.uint32)
         for seed in seeds:
-            mask += expand(seed, "phase", shape, np.uint32)
-        waves = waves_of(mask, protocol.series)
+            apply_masks(mask, [stream_of(seed, "phase")], [])
+        waves = np.empty(protocol.wave_shape(count), np.uint64)
+        for here in blocks(count):
+            waves[:, :, here] = waves_of(mask[here], protocol.series)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
-        for seed in seeds[1:]:
-            waves -= expand(seed, "waves", waves.shape)
-        return waves
+        return apply_masks(waves, [], [stream_of(seed, "waves") for seed in seeds[1:]])
 
     def _blinds(self, seeds: list[bytes], count: int) -> list[Ring]:
         shape = count, self.protocol.outputs

@@ -78,11 +78,21 @@ def operand_mask(seed: bytes, shape: tuple[int, int], dtype: npt.DTypeLike = np.
 def masked_operand(seed: bytes, operand: npt.NDArray[Any]) -> Ring:
     """The operand less the words that `expand` makes of the seed, column by column."""
     words = large_words(operand.shape)
-    stream = KeyStream(_key_of(seed, "operand"))
+    stream = stream_of(seed, "operand")
     for place, piece in held_pieces(words):
         for column, values in zip(piece, operand[place], strict=True):
             np.subtract(values.astype(np.int64).view(np.uint64), stream.fill(column), out=column)
     return words
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Records in pieces that stay in the cache."""
+    return (slice(start, start + PIECE) for start in range(0, count, PIECE))
+
+
+def stream_of(seed: bytes, purpose: str) -> KeyStream:
+    """The stream that `expand` takes words of."""
+    return KeyStream(_key_of(seed, purpose))
 
 
 def _key_of(seed: bytes, purpose: str) -> bytes:

@@ -28,15 +28,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import EncodingError, InputError, WireError
+from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
-from securevfl.protocols.sealed.large import SeedMask, held_pieces
+from securevfl.protocols.sealed.large import SeedMask, held_pieces, stream_of
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
 from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
-from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
 
 OPERAND_BITS = 14
@@ -368,9 +367,7 @@ def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
 
 def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Ring:
     """Uniform words that dealer and member both derive from a seed, for one purpose."""
-    if len(seed) != KEY_BYTES:
-        raise WireError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
-    return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")).words(shape, dtype)
+    return stream_of(seed, purpose).words(shape, dtype)
 
 
 PIECE = 1 << 15
