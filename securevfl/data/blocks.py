@@ -110,9 +110,9 @@ def not_finite(block: Block) -> tuple[Index, Index]:
         rows = np.searchsorted(block.indptr, bad, side="right") - 1
         return rows.astype(np.intp), block.indices[bad].astype(np.intp)
     if isinstance(block, Mapped):
-        found = [(start, *np.nonzero(~np.isfinite(piece))) for start, piece in block.pieces()]
-        rows = np.concatenate([start + rows for start, rows, _ in found])
-        return rows, np.concatenate([columns for _, _, columns in found])
+        found = [(start, np.argwhere(~np.isfinite(piece))) for start, piece in block.pieces()]
+        places = np.concatenate([np.add(where, (start, 0)) for start, where in found])
+        return places[:, 0], places[:, 1]
     rows, columns = np.nonzero(~np.isfinite(flat(block)))
     return rows, columns
 
