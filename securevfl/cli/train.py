@@ -15,6 +15,7 @@ from securevfl.cli.show import number, print_json, progress_bar, table
 from securevfl.errors import PlanError, RunError
 from securevfl.settings.codec import parse_assignment
 from securevfl.settings.plan import KINDS, Plan, read_plan
+from securevfl.settings.source import shown_data
 
 if TYPE_CHECKING:
     from securevfl.data import VerticalData
@@ -225,9 +226,8 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
     show_bad_news(console, result)
-    console.print(
-        f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
-    )
+    on = shown_data(run.plan.source.data) or "data"
+    console.print(f"{result['algorithm']} on {on}: test {measured or 'not evaluated'}")
     show_alone(console, result)
     for note in notes:
         console.print(f"note: {note}", markup=False)
