@@ -15,7 +15,6 @@ from securevfl.cli.show import number, print_json, progress_bar, table
 from securevfl.errors import PlanError, RunError
 from securevfl.settings.codec import parse_assignment
 from securevfl.settings.plan import KINDS, Plan, read_plan
-from securevfl.settings.source import shown_data
 
 if TYPE_CHECKING:
     from securevfl.data import VerticalData
@@ -220,6 +219,8 @@ def run_with_progress(
 
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     """Prints what a run reached and what it promises."""
+    from securevfl.settings.source import shown_data
+
     console = Console()
     result = run.result
     measured = ", ".join(

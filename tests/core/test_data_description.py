@@ -20,9 +20,9 @@ from securevfl.data.columns import BUCKETS, Column, bucket_of
 from securevfl.data.credit import DESCRIPTION
 from securevfl.data.description import key_lines, parse_description
 from securevfl.data.draft import draft_description
-from securevfl.errors import DataError
+from securevfl.errors import DataError, InputError, MissingExtra, PlanError
 from securevfl.federation.stepped import pack_share, unpack_share
-from securevfl.settings.source import InputError, MissingExtra, PlanError, shown_data
+from securevfl.settings.source import shown_data
 
 TOP = """\
 name = "bank and shop"
