@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed.card import KINDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import KIND, Evaluation
-from securevfl.algorithms.sealed.settings import SealedGeometry, real_variances
+from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
 from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
 from securevfl.data import VerticalData
@@ -348,7 +348,7 @@ def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int
     A canary is one value here: along the direction in which the record moves all totals together.
     """
     shifts, stds = settings.noise.shifts[opening], settings.stds_of(opening)
-    added, clips = real_variances(stds), shifts.clips
+    added, clips = settings.added(opening), shifts.clips
     candidates = shifts.coalitions(settings.plan.collusion, without=victim)
     coalition = max(filter(None, candidates), key=lambda s: shifts.squared_mu(added, s))
     outside = [m for m in range(len(stds)) if m not in coalition]
@@ -362,7 +362,8 @@ def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int
     def noise(target: int, shape: tuple[int, ...]) -> Floats:
         count = math.prod(shape)
         drawn = [DiscreteGaussian(stds[target][j]).sample(count, gate.noise.stream) for j in outside]
-        return np.asarray(np.sum(drawn, axis=0).reshape(shape) * (2.0**-TOTAL_BITS / clips[target]))
+        unit = 2.0 ** -settings.total_bits(opening) / clips[target]
+        return np.asarray(np.sum(drawn, axis=0).reshape(shape) * unit)
 
     def let_out(vectors: Floats, rows: Rows) -> Floats:
         gate.open_totals(

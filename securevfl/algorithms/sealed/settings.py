@@ -228,29 +228,36 @@ class SealedGeometry:
         )
 
 
-def integer_stds(variances: Variances) -> tuple[tuple[int, ...], ...]:
+def integer_stds(
+    variances: Variances, *, bits: int = TOTAL_BITS, least: int = _MIN_STD
+) -> tuple[tuple[int, ...], ...]:
     """Integer noise [target][member] that protects like real noise of these variances.
+
+    Args:
+        variances: Of real noise.
+        bits: Fraction bits of the totals.
+        least: The smallest integer standard deviation.
 
     Raises:
         PlanError: It would be too small for the ring.
     """
-    stds = tuple(tuple(_integer_std(v) for v in row) for row in variances)
-    least = min(std for row in stds for std in row if std)
-    if least < _MIN_STD:
+    stds = tuple(tuple(_integer_std(v, bits) for v in row) for row in variances)
+    found = min(std for row in stds for std in row if std)
+    if found < least:
         raise PlanError(
-            f"noise of std {least * 2.0**-TOTAL_BITS:.3g} is below the resolution of the ring; raise sigma"
+            f"noise of std {found * 2.0**-bits:.3g} is below the resolution of the ring; raise sigma"
         )
     return stds
 
 
-def real_variances(stds: tuple[tuple[int, ...], ...]) -> Variances:
+def real_variances(stds: tuple[tuple[int, ...], ...], *, bits: int = TOTAL_BITS) -> Variances:
     """Integer noise as real Gaussians that protect no better."""
-    unit = 4.0**-TOTAL_BITS
+    unit = 4.0**-bits
     return tuple(tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in stds)
 
 
-def _integer_std(variance: float) -> int:
+def _integer_std(variance: float, bits: int) -> int:
     """The least integer whose discrete Gaussian protects like a real one of this variance."""
     if not variance:
         return 0
-    return math.isqrt(math.ceil(variance * 4.0**TOTAL_BITS) + _ROUNDING_VARIANCE) + 1
+    return math.isqrt(math.ceil(variance * 4.0**bits) + _ROUNDING_VARIANCE) + 1
