@@ -20,7 +20,6 @@ from securevfl.protocols.sealed.protocol import (
     ring_product,
 )
 
-
 Places = npt.NDArray[np.intp]
 """Where each column of an operand is added to in the total."""
 
