@@ -159,14 +159,14 @@ class SealedDealer:
 
 
 def waves_of(mask: Ring, series: SineSeries | Waves) -> Ring:
-    """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
+    """c_k sin(k a) and c_k cos(k a) at 2^14; powers of exp(i a) by repeated multiplication."""
     angle = mask * (2 * np.pi / 2.0**32)
     power = np.cos(angle) + 1j * np.sin(angle)
-    square = power * power
+    step = power.copy() if series.harmonics[1:2] == (2,) else power * power
     out = np.empty((2, len(series.coefficients), *mask.shape), np.int64)
     for index, coefficient in enumerate(series.coefficients):
         scale = coefficient * 2.0**WAVE_BITS
         np.rint(power.imag * scale, out=out[0, index], casting="unsafe")
         np.rint(power.real * scale, out=out[1, index], casting="unsafe")
-        power *= square
+        power *= step
     return out.view(np.uint64)
