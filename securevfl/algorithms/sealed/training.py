@@ -175,8 +175,8 @@ class Sealed(Algorithm):
         if plan.epsilon and forecast(plan, data) < LITTLE:
             varies = ", in a model that differs much from run to run" if signal(plan, data) < NOISY else ""
             found.append(
-                f"little data for this epsilon, expect about {forecast(plan, data):.0%} of what the model gains "
-                f"over a constant without noise{varies}: mu N / sqrt(columns x outputs) = "
+                f"little data for this epsilon, expect about {forecast(plan, data):.0%} of what the model "
+                f"gains over a constant without noise{varies}: mu N / sqrt(columns x outputs) = "
                 f"{signal(plan, data):.2g}"
             )
         return tuple(found)
