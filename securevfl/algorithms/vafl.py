@@ -327,7 +327,7 @@ class TopModelServer(LabelHolder):
             optimiser.step()
         if inputs.grad is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
-        gradients = [inputs.grad] if len(sizes) == 1 else list(torch.split(inputs.grad, sizes))
+        gradients = list(torch.split(inputs.grad.cpu(), sizes))
         return gradients, total.item() / len(sizes)
 
     async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
@@ -380,7 +380,7 @@ class VAFLServer(TopModelServer):
         return self._upload_of(self.parties.index(message.sender), rows, values)
 
     def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
-        return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
+        return Upload(party, rows, self._index(rows), values)
 
     def _store(self, upload: Upload) -> None:
         self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
@@ -484,9 +484,9 @@ class SummingServer(TopModelServer):
         missing = rows[~self.known[rows]]
         if missing.size:
             summed = (await self.sums.total(missing, purpose)).summed
-            self.others[torch.from_numpy(missing)] = self._tensor(SERVER, summed, len(missing))
+            self.others[self._index(missing)] = self._tensor(SERVER, summed, len(missing))
             self.known[missing] = True
-        others = self.others[torch.from_numpy(rows)]
+        others = self.others[self._index(rows)]
         holder = self.setup.label_holder
         return others + await self._ask(holder, rows, purpose) if holder in self.parties else others
 
@@ -494,7 +494,7 @@ class SummingServer(TopModelServer):
         """Obtains the sums, updates, answers."""
         batches = self._rows_of_all(messages)
         totals = torch.cat([await self._collect(rows, TRAINING) for rows in batches])
-        index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
+        index = self._index(np.concatenate(batches))
         gradients, loss = self._step(totals, index, [len(rows) for rows in batches])
         times = len(messages) if self.shared_schedule else 1
         for message, rows, gradient in zip(messages, batches * times, gradients * times, strict=True):
