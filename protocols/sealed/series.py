@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -265,13 +266,19 @@ def class_reach(period: float = 48.0) -> float:
     return period * 3 / 16
 
 
-def _on_grid(coefficients: Floats) -> tuple[float, ...]:
+def _on_grid(coefficients: npt.NDArray[Any]) -> tuple[float, ...]:
     """On a grid of 2^-30, so that linear algebra libraries that differ in the last bits agree."""
     return tuple(float(np.rint(c * 2.0**30) / 2.0**30) for c in coefficients)
 
 
 def _fit(
-    function: Callable[[Floats], Floats], period: float, harmonics: int, *, offset: float, **limits: float
+    function: Callable[[Floats], Floats],
+    period: float,
+    harmonics: int,
+    *,
+    offset: float,
+    low: float,
+    high: float,
 ) -> SineSeries:
     """Least squares over a quarter period, which decides the whole of it; coefficients on a grid of 2^-30."""
     if harmonics < 1 or not period > 0:
@@ -279,7 +286,7 @@ def _fit(
     scores = np.linspace(0, period / 4, 4001)
     waves = np.sin(np.outer(scores, np.arange(1, 2 * harmonics, 2)) * (2 * np.pi / period))
     found = np.linalg.lstsq(waves, function(scores), rcond=None)[0]
-    return SineSeries(period, _on_grid(found), offset, **limits)
+    return SineSeries(period, _on_grid(found), offset, low, high)
 
 
 @functools.cache
