@@ -7,6 +7,7 @@ process, and what was read of it is given back at once.
 
 from __future__ import annotations
 
+import copy
 import math
 import mmap
 import tempfile
@@ -75,13 +76,14 @@ def operand_mask(seed: bytes, shape: tuple[int, int], dtype: npt.DTypeLike = np.
     return mask if math.prod(shape) * mask.dtype.itemsize > HELD_BYTES else mask.whole()
 
 
-def masked_operand(seed: bytes, operand: npt.NDArray[Any]) -> Ring:
+def masked_operand(seed: bytes, operand: npt.NDArray[Any], dtype: npt.DTypeLike = np.uint64) -> Ring:
     """The operand less the words that `expand` makes of the seed, column by column."""
-    words = large_words(operand.shape)
+    words = large_words(operand.shape, dtype)
+    signed = np.dtype(f"i{words.itemsize}")
     stream = stream_of(seed, "operand")
     for place, piece in held_pieces(words):
         for column, values in zip(piece, operand[place], strict=True):
-            np.subtract(values.astype(np.int64).view(np.uint64), stream.fill(column), out=column)
+            np.subtract(values.astype(signed).view(words.dtype), stream.fill(column), out=column)
     return words
 
 
@@ -125,6 +127,12 @@ class SeedMask:
         stream = KeyStream(self._key, (start // each).to_bytes(NONCE_BYTES, "big"))
         stream.words(start % each, self.dtype)
         return stream.fill(out)
+
+    def __getitem__(self, first: slice) -> SeedMask:
+        """The first columns."""
+        other = copy.copy(self)
+        other.shape = (min(self.shape[0], first.stop), self.shape[1])
+        return other
 
     def whole(self) -> Ring:
         """All of it."""

@@ -36,6 +36,7 @@ def test_a_mask_is_what_expand_makes(records: int) -> None:
     right = generator.integers(0, 2**63, (records, 2)).astype(np.uint64)
     np.testing.assert_array_equal(mask.whole(), words)
     np.testing.assert_array_equal(ring_product(mask, right), words @ right)
+    np.testing.assert_array_equal(ring_product(mask[:2], right), words[:2] @ right)
     neighbours = np.arange(records // 3, records)
     for rows in (neighbours, generator.permutation(records)[: records // 2 + 1], neighbours[::-1]):
         np.testing.assert_array_equal(mask.take(rows), words[:, rows])
