@@ -107,11 +107,15 @@ class PooledTrainer(LabelHolder):
         target = (self.epochs_done + 1) * self.batches.records
         count = len(self.setup.data.parties)
         self.encoders.train()
+        losses: list[Tensor] = []
         while self.processed < target:
             rows = self.batches.next()
-            self._losses.append(self._step(rows))
+            losses.append(self._step(rows))
             self.processed += len(rows)
-            self.setup.report(self.processed * count, self._losses[-1])
+            # Elsewhere than on the CPU a number now would make every step wait.
+            shown = losses[-1].item() if losses[-1].device.type == "cpu" else self.loss
+            self.setup.report(self.processed * count, shown)
+        self._losses = torch.stack(losses).cpu().tolist()
         if len(self.held_out):
             self._look_at_held_out()
         self._close_epoch()
@@ -130,7 +134,7 @@ class PooledTrainer(LabelHolder):
             }
             self.least = now
 
-    def _step(self, rows: Rows) -> float:
+    def _step(self, rows: Rows) -> Tensor:
         optimisers = [model.optimiser for model in self.models.values() if model.optimiser is not None]
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
@@ -138,7 +142,7 @@ class PooledTrainer(LabelHolder):
         loss.backward()  # type: ignore[no-untyped-call]
         for optimiser in optimisers:
             optimiser.step()
-        return float(loss.detach())
+        return loss.detach()
 
     async def evaluate(self) -> None:
         for name, state in self.best.items():

@@ -44,6 +44,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+from securevfl.transfers import to_device
 
 MOST_STEPS = 10_000
 """Local steps in one round at most: random durations can be arbitrarily short."""
@@ -189,11 +190,12 @@ class FlexServer(SharingServer):
         rates = self._rates(uploads)
         gradients, loss = self._gradients(snapshot, rows)
         own = self.setup.plan.losses if self.setup.plan.settings.private_labels else {}
+        tables = {} if self.setup.plan.settings.private_labels else self._tables(snapshot)
         for index, (party, message) in enumerate(uploads.items()):
             facts = {"steps": steps[party], "rate": rates[party]}
             every = self._gradients(snapshot, rows, party)[0] if party in own else gradients
             gradient = every[:, index, : self.widths[party]] if every.ndim == 3 else every
-            await self._answer(message, rows, facts, snapshot, gradient)
+            await self._answer(message, rows, facts, tables, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
         self.last_steps, self.last_rates = steps, rates
@@ -236,7 +238,8 @@ class FlexServer(SharingServer):
         inputs = snapshot.clone().requires_grad_()
         loss = self._mean_loss(self._outputs(inputs), rows, party)
         (gradients,) = torch.autograd.grad(loss, inputs)
-        return gradients, float(loss.detach())
+        private = self.setup.plan.settings.private_labels
+        return gradients.cpu() if private else gradients, float(loss.detach())
 
     def _outputs(self, vectors: Tensor) -> Tensor:
         fused = self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
@@ -244,7 +247,12 @@ class FlexServer(SharingServer):
         return outputs
 
     async def _answer(
-        self, message: Packet, rows: Rows, facts: Mapping[str, Any], snapshot: Tensor, gradient: Tensor
+        self,
+        message: Packet,
+        rows: Rows,
+        facts: Mapping[str, Any],
+        tables: Mapping[str, npt.NDArray[Any]],
+        gradient: Tensor,
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
@@ -256,13 +264,17 @@ class FlexServer(SharingServer):
             released = self.answers.release(gradient, rows=rows, observers=observers)
             await self._reply(message, Gradient(values=released, **facts))
             return
-        summed = self.fusion.kind == "sum" and snapshot.ndim == 3
-        shared = snapshot.sum(dim=1) if summed else snapshot
-        tables = {"values": shared.cpu().numpy()}
-        for name, tensor in self.top.module.state_dict().items():
-            tables[HEAD + name] = tensor.detach().cpu().numpy().copy()
         given = self._exact(tables, message.sender, rows=rows, kind="snapshot")
         await self._reply(message, Snapshot(shared=given, **facts))
+
+    def _tables(self, snapshot: Tensor) -> dict[str, npt.NDArray[Any]]:
+        """What the parties are sent of a snapshot and of the server's model."""
+        summed = self.fusion.kind == "sum" and snapshot.ndim == 3
+        shared = snapshot.sum(dim=1) if summed else snapshot
+        state = {HEAD + name: tensor for name, tensor in self.top.module.state_dict().items()}
+        return {
+            name: np.array(tensor.numpy(force=True)) for name, tensor in {"values": shared, **state}.items()
+        }
 
     async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
         begun = self.setup.clock.now()
@@ -341,20 +353,20 @@ class FlexParty(SharingParty):
             return
         due = Gradient.kind if self.setup.plan.settings.private_labels else Snapshot.kind
         self.optimiser.begin(float(expect(answer, due)["rate"]))
-        values = torch.from_numpy(np.array(answer["values"], np.float32)).to(self.setup.device)
+        values = to_device(np.array(answer["values"], np.float32), self.setup.device)
         if due == Snapshot.kind:
             self._take_head(answer)
             values = self._without_own(values, released)
         for _ in range(steps):
             source = self.model.embed(rows)
             gradient = values if due == Gradient.kind else self._gradient(source, values, rows)
-            self.model.learn(source, gradient.cpu().numpy(), rows)
+            self.model.learn(source, gradient, rows)
         self.reported = [steps, self.optimiser.largest_weight(steps)]
 
     def _take_head(self, answer: Packet) -> None:
         """Loads the server's model as it was at the start of the round."""
         state = {
-            name: torch.from_numpy(np.array(answer[HEAD + name])).to(self.setup.device)
+            name: to_device(np.array(answer[HEAD + name]), self.setup.device)
             for name in self.head.state_dict()
         }
         self.head.load_state_dict(state)
@@ -365,7 +377,7 @@ class FlexParty(SharingParty):
             if isinstance(released, Contribution):
                 source: Tensor = released.source
                 return shared - source.detach()
-            return shared - torch.from_numpy(np.array(released.values, np.float32)).to(shared.device)
+            return shared - to_device(np.array(released.values, np.float32), shared.device)
         return shared.transpose(0, 1)
 
     def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:

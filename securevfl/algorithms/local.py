@@ -35,20 +35,21 @@ from securevfl.privacy.gate import Gate, clip_rows
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+from securevfl.transfers import Index, to_device
 
 
 class Records:
     """A party's feature rows, training part first; sparse ones become dense a batch at a time."""
 
     def __init__(self, train: Any, test: Any, device: torch.device) -> None:
-        self.device = device
+        self.device, self.index = device, Index(device)
         self._sparse: sparse.csr_matrix | None = None
         if sparse.issparse(train):
             self._sparse = sparse.vstack([train, test]).tocsr()
             self.count = int(self._sparse.shape[0])
         else:
             joined = np.concatenate([np.asarray(train, np.float32), np.asarray(test, np.float32)])
-            self._dense = torch.from_numpy(joined).to(device)
+            self._dense = to_device(joined, device)
             self.count = len(joined)
 
     @property
@@ -65,8 +66,8 @@ class Records:
     def __getitem__(self, rows: Rows) -> Tensor:
         if self._sparse is not None:
             dense = np.asarray(self._sparse[rows].todense(), dtype=np.float32)
-            return torch.from_numpy(dense).to(self.device)
-        return self._dense.index_select(0, torch.from_numpy(rows).to(self.device))
+            return to_device(dense, self.device)
+        return self._dense.index_select(0, self.index(rows))
 
 
 class Trained:
@@ -207,13 +208,15 @@ class LocalModel(Trained):
 
         Args:
             released: What was let out, or for a local step, the embeddings with their graph.
-            gradient: One row per record.
+            gradient: One row per record, as it arrived, or a tensor where it was computed.
             rows: The records.
         """
         if self.optimiser is None:
             return
         source = released if isinstance(released, Tensor) else released.source
-        upstream = torch.from_numpy(np.array(gradient, np.float32)).to(source.device)
+        upstream = gradient
+        if not isinstance(gradient, Tensor):
+            upstream = to_device(np.array(gradient, np.float32), source.device)
         if self.stack is not None and self._leaf is not None:
             if source is not self._leaf:  # back through the clipping
                 (upstream,) = torch.autograd.grad(source, self._leaf, upstream)
@@ -284,7 +287,7 @@ class StackedModels:
         if self._outputs is None or self._rows is None or not np.array_equal(self._rows, rows):
             if self._gradients:
                 raise ProtocolError("a party is at its next batch before all have learned from the last one")
-            index = torch.from_numpy(rows).to(self.inputs.device)
+            index = to_device(rows, self.inputs.device)
             self._rows = rows
             with torch.enable_grad():
                 self._outputs = self.stack(self.inputs.index_select(1, index))

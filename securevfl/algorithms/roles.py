@@ -34,6 +34,7 @@ from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
+from securevfl.transfers import Index, to_device
 
 CHUNK = 1024
 
@@ -60,7 +61,8 @@ class LabelHolder(ServerRole):
         self.parties = data.parties
         self.widths = dict(zip(self.parties, setup.plan.widths(self.parties), strict=True))
         self.fusion = Fusion(setup.plan.fusion, tuple(self.widths.values()))
-        self.labels = torch.from_numpy(np.concatenate([data.y_train, data.y_test])).to(setup.device)
+        self._index = Index(setup.device)
+        self.labels = to_device(np.concatenate([data.y_train, data.y_test]), setup.device)
         self.processed = self.epochs_done = 0
         self.loss: float | None = None
         self.test: dict[str, float | None] = {}
@@ -97,7 +99,7 @@ class LabelHolder(ServerRole):
 
     def _mean_loss(self, outputs: Tensor, rows: Rows, party: str = "") -> Tensor:
         """The mean loss of records: the run's, or the one that a party descends on."""
-        labels = self.labels[torch.from_numpy(rows)]
+        labels = self.labels[self._index(rows)]
         return task_loss(self.setup.data.task, outputs, labels, loss=self.setup.loss(party))
 
     def _tensor(self, sender: str, values: Any, rows: int) -> Tensor:
@@ -105,7 +107,7 @@ class LabelHolder(ServerRole):
         expected = rows, self.widths.get(sender, self.setup.plan.embedding)
         if np.shape(values) != expected:
             raise ProtocolError(f"{sender} sent vectors of shape {np.shape(values)}; expected {expected}")
-        found = torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
+        found = to_device(np.array(values, np.float32), self.setup.device)
         missing = self.fusion.widest - expected[1]
         return functional.pad(found, (0, missing)) if missing else found
 
@@ -250,7 +252,7 @@ class SharingServer(LabelHolder):
     async def _total(self, rows: Rows, purpose: str) -> Tensor:
         """The sum of all parties' vectors, by the secure sum."""
         total = (await self.sums.total(rows, purpose)).values
-        return torch.from_numpy(total.astype(np.float32)).to(self.setup.device)
+        return to_device(total.astype(np.float32), self.setup.device)
 
     async def _gather(self, rows: Rows) -> dict[str, Packet]:
         """One message of each party, in their order: its upload, or on a secure sum that it is ready."""
@@ -307,6 +309,7 @@ class SharingParty(Party):
         super().__init__(setup, party)
         self.model, self.observers, self.share_labels, self.told = model, observers, share_labels, told
         self.labels: Tensor | None = None
+        self._index = model.records.index
         self.batches = build_batches(setup)
         self.delay = build_delay(setup, party)
         self.secure = setup.plan.protocol != "plain"
@@ -322,12 +325,12 @@ class SharingParty(Party):
         labels = expect(await self.link.receive(), kind)["values"]
         if len(labels) != count:
             raise ProtocolError(f"{self.address} received {len(labels)} labels, not one per record ({count})")
-        return torch.from_numpy(np.array(labels)).to(self.setup.device)
+        return to_device(np.array(labels), self.setup.device)
 
     def _labels_of(self, rows: Rows) -> Tensor:
         if self.labels is None:
             raise ProtocolError(f"{self.address} trains before it has the labels")
-        return self.labels[torch.from_numpy(rows)]
+        return self.labels[self._index(rows)]
 
     async def epoch(self) -> None:
         await self.sums.begin()

@@ -333,7 +333,7 @@ class TopModelServer(LabelHolder):
             optimiser.step()
         if inputs.grad is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
-        usual = [inputs.grad] if len(sizes) == 1 else list(torch.split(inputs.grad, sizes))
+        usual = list(torch.split(inputs.grad.cpu(), sizes))
         usual = usual * len(senders) if self.shared_schedule else usual
         found = [given if mine is None else mine for mine, given in zip(own, usual, strict=True)]
         return found, total.item() / len(sizes)
@@ -350,7 +350,7 @@ class TopModelServer(LabelHolder):
         labels, loss = self.labels.index_select(0, rows), self.setup.loss(sender)
         mean = task_loss(self.setup.data.task, self._outputs(leaf), labels, loss=loss)
         (gradient,) = torch.autograd.grad(mean, leaf)
-        return gradient
+        return gradient.cpu()
 
     async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
         """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
@@ -402,7 +402,7 @@ class VAFLServer(TopModelServer):
         return self._upload_of(self.parties.index(message.sender), rows, values)
 
     def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
-        return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
+        return Upload(party, rows, self._index(rows), values)
 
     def _store(self, upload: Upload) -> None:
         self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
@@ -507,9 +507,9 @@ class SummingServer(TopModelServer):
         missing = rows[~self.known[rows]]
         if missing.size:
             summed = (await self.sums.total(missing, purpose)).summed
-            self.others[torch.from_numpy(missing)] = self._tensor(SERVER, summed, len(missing))
+            self.others[self._index(missing)] = self._tensor(SERVER, summed, len(missing))
             self.known[missing] = True
-        others = self.others[torch.from_numpy(rows)]
+        others = self.others[self._index(rows)]
         holder = self.setup.label_holder
         return others + await self._ask(holder, rows, purpose) if holder in self.parties else others
 
@@ -517,8 +517,7 @@ class SummingServer(TopModelServer):
         """Obtains the sums, updates, answers."""
         batches = self._rows_of_all(messages)
         totals = torch.cat([await self._collect(rows, TRAINING) for rows in batches])
-        index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
-        senders = [message.sender for message in messages]
+        index, senders = self._index(np.concatenate(batches)), [message.sender for message in messages]
         gradients, loss = self._step(totals, index, [len(rows) for rows in batches], senders)
         times = len(messages) if self.shared_schedule else 1
         for message, rows, gradient in zip(messages, batches * times, gradients, strict=True):

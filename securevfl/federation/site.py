@@ -192,6 +192,7 @@ class Site:
             report=self._report,
             views={} if self.view is None else {self.name: self.view},
             authenticate=self._authenticate,
+            agreement=self._agreement,
         )
         if self.predicts:
             self._take_trained_models()

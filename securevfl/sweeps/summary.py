@@ -127,7 +127,7 @@ def _series_names(results: Results) -> dict[str, str]:
         parts = [
             row["algorithm"],
             *([] if row["protocol"] == "plain" else [row["protocol"]]),
-            str(row["mode"]),
+            *([] if row["mode"] == row["algorithm"] else [str(row["mode"])]),
         ]
         parts += [f"{k} {plan[k]}" for k in others if k in plan and k != "encoder_training"]
         names[row["id"]] = row["label"] or BASELINES.get(row["algorithm"]) or ", ".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import json
 import math
 import subprocess
 import sys
@@ -258,6 +259,14 @@ def test_the_command_prints_one_party(credit):
     assert done.exit_code == 0 and "points to start with" in done.output and "p0" not in done.output
     wrong = CliRunner().invoke(app, ["scorecard", str(folder), "--party", "nobody"])
     assert wrong.exit_code != 0 and "not of nobody" in str(wrong.exception)
+
+
+def test_the_command_prints_one_object(credit):
+    _, _, folder = credit
+    shown = CliRunner().invoke(app, ["scorecard", str(folder), "--json"])
+    lines = json.loads(shown.stdout)["lines"]
+    assert lines[0]["kind"] == "constant" and {line["party"] for line in lines[1:]} == {"p0", "p1"}
+    assert any(line["low"] is None for line in lines[1:]) and all("points" in line for line in lines)
 
 
 def test_auto_decides_by_public_facts(tmp_path):

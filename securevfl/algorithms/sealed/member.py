@@ -14,7 +14,7 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
 from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
-from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
+from securevfl.algorithms.sealed.rows import Preparation, prepare_rows, records_named
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
 from securevfl.algorithms.steps import (
     Batches,
@@ -263,11 +263,16 @@ class SealedMember:
         if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
             return
         await self.begin()
-        machine = self._session.score(self.tested[:held], round=self.exchange.next_round())
+        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
+        machine = self._session.score(
+            self.tested[:held],
+            round=self.exchange.next_round(),
+            agreed=self.setup.agreement.encode(),
+            records=records_named(rows),
+        )
         if self.index == self.settings.label_holder:  # it only receives
             await self.exchange.follow(machine)
             return
-        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
         to = (self.setup.label_holder,)
         await self.exchange.follow(
             self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)

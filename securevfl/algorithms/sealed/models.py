@@ -19,6 +19,7 @@ from securevfl.algorithms.sealed.settings import BIAS
 from securevfl.models.encoders import PreparedLinear
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.protocol import OPERAND_BITS
+from securevfl.transfers import to_device
 
 Operand = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -127,11 +128,12 @@ class LinearModel(SealedModel):
 
     def set_gradients(self, total: Floats, count: int, *, ridge: float) -> None:
         if self.weight is not None:
-            found = torch.from_numpy(total[: self._features].T / count)
-            self.weight.grad = found.to(self.weight) + ridge * self.weight.detach()
+            found = to_device(total[: self._features].T / count, self.weight.device, self.weight.dtype)
+            self.weight.grad = found + ridge * self.weight.detach()
         if self.bias is not None:
             # The parameter is constant * bias': one step on bias' moves it by constant^2.
-            self.bias.grad = torch.from_numpy(total[-1] * (self._constant * _UNIT / count)).to(self.bias)
+            scaled = total[-1] * (self._constant * _UNIT / count)
+            self.bias.grad = to_device(scaled, self.bias.device, self.bias.dtype)
 
 
 def _table(operand: Operand) -> Tensor:
@@ -206,10 +208,11 @@ class NetworkModel(SealedModel):
         return np.asarray(flat.reshape(len(inputs), -1).cpu().numpy(), np.float64)
 
     def set_gradients(self, total: Floats, count: int, *, ridge: float) -> None:
-        flat = torch.from_numpy(total[:, 0] / count)
+        first = self.parameters[0]
+        flat = to_device(total[:, 0] / count, first.device, first.dtype)
         parts = torch.split(flat, [p.numel() for p in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
-            parameter.grad = part.reshape(parameter.shape).to(parameter)
+            parameter.grad = part.reshape(parameter.shape)
 
 
 def is_linear(setup: Setup, party: str) -> bool:
