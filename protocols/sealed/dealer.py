@@ -39,12 +39,23 @@ class SealedDealer:
         protocol = self.protocol
         seeds = [os.urandom(KEY_BYTES) for _ in range(protocol.members)]
         self._operands = {
-            member: expand(seed, "operand", protocol.operand_shape(member, protocol.records))
+            member: expand(
+                seed, "operand", protocol.operand_shape(member, protocol.records), protocol.words.dtype
+            )
             for member, seed in enumerate(seeds)
             if protocol.static[member]
         }
         self._next_round = 0
         return [self._to(member, Seed(round=SETUP_ROUND, seed=seed)) for member, seed in enumerate(seeds)]
+
+    def continued(self, protocol: SealedProtocol) -> SealedDealer:
+        """The dealer of another configuration over the same static operands, with the masks they have."""
+        if self._operands is None:
+            raise ProtocolError("the dealer has not dealt the operands' masks yet")
+        other = SealedDealer(protocol)
+        other._operands = {m: mask[: protocol.widths[m]] for m, mask in self._operands.items()}
+        other._next_round = self._next_round
+        return other
 
     @staticmethod
     def _to(member: int, message: Message) -> Envelope:
@@ -76,7 +87,7 @@ class SealedDealer:
 
     def _blind(self, member: int, seed: bytes, shape: tuple[int, ...]) -> Ring:
         """V_j of a member."""
-        return expand(seed, "blind", shape)
+        return expand(seed, "blind", shape, self.protocol.words.dtype)
 
     def _claim(self, round: int) -> None:  # noqa: A002
         if self._operands is None:
@@ -107,14 +118,14 @@ class SealedDealer:
     def _products(self, seeds: list[bytes], blinds: list[Ring], rows: Rows | None) -> list[Ring]:
         """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every member m."""
         protocol = self.protocol
-        everything = np.sum(blinds, axis=0, dtype=np.uint64)
+        everything = np.sum(blinds, axis=0, dtype=blinds[0].dtype)
         products = []
         for member, seed in enumerate(seeds):
             others = protocol.right(member, everything - blinds[member])
             product = ring_product(self._mask_of(member, seed, rows, len(blinds[0])), others)
             for other, theirs in enumerate(seeds):
                 if other != member:
-                    product -= expand(theirs, f"product/{member}", product.shape)
+                    product -= expand(theirs, f"product/{member}", product.shape, product.dtype)
             products.append(product)
         return products
 
@@ -157,14 +168,14 @@ class SealedDealer:
 
 
 def waves_of(mask: Ring, series: SineSeries | Waves) -> Ring:
-    """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
+    """c_k sin(k a) and c_k cos(k a) at 2^14; powers of exp(i a) by repeated multiplication."""
     angle = mask * (2 * np.pi / 2.0**32)
     power = np.cos(angle) + 1j * np.sin(angle)
-    square = power * power
+    step = power.copy() if series.harmonics[1:2] == (2,) else power * power
     out = np.empty((2, len(series.coefficients), *mask.shape), np.int64)
     for index, coefficient in enumerate(series.coefficients):
         scale = coefficient * 2.0**WAVE_BITS
         np.rint(power.imag * scale, out=out[0, index], casting="unsafe")
         np.rint(power.real * scale, out=out[1, index], casting="unsafe")
-        power *= square
+        power *= step
     return out.view(np.uint64)

@@ -153,7 +153,8 @@ def frontier(title: str, groups: Sequence[Group], styles: Styles) -> Chart:
 
     Where the baselines lie close together, a second panel shows the space between them enlarged.
     """
-    values = [v for g in groups for v in (g.mean, *(row[g.metric] for row in g.rows)) if v is not None]
+    drawn = [(g.mean, g.low, g.high, *(row[g.metric] for row in g.rows)) for g in groups]
+    values = [value for each in drawn for value in each if value is not None]
     low, high = min(values), max(values)
     window = _window(groups, low, high)
     names = [group.series for group in groups]

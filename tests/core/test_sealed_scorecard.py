@@ -92,7 +92,8 @@ def test_every_opening_carries_the_noise_that_it_is_accounted_with(monkeypatch, 
 
     def watch(self, total, count):
         scores = None if self.opening == "labels" else self._train_scores()
-        opened[self.steps][self.index] = (self.opening, self._operand(), scores, self.labels, total)
+        operand = self._operand() / self._protocol().operand_one
+        opened[self.steps][self.index] = (self.opening, operand, scores, self.labels, total)
         learn(self, total, count)
 
     monkeypatch.setattr(CardMember, "_learn", watch)
@@ -109,7 +110,7 @@ def test_every_opening_carries_the_noise_that_it_is_accounted_with(monkeypatch, 
         else:
             residuals = settings.series(sum(each[2] for each in members.values())) - y
         for member, (_, operand, _, _, total) in members.items():
-            exact = operand.astype(float) @ residuals * 2.0**-14
+            exact = operand @ residuals
             noise[opening, member] += list(((total - exact) / settings.noise.std(opening, member)).ravel())
     assert {opening for opening, _ in noise} == {"labels", "first", "residuals", "last"}
     for (_, member), found in noise.items():

@@ -200,8 +200,10 @@ class SealedMember:
         model, bound = self.ready_model, self.settings.score_bound(self.index)
         scores = np.clip(model.scores(rows), -bound, bound)
         labels = None if self.labels is None else self.labels[chosen]
-        if labels is not None and self.setup.data.task == "regression":
-            scores, labels = scores - labels, np.zeros_like(labels)
+        if labels is not None and self.settings.label_range == (0.0, 0.0):
+            # Inside the score: what a regression misses, or half a period for the record's own class.
+            moved = self.settings.series.period / 2 if self.settings.weighted else -1.0
+            scores, labels = scores + moved * labels, np.zeros_like(labels)
         if isinstance(party, CheckedParty):
             return party.round(round=self.exchange.next_round(), rows=rows, scores=scores)
         return party.round(
