@@ -28,7 +28,15 @@ from securevfl.algorithms.channels import SUMS, check_holder_sum
 from securevfl.algorithms.local import Trained, build_local_model
 from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
-from securevfl.algorithms.steps import MOMENTUM, Groups, fastest_step, known_steps, regularised, speed_of
+from securevfl.algorithms.steps import (
+    MOMENTUM,
+    Groups,
+    decayed,
+    fastest_step,
+    known_steps,
+    regularised,
+    speed_of,
+)
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import Fusion, task_loss
@@ -181,10 +189,12 @@ class FlexServer(SharingServer):
         steps = self._steps(uploads)
         rates = self._rates(uploads)
         gradients, loss = self._gradients(snapshot, rows)
+        own = self.setup.plan.losses if self.setup.plan.settings.private_labels else {}
         tables = {} if self.setup.plan.settings.private_labels else self._tables(snapshot)
         for index, (party, message) in enumerate(uploads.items()):
             facts = {"steps": steps[party], "rate": rates[party]}
-            gradient = gradients[:, index] if gradients.ndim == 3 else gradients
+            every = self._gradients(snapshot, rows, party)[0] if party in own else gradients
+            gradient = every[:, index, : self.widths[party]] if every.ndim == 3 else every
             await self._answer(message, rows, facts, tables, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
@@ -208,8 +218,7 @@ class FlexServer(SharingServer):
         """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
         setup = self.setup
         rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
-        if setup.plan.decay == "sqrt":
-            rates = {name: rate / math.sqrt(self.round + 1) for name, rate in rates.items()}
+        rates = {name: rate * decayed(setup.plan, self.round + 1) for name, rate in rates.items()}
         if not self.adaptive:
             return rates
         reports = {party: (int(m["steps"]), float(m["weight"])) for party, m in uploads.items()}
@@ -224,10 +233,10 @@ class FlexServer(SharingServer):
         steps, weight = self.reported if self.round else (1, 1.0)
         return steps, weight
 
-    def _gradients(self, snapshot: Tensor, rows: Rows) -> tuple[Tensor, float]:
-        """Gradients of the mean loss with respect to the snapshot, and the loss."""
+    def _gradients(self, snapshot: Tensor, rows: Rows, party: str = "") -> tuple[Tensor, float]:
+        """Gradients of the mean loss (the run's, or a party's) with respect to the snapshot, and the loss."""
         inputs = snapshot.clone().requires_grad_()
-        loss = self._mean_loss(self._outputs(inputs), rows)
+        loss = self._mean_loss(self._outputs(inputs), rows, party)
         (gradients,) = torch.autograd.grad(loss, inputs)
         private = self.setup.plan.settings.private_labels
         return gradients.cpu() if private else gradients, float(loss.detach())
@@ -306,7 +315,7 @@ class FlexParty(SharingParty):
         super().__init__(setup, party, model=model, observers=observers, share_labels=not private)
         self.waits_for_timeout = waits_for_timeout
         self.head = copy.deepcopy(setup.head)
-        self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(setup.data.parties))
+        self.fusion = Fusion(plan.fusion, plan.widths(setup.data.parties))
         self.reported: list[Any] | None = None
 
     async def _round(self, rows: Rows) -> None:
@@ -377,8 +386,10 @@ class FlexParty(SharingParty):
         if self.fusion.kind == "sum":
             fused = others + own
         else:
-            fused = self.fusion([own if i == self.index else each for i, each in enumerate(others)])
-        loss = task_loss(self.setup.data.task, self.head(fused), self._labels_of(rows))
+            parts = [each[:, :width] for each, width in zip(others, self.fusion.widths, strict=True)]
+            fused = self.fusion([own if i == self.index else each for i, each in enumerate(parts)])
+        task, chosen = self.setup.data.task, self.setup.loss(self.address)
+        loss = task_loss(task, self.head(fused), self._labels_of(rows), loss=chosen)
         (gradient,) = torch.autograd.grad(loss, own)
         return gradient
 

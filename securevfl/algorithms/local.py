@@ -292,7 +292,7 @@ class StackedModels:
         """
         if plan.simulation.delays != "constant" or plan.simulation.latency:
             return None
-        alike = not (plan.optimisers or plan.learning_rates)
+        alike = not (plan.optimisers or plan.learning_rates or plan.encoders)
         plain = plan.optimiser == "sgd" and alike and not plan.hidden_noise
         dense = all(model.trains and not model.private and not model.records.sparse for model in models)
         if not plain or not dense or len(models) < 2 or why_not_stackable([m.encoder for m in models]):
@@ -334,13 +334,35 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         return nn.Identity()  # trees take the columns as they are
     if plan.model in ("scorecard", "profile"):
         return ScorecardEncoder(card_columns(data)[index])
-    return build_encoder(
-        plan.model,
+    return party_encoder(
+        plan,
+        party,
         data.widths[index],
-        plan.embedding,
         generator=torch_generator(plan.seed, "encoder", index),
-        hidden=plan.hidden,
         image_shape=_image_shape(data, index),
+    )
+
+
+def party_encoder(
+    plan: Plan,
+    party: str,
+    width: int,
+    *,
+    generator: torch.Generator,
+    image_shape: tuple[int, ...] | None = None,
+) -> nn.Module:
+    """An encoder of the kind that the plan gives to a party with so many columns."""
+    own = plan.encoder(party)
+    return build_encoder(
+        own.model,
+        width,
+        own.embedding,
+        generator=generator,
+        hidden=own.hidden,
+        channels=own.channels,
+        units=own.units,
+        steps=own.steps or None,
+        image_shape=image_shape,
         prepared=plan.mode == "sealed",
     )
 

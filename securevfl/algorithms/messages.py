@@ -196,7 +196,7 @@ class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
 class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):
     """The metrics of the test part."""
 
-    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "r2")
+    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "top5", "r2", "mae")
 
 
 # -- the AFSGD-VP family ------------------------------------------------------------------------------------
