@@ -32,7 +32,7 @@ from securevfl.errors import EncodingError, InputError, WireError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
-from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
+from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, POOLED
 from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
@@ -129,6 +129,7 @@ MESSAGES: tuple[type[Message], ...] = (
     ScoreDeal,
     MaskedScores,
     *CHECKED_MESSAGES,
+    *POOLED,
 )
 
 

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -40,7 +43,9 @@ PHASE = "phase"
 """Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
 ALIGNMENT = "alignment"
 """Kind of the entry that stands for an alignment which begins; accountants do not count it."""
-_NOTES = (SESSION, PHASE, ALIGNMENT)
+SCORING = "scoring"
+"""Kind of the entry with which a label holder notes scores that it has obtained and others have released."""
+_NOTES = (SESSION, PHASE, ALIGNMENT, SCORING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,8 @@ class Ledger:
         self.path = path
         self.lines: list[str] = []
         self.releases = 0
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
+        self._lock, self._size = threading.Lock(), 0
         index, digest = -1, GENESIS
         if path is not None:
             index, digest = self._open(path)
@@ -166,6 +172,7 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
         self.path = self._file = None
+        self._lock, self._size = threading.Lock(), 0
         self.agreement, self.releases = "", len(kept_records(self))
         last = json.loads(self.lines[-1])
         self.head = self.released = Head(self.owner, last["index"], last["hash"])
@@ -185,7 +192,8 @@ class Ledger:
             self.releases = sum(entry.is_release for entry in entries)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
-        self._file = appending(path)
+        self._file = appending(path, binary=True)
+        self._size = path.stat().st_size
         return index, digest
 
     def append(self, record: ReleaseRecord) -> Head:
@@ -236,12 +244,27 @@ class Ledger:
             {"kind": ALIGNMENT, "way": way, "observers": list(observers), "ids": ids, "most": most}
         )
 
+    def note_scores(self, *, name: str, rows: Rows, of: Iterable[str]) -> Head:
+        """Notes that scores were obtained, and syncs it to disk; only then are they given to a client.
+
+        Args:
+            name: Of the request between the organisations.
+            rows: The records.
+            of: Whose scores were put together.
+        """
+        content = {"kind": SCORING, "name": name, "owners": list(of), "vectors": len(rows)}
+        return self._write(content | {"rows": rows_to_text(rows)})
+
     def _write(self, content: Mapping[str, Any]) -> Head:
+        with self._lock:
+            return self._append(content)
+
+    def _append(self, content: Mapping[str, Any]) -> Head:
         index = self.head.position + 1
         body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
         digest = _digest(body)
         line = _line(body, digest, self._key.sign(bytes.fromhex(digest)))
-        if self._file is None:
+        if self.path is None:
             self.lines.append(line)
         else:
             self._sync(line)
@@ -249,20 +272,38 @@ class Ledger:
         return self.head
 
     def _sync(self, line: str) -> None:
-        if self._file is None:
+        if self._file is None or self._file.closed:
             raise LedgerError(f"the ledger of {self.owner} is closed")
+        raw = f"{line}\n".encode()
         try:
-            self._file.write(line + "\n")
+            self._file.write(raw)
             sync(self._file)
         except OSError as error:
+            self._mend()
             raise RunError(
                 f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
             ) from error
+        self._size += len(raw)
+
+    def _mend(self) -> None:
+        """Takes back what a full disk has left of a line, so that the next one follows the last whole one."""
+        if self.path is None:
+            return
+        try:
+            with suppress(OSError, ValueError):
+                if self._file is not None:
+                    self._file.close()
+            self._file = None
+            os.truncate(self.path, self._size)
+            self._file = appending(self.path, binary=True)
+        except OSError:
+            self._file = None  # closed: what cannot be mended is not written to
 
     def close(self) -> None:
         """Closes the file. Further releases are refused."""
-        if self._file is not None:
-            self._file.close()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
 
 
 def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:

@@ -54,7 +54,7 @@ class ScoringMember:
         await exchange.begin(session=False)
         party = SealedParty(scoring_protocol(self.settings), exchange.index)
         await exchange.follow(party.setup())  # without an operand it only receives
-        machine = party.score(self._scores(), round=exchange.next_round())
+        machine = party.score(self.own_scores(), round=exchange.next_round())
         if self.holds_labels:
             await exchange.follow(machine)
             return machine.result()
@@ -62,7 +62,7 @@ class ScoringMember:
         await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
 
-    def _scores(self) -> npt.NDArray[np.float64]:
+    def own_scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""
         setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)
