@@ -1,4 +1,4 @@
-"""What is said besides, where members may cheat or a service scores: proofs, tagged shares, coins, masks."""
+"""What is said besides, where members may cheat: proofs, tagged shares, coins, commitments, openings."""
 
 from __future__ import annotations
 
@@ -140,33 +140,6 @@ class Opening(Message):
     word: npt.NDArray[Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PoolDeal(Message):
-    """Dealer to member, ahead of time: the masks of many scores.
-
-    A party gets a seed, and the key that all parties but the label holder share; the label holder instead the
-    sum of all masks.
-    """
-
-    kind: ClassVar[str] = "sealed-pool-deal"
-    uniform: ClassVar[tuple[str, ...]] = ("words",)
-    secret: ClassVar[tuple[str, ...]] = ("seed", "binding")
-    seed: bytes
-    binding: bytes
-    words: npt.NDArray[Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PooledScores(Message):
-    """Party to label holder: masked scores of the records of one request."""
-
-    kind: ClassVar[str] = "sealed-pooled-score"
-    uniform: ClassVar[tuple[str, ...]] = ("words",)
-    words: npt.NDArray[Any]
-
-
 DEALT: tuple[type[Message], ...] = (ProofSeed, ProofKeys, Coin, CheckedDeal)
 BETWEEN: tuple[type[Message], ...] = (CheckedOperand, Bits, Proof, CheckedShare, Commitment, Opening)
 CHECKED_MESSAGES: tuple[type[Message], ...] = (*DEALT, *BETWEEN, Ready)
-POOLED: tuple[type[Message], ...] = (PoolDeal, PooledScores)
-"""What a scoring service says, whose masks are dealt ahead."""

@@ -23,12 +23,11 @@ from securevfl.privacy.payloads import (
 from securevfl.protocols.alignment.helper import HelperMachine
 from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
 from securevfl.protocols.sealed.messages import DEALT as CHECKED_DEALT
-from securevfl.protocols.sealed.messages import PoolDeal
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, Seed
 from securevfl.protocols.wire import Value
 
 T = TypeVar("T")
-DEALT = (Seed, Deal, ScoreDeal, PoolDeal, *CHECKED_DEALT)
+DEALT = (Seed, Deal, ScoreDeal, *CHECKED_DEALT)
 """What a dealer sends: made of fresh randomness and public numbers alone."""
 
 

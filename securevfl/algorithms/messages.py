@@ -23,6 +23,7 @@ from securevfl.privacy.schemas import (
     declare_protocol,
     fact,
     names,
+    numbers,
     records,
     released,
     released_number,
@@ -30,7 +31,7 @@ from securevfl.privacy.schemas import (
 )
 from securevfl.privacy.views import OPENED
 from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.sealed.messages import BETWEEN, DEALT, PoolDeal, PooledScores
+from securevfl.protocols.sealed.messages import BETWEEN, DEALT
 from securevfl.protocols.sealed.protocol import Deal, MaskedScores, Operand, Phase, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
 from securevfl.protocols.sums.ckks import CKKSSum
@@ -199,7 +200,7 @@ class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
 class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):
     """The metrics of the test part."""
 
-    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "r2")
+    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "top5", "r2", "mae")
 
 
 # -- the AFSGD-VP family ------------------------------------------------------------------------------------
@@ -321,6 +322,12 @@ class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOC
     count: int = fact(int)
 
 
+class SealedJoins(Content, kind="sealed-joins", senders=MEMBERS, phases=(EPOCH,)):
+    """Which bins a member has joined, by its noisy totals: the new number of every column of its operand."""
+
+    places: list[int] = numbers()
+
+
 class SealedSpread(Content, kind="sealed-spread", senders=MEMBERS, phases=(EVALUATE,)):
     """How far a member's scores spread, by its noisy totals: all choose one public scale for them."""
 
@@ -340,6 +347,6 @@ SUMS = (PlainTreeSum, TwoTreeSum, PairwiseMaskSum, BFVSum, CKKSSum)
 declare_protocol(
     *dict.fromkeys(message for each in SUMS for message in each.messages), senders=MEMBERS, routed=True
 )
-declare_protocol(Operand, Phase, Share, MaskedScores, PooledScores, *BETWEEN, senders=MEMBERS, routed=False)
-declare_protocol(Seed, Deal, ScoreDeal, PoolDeal, *DEALT, senders=(DEALER,), routed=False)
+declare_protocol(Operand, Phase, Share, MaskedScores, *BETWEEN, senders=MEMBERS, routed=False)
+declare_protocol(Seed, Deal, ScoreDeal, *DEALT, senders=(DEALER,), routed=False)
 declare_protocol(*PrivateAlignment.messages, senders=(PARTY,), routed=False)

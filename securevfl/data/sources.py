@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data import sparse
-from securevfl.data.blocks import Block, party_names
+from securevfl.data.blocks import Block, party_names, take
 from securevfl.data.build import Rows, Settings, build
 from securevfl.data.labels import parse_labels
 from securevfl.data.readers import Table, numbers, read_libsvm, read_table
@@ -186,7 +186,7 @@ def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Set
     if at not in holding:
         notes += (f"{form.names[at]} holds the labels and no features",)
     rows = Rows(
-        blocks=tuple(sources[i].block[join.rows[i]] for i in holding),
+        blocks=tuple(take(sources[i].block, join.rows[i]) for i in holding),
         labels=np.asarray(sources[at].labels)[join.rows[at]],
         ids=join.ids,
     )

@@ -14,6 +14,7 @@ from securevfl.data import sparse
 from securevfl.data.blocks import Block, Bounds, flat, shorten, width
 from securevfl.data.columns import Columns, toml_key
 from securevfl.data.labels import ClassValue, Task
+from securevfl.data.mapped import Mapped
 from securevfl.data.scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard, unscaled
 from securevfl.data.split import ColumnSplit, Shares, divide_columns
 from securevfl.errors import DataError, nearest
@@ -324,7 +325,7 @@ class VerticalData:
         missing: str = "error",
         name: str = "arrays",
     ) -> VerticalData:
-        """Data from arrays in memory, which are copied.
+        """Data from arrays in memory, which are copied; memory-mapped float32 stays in its file.
 
         Args:
             blocks: One array (or scipy sparse matrix) of features per party, or a mapping from party names.
@@ -512,6 +513,8 @@ def pixel_names(height: int, columns: int) -> tuple[str, ...]:
 
 
 def _freeze(array: Any) -> None:
+    if isinstance(array, Mapped):
+        return
     parts = (array.data, array.indices, array.indptr) if sparse.issparse(array) else (array,)
     for part in parts:
         part.flags.writeable = False

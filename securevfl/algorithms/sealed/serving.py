@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
 from securevfl.algorithms.messages import End, ScoreAsk, ScoreRefused, SealedReady
@@ -18,13 +19,12 @@ from securevfl.algorithms.sealed.prediction import ScoringMember, scoring_protoc
 from securevfl.algorithms.sealed.roles import in_label_units
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.algorithms.serving import Desk, Places, Refused, Round, beside, desk_of, reason_of
-from securevfl.errors import BudgetExceeded, ProtocolError, RunError
+from securevfl.errors import BudgetExceeded, Deviation, ProtocolError, RunError
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.messages import PoolDeal, PooledScores
-from securevfl.protocols.sealed.pool import POOL, PooledMachine, ScorePool, deal_pool, opened, purpose_of
-from securevfl.protocols.sealed.protocol import SCORES
+from securevfl.protocols.sealed.pool import POOL, PooledMachine, ScorePool, deal_pool, opened
+from securevfl.protocols.sealed.protocol import SCORES, MaskedScores, ScoreDeal
 
 
 class PoolMember:
@@ -53,9 +53,10 @@ class PoolMember:
             ProtocolError: It is no pool that was asked for.
         """
         deal = self.exchange.envelope(message).message
-        if message.sender != DEALER or not isinstance(deal, PoolDeal) or deal.round != self._wanted:
+        if message.sender != DEALER or not isinstance(deal, ScoreDeal) or deal.round != self._wanted:
             raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender} out of turn")
-        self.pools[deal.round] = ScorePool(self.protocol, self.exchange.index, deal)
+        agreed = self.setup.agreement.encode()
+        self.pools[deal.round] = ScorePool(self.protocol, self.exchange.index, deal, agreed=agreed)
         if not deal.round:
             await self.want(1)
 
@@ -80,7 +81,7 @@ class PoolParty(Finished):
         await member.want(0)
         while True:
             message = await member.link.receive()
-            if message.kind == PoolDeal.kind:
+            if message.kind == ScoreDeal.kind:
                 await member.take_pool(message)
                 early, self._early = self._early, []
                 for each in early:
@@ -115,8 +116,7 @@ class PoolParty(Finished):
         await member.use(pool.round)
 
         def build(words: Ring) -> PooledMachine:
-            masked = pool.mask(words, start=start, purpose=purpose_of(name, rows))
-            return PooledMachine(member.exchange.index, member.protocol, masked, round=message["round"])
+            return pool.answer(words, round=message["round"], start=start, name=name, rows=rows)
 
         to = (member.setup.hosts[self.holder],)
         try:
@@ -132,12 +132,14 @@ class PoolParty(Finished):
 
 @dataclass(kw_only=True, eq=False)
 class _Open:
-    """A round under way: what is summed so far, who is missing, and who refuses why."""
+    """A round under way: what is summed so far, who is missing, and why it gives nothing."""
 
     asked: Round
+    pool: ScorePool
+    start: int
     total: Ring
     missing: set[str]
-    refused: Refused | None = None
+    failed: Refused | ProtocolError | None = None
 
 
 class PoolHolder:
@@ -162,18 +164,20 @@ class PoolHolder:
             if places is None:
                 self.desk.settle(asked, Refused("unknown", self.setup.label_holder))
                 continue
-            start, mask = await self._masks(len(asked.rows))
-            self._number += 1
-            total = self.member.words[places] - mask
-            self._open[self._number] = _Open(asked=asked, total=total, missing=set(self.parties))
+            pool = await self._masks(len(asked.rows))
+            self._number, start = self._number + 1, pool.next
+            total = self.member.words[places] - pool.take(start, len(asked.rows))
+            self._open[self._number] = _Open(
+                asked=asked, pool=pool, start=start, total=total, missing=set(self.parties)
+            )
             question = ScoreAsk(
-                round=self._number, name=asked.name, rows=asked.rows, pool=self._pool, start=start
+                round=self._number, name=asked.name, rows=asked.rows, pool=pool.round, start=start
             )
             for party in self.parties:
                 await self.member.link.send(party, question)
 
-    async def _masks(self, count: int) -> tuple[int, Ring]:
-        """The next places of a pool that has enough of them, and the sum of all masks there."""
+    async def _masks(self, count: int) -> ScorePool:
+        """A pool with enough places."""
         while (pool := self.member.pools.get(self._pool)) is None or pool.left < count:
             if pool is not None:
                 self._pool += 1
@@ -181,13 +185,12 @@ class PoolHolder:
                 self._dealt.clear()
                 await self._dealt.wait()
             await self.member.use(self._pool)
-        start = pool.next
-        return start, pool.take(start, count)
+        return pool
 
     async def _listen(self) -> None:
         while True:
             message = await self.member.link.receive()
-            if message.kind == PoolDeal.kind:
+            if message.kind == ScoreDeal.kind:
                 await self.member.take_pool(message)
                 self._dealt.set()
             else:
@@ -199,30 +202,41 @@ class PoolHolder:
         Raises:
             ProtocolError: It answers nothing that it was asked.
         """
-        known = message.kind in (PooledScores.kind, ScoreRefused.kind)
+        known = message.kind in (MaskedScores.kind, ScoreRefused.kind)
         state = self._open.get(message["round"]) if known else None
         if state is None or message.sender not in state.missing:
             raise ProtocolError(f"{message.sender} sends {message.kind!r}, which answers no question")
         if message.kind == ScoreRefused.kind:
-            state.refused = Refused(message["reason"], self.setup.hosts[message.sender])
+            state.failed = Refused(message["reason"], self.setup.hosts[message.sender])
         else:
-            words = self.member.exchange.envelope(message).message.words  # type: ignore[attr-defined]
-            state.total = state.total + SCORES.check(words, state.total.shape)
+            self._add(state, message)
         state.missing.discard(message.sender)
         if not state.missing:
             del self._open[message["round"]]
             self._settle(state)
 
-    def _settle(self, state: _Open) -> None:
-        if state.refused is not None:
-            self.desk.settle(state.asked, state.refused)
-            return
+    def _add(self, state: _Open, message: Packet) -> None:
+        """Adds an answer, if it is one to this question."""
+        envelope, asked = self.member.exchange.envelope(message), state.asked
         try:
-            scores = opened(state.total)
-        except ProtocolError as error:
+            state.total = state.total + state.pool.verify(
+                envelope.sender,
+                cast(MaskedScores, envelope.message),
+                start=state.start,
+                name=asked.name,
+                rows=asked.rows,
+            )
+        except Deviation as found:
+            state.failed = Deviation(found.how, self.setup.hosts[message.sender])
+
+    def _settle(self, state: _Open) -> None:
+        try:
+            if state.failed is not None:
+                raise state.failed
+            found = in_label_units(self.setup, opened(state.total))
+        except (Refused, ProtocolError) as error:
             self.desk.settle(state.asked, error)
             return
-        found = in_label_units(self.setup, scores)
         self.desk.settle(state.asked, found.double().numpy(force=True))
 
 
@@ -249,7 +263,7 @@ class PoolServer(Finished, ServerRole):
             await self.link.send(address, End())
 
 
-class PoolDealerRole(Finished):
+class ScoreDealerRole(Finished):
     """The dealer: deals a pool whenever all members are ready for it."""
 
     address = DEALER
@@ -257,6 +271,7 @@ class PoolDealerRole(Finished):
     def __init__(self, setup: Setup, settings: SealedGeometry) -> None:
         self.link, self.settings = setup.links[DEALER], settings
         self.exchange, self.protocol = SealedExchange(self.link, settings), scoring_protocol(settings)
+        self.agreed = setup.agreement.encode()
 
     async def evaluate(self) -> None:
         number, ready = 0, set[str]()
@@ -269,7 +284,7 @@ class PoolDealerRole(Finished):
                 raise ProtocolError(f"dealer received {message.kind!r} from {message.sender} out of turn")
             ready.add(message.sender)
             if ready >= set(self.settings.members):
-                await self.exchange.deal(deal_pool(self.protocol, round=number))
+                await self.exchange.deal(deal_pool(self.protocol, round=number, agreed=self.agreed))
                 number, ready = number + 1, set()
 
 
@@ -292,7 +307,7 @@ class SealedServing(Algorithm):
         """The label holder, a party, or the dealer."""
         settings = geometry_of(setup.plan, setup.data)
         if address == DEALER:
-            return PoolDealerRole(setup, settings)
+            return ScoreDealerRole(setup, settings)
         if address == SERVER:
             return PoolServer(setup, settings, self.numbers, desk_of(self.desk))
         if address == settings.members[settings.label_holder]:
