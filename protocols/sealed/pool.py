@@ -145,7 +145,7 @@ class ScorePool:
 
         Raises:
             Deviation: It answers something else.
-            WireError: It has another form.
+            ProtocolError: It has another form.
         """
         place = self._parties.index(sender)
         key = self._keys[place * KEY_BYTES : (place + 1) * KEY_BYTES]

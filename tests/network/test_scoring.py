@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federation import Federation, identities
 from scoring import LINEAR, Scorers, copied, http
@@ -30,6 +31,7 @@ from securevfl.network.desk import ServiceDesk
 from securevfl.network.front import load_own
 from securevfl.network.openapi import DESCRIPTION, page
 from securevfl.privacy import ledger as ledgers
+from securevfl.protocols.sealed.pool import PooledMachine, ScorePool
 from securevfl.settings.plan import Plan
 
 
@@ -396,6 +398,43 @@ def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatc
     assert (first[0], refused[0], then[0]) == (200, 507, 200) and again == first
     line = json.loads(refused[1])["error"]
     assert {"shop": "shop cannot write", "bank": "No space left", "book": "is full"}[where] in line
+    assert sorted(map(len, once_in_both(scorers))) == [1, 1]
+
+
+# -- cheats -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cheat", ["replays", "changes", "lies"])
+def test_an_answer_to_another_question_is_not_believed(linear, cheat, monkeypatch):
+    scorers = Scorers(linear)
+    answer, sent = ScorePool.answer, list[PooledMachine]()
+
+    def cheating(self: ScorePool, values: Any, **asked: Any) -> PooledMachine:
+        if cheat == "lies":
+            values = values + np.uint64(1 << 62)
+        sent.append(answer(self, values, **asked))
+        message = sent[-1]._message
+        if len(sent) == 2 and cheat == "replays":
+            sent[-1]._message = replace(sent[0]._message, round=message.round)
+        if len(sent) == 2 and cheat == "changes":
+            sent[-1]._message = replace(message, words=message.words + np.uint64(1))
+        return sent[-1]
+
+    async def use() -> list[Any]:
+        if cheat != "lies":
+            monkeypatch.setattr(ScorePool, "answer", cheating)
+        first = await scorers.raw("new0001", key="a")
+        monkeypatch.setattr(ScorePool, "answer", cheating)
+        second = await scorers.score("new0002", key="b")
+        monkeypatch.undo()
+        return [first, second, await scorers.score("new0002", key="b"), await scorers.raw("new0001", key="a")]
+
+    first, second, honest, again = using(scorers, use)
+    assert first[0] == 200 and again == first
+    assert second[0] == 502 and second[1].startswith(
+        "somebody does not follow" if cheat == "lies" else "shop does not follow the protocol: its answer is"
+    )
+    assert honest[0] == 200
     assert sorted(map(len, once_in_both(scorers))) == [1, 1]
 
 

@@ -226,8 +226,9 @@ class PoolHolder:
                 name=asked.name,
                 rows=asked.rows,
             )
-        except Deviation as found:
-            state.failed = Deviation(found.how, self.setup.hosts[message.sender])
+        except ProtocolError as found:
+            how = found.how if isinstance(found, Deviation) else str(found)
+            state.failed = Deviation(how, self.setup.hosts[message.sender])
 
     def _settle(self, state: _Open) -> None:
         try:
