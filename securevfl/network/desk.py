@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from securevfl.algorithms.serving import Desk, Outputs, Refused, Round
-from securevfl.errors import LedgerError, ProtocolError, RunError, SecureVFLError
+from securevfl.errors import ProtocolError, RunError, SecureVFLError
 from securevfl.federation.agreed import Quota
 from securevfl.network.book import Asked, Book
 from securevfl.privacy.ledger import Ledger
@@ -388,11 +388,10 @@ class ServiceDesk(Desk):
                 self._in_thread(0, self.book.answer, state.asked.name, state.answers),
                 self._in_thread(1, self._note, state),
             )
-        except LedgerError:  # the organisations have parted meanwhile; it is written when they are together
-            state.writing = False
-            return
         except SecureVFLError as error:
             state.writing = False
+            if not state.noted and self.served is not None and self.served.ledger.closed:
+                return  # the organisations have parted meanwhile; it is written when they are together
             line = f"{error}; the scores are kept, {AGAIN}"
             self._park(state, Sent(HTTPStatus.INSUFFICIENT_STORAGE, line))
             return

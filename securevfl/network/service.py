@@ -31,7 +31,7 @@ from securevfl.network.front import Front
 from securevfl.network.member import Confirm, Member, refuse
 from securevfl.network.participant import Participant, PeerStops
 from securevfl.network.prediction import check_finished
-from securevfl.network.serving import Scoring, scoring_of
+from securevfl.network.serving import ScoringPurpose, scoring_of
 from securevfl.settings.codec import read_toml
 
 PAUSE = 1.0
@@ -116,10 +116,10 @@ class Service:
         """A new process's part in one run."""
         file = config.base / scoring_of(config).file
         if isinstance(config, ServerConfig):
-            return Coordinator(config, Scoring(file, self.desks[config.run]), say=self.say)
+            return Coordinator(config, ScoringPurpose(file, self.desks[config.run]), say=self.say)
         if not isinstance(config, PartyConfig):
             raise InputError("a configuration of neither the coordinator nor another organisation")
-        return Member(config, Scoring(file), confirm=self.confirm, say=self.say)
+        return Member(config, ScoringPurpose(file), confirm=self.confirm, say=self.say)
 
     async def _keep(self, config: ParticipantConfig) -> None:
         """Takes part in one run, again and again."""

@@ -36,7 +36,7 @@ from securevfl.network.config import ParticipantConfig, ScoringConfig
 from securevfl.network.desk import Served, ServiceDesk
 from securevfl.network.frames import SCORE
 from securevfl.network.participant import Participant
-from securevfl.network.prediction import Predicting
+from securevfl.network.prediction import PredictionPurpose
 from securevfl.privacy.ledger import SCORING as NOTED
 from securevfl.privacy.ledger import read_ledger
 from securevfl.protocols.alignment.ids import NORMALISATIONS
@@ -57,7 +57,7 @@ def scoring_of(config: ParticipantConfig) -> ScoringConfig:
     return config.scoring
 
 
-class Scoring(Predicting):
+class ScoringPurpose(PredictionPurpose):
     """Scores people on request.
 
     Args:
@@ -111,7 +111,7 @@ class Scoring(Predicting):
         return bool(self._standing.get("digest"))
 
     def take_ids(self, who: Participant, ids: list[str], *, leads: bool) -> None:
-        """See `Predicting`; a new alignment ends what stood."""
+        """See `PredictionPurpose`; a new alignment ends what stood."""
         if ids != self._standing.get("ids"):
             self._standing = {"table": self._standing.get("table", "")}
             self.salt = b""
@@ -147,12 +147,12 @@ class Scoring(Predicting):
         write_json(_standing_file(who.folder), self._standing)
 
     def algorithm(self) -> Algorithm:
-        """See `Predicting`."""
+        """See `PredictionPurpose`."""
         made = SealedServing if self.plan.mode == "sealed" else Serving
         return made(np.asarray(self.numbers, np.int64), self.desk)
 
     def build(self, who: Participant, agreement: Agreement) -> Site:
-        """See `Predicting`; the desk goes on with the new site."""
+        """See `PredictionPurpose`; the desk goes on with the new site."""
         self._begun = False
         site = super().build(who, agreement)
         if self.desk is not None and site.gate is not None and agreement.timetable.quota is not None:
