@@ -23,6 +23,7 @@ from securevfl.privacy.schemas import (
     declare_protocol,
     fact,
     names,
+    numbers,
     records,
     released,
     released_number,
@@ -195,7 +196,7 @@ class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
 class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):
     """The metrics of the test part."""
 
-    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "r2")
+    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "top5", "r2", "mae")
 
 
 # -- the AFSGD-VP family ------------------------------------------------------------------------------------
@@ -289,6 +290,12 @@ class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOC
     """The label holder's party tells its server how many records a round had."""
 
     count: int = fact(int)
+
+
+class SealedJoins(Content, kind="sealed-joins", senders=MEMBERS, phases=(EPOCH,)):
+    """Which bins a member has joined, by its noisy totals: the new number of every column of its operand."""
+
+    places: list[int] = numbers()
 
 
 class SealedSpread(Content, kind="sealed-spread", senders=MEMBERS, phases=(EVALUATE,)):

@@ -486,14 +486,14 @@ def checked_encoder(
         PlanError: It does not fit the data, or couples records where the mode forbids that.
     """
     index = data.parties.index(party)
-    block = data.train[index]
+    block, own = data.train[index], plan.encoder(party)
     if given is None:
         given = planned_encoder(plan, data, party)
-        if plan.hidden_noise and gate is not None:
-            given = perturb(given, plan.hidden_noise, gate.noise)
+        if own.hidden_noise and gate is not None:
+            given = perturb(given, own.hidden_noise, gate.noise)
     # Random rows: equal ones could not show that a module mixes them.
     sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
-    check_encoder(given, sample, None if plan.model == TREES else plan.embedding)
+    check_encoder(given, sample, None if plan.model == TREES else own.embedding)
     mixing = couples_records(given, sample)
     if mixing and plan.mode != "strict":
         raise PlanError(
@@ -507,8 +507,8 @@ def planned_head(plan: Plan, data: VerticalData) -> nn.Module:
     """The label holder's model, as the plan describes it."""
     if plan.model == TREES:
         return pooled_trees(data, alone=plan.algorithm == "local")
-    used = len(data.parties) if plan.algorithm != "local" else 1
-    fusion = Fusion(plan.fusion, (plan.embedding,) * used)
+    used = data.parties if plan.algorithm != "local" else (data.label_holder,)
+    fusion = Fusion(plan.fusion, plan.widths(used))
     generator = torch_generator(plan.seed, "head")
     return build_head(plan.head, fusion.width, data.outputs, generator=generator, hidden=plan.hidden)
 

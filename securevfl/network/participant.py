@@ -364,7 +364,8 @@ class Participant(ABC):
                 return None
             index = data.parties.index(party)
             generator = torch_generator(plan.seed, "encoder", index)
-            return build_own(self.builder, data.train[index].shape[1], plan.embedding, generator=generator)
+            width, own = data.train[index].shape[1], plan.encoder(party)
+            return build_own(self.builder, width, own.embedding, generator=generator)
 
         self.clock, hosts = clock, hosts_of(plan, data, algorithm or find_algorithm(plan.algorithm))
         site = Site(

@@ -31,6 +31,7 @@ from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Released
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import Machine
 from securevfl.protocols.sums.noise import NoisySum
+from securevfl.transfers import to_device
 
 Vectors = npt.NDArray[np.float32]
 
@@ -133,7 +134,7 @@ class Gate:
         cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
         missing = cache.missing(rows)
         if missing.any():
-            chosen = vectors[torch.from_numpy(missing)]
+            chosen = vectors[to_device(np.flatnonzero(missing), vectors.device)]
             fresh = self._release_fresh(chosen, values[missing], rows[missing], kind, observers)
             cache.store(rows[missing], fresh.values)
         return Released(
@@ -191,17 +192,16 @@ class Gate:
             return Contribution(
                 values=alone.values.astype(np.float64), head=alone.head, source=alone.source, **said, key=_KEY
             )
-        self._checked(vectors, rows)
+        values = self._checked(vectors, rows).astype(np.float64)
         count = vectors.shape[0]
         where: dict[str, Any] = {"rows": rows, "vectors": count, **said}
         if noise is None:
             head = self._account(EXACT, **where)
-            return Contribution(values=_floats(vectors).copy(), head=head, source=vectors, **said, key=_KEY)
+            return Contribution(values=values, head=head, source=vectors, **said, key=_KEY)
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
         source = clip_rows(vectors, self.mechanism.clip)
-        values = _clip_exactly(_floats(source), self.mechanism.clip)
-        encoded = noise.encode(values)
+        encoded = noise.encode(_clip_exactly(values, self.mechanism.clip))
         protection = Mechanism(clip=self.mechanism.clip, sigma=noise.noise.honest_sigma * _ROUNDED)
         change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
         head = self._account(protection, sensitivity=change, **where)
@@ -391,14 +391,14 @@ class Gate:
         head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
         protected = values.astype(np.float32)
         if self.mechanism.sigma:
-            protected = self.keep(RELEASE, self._protect(source), std=self.mechanism.sigma)
+            protected = self.keep(RELEASE, self._protect(values), std=self.mechanism.sigma)
         return Released(
             values=protected, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
         )
 
-    def _protect(self, source: Tensor) -> Vectors:
-        values = _clip_exactly(_floats(source), self.mechanism.clip)
-        return self.noise.perturb(values, self.mechanism.sigma).astype(np.float32)
+    def _protect(self, values: npt.NDArray[Any]) -> Vectors:
+        clipped = _clip_exactly(values.astype(np.float64), self.mechanism.clip)
+        return self.noise.perturb(clipped, self.mechanism.sigma).astype(np.float32)
 
     def release_exact(
         self,
@@ -507,13 +507,11 @@ class Gate:
         if self.update is None or self.update.sigma <= 0:
             raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
         self._account(self.update, rows=rows, vectors=1, kind="update", observers=(), protection="dp-update")
-        sigma = self.update.sigma
-        noisy = [torch.from_numpy(self.noise.perturb(_floats(each), sigma)).to(each) for each in sums]
-        if self.journal is None:
-            return noisy
-        kept = self.keep(UPDATE, torch.cat([each.flatten() for each in noisy]).numpy(force=True), std=sigma)
-        pieces = torch.split(torch.from_numpy(kept), [each.numel() for each in noisy])
-        return [piece.reshape(each.shape).to(each) for piece, each in zip(pieces, noisy, strict=True)]
+        exact = torch.cat([each.detach().flatten() for each in sums])
+        noisy = self.noise.perturb(exact.numpy(force=True), self.update.sigma).astype(np.float32)
+        kept = self.keep(UPDATE, noisy, std=self.update.sigma)
+        pieces = torch.split(to_device(kept, exact.device, exact.dtype), [each.numel() for each in sums])
+        return [piece.reshape(each.shape) for piece, each in zip(pieces, sums, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """What was released once and may be sent again; spending is kept in the ledger."""
@@ -558,10 +556,6 @@ class Gate:
         """Checks that the release was agreed on, asks the budget and writes the entry, in this order."""
         self.allows(record)
         return self.budget.spend(record, self.ledger.append)
-
-
-def _floats(vectors: Tensor) -> npt.NDArray[np.float64]:
-    return vectors.detach().to("cpu", torch.float64).numpy()
 
 
 def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:
