@@ -132,7 +132,7 @@ def minimise(
     decay: float = 0.0,
 ) -> None:
     """Adam on the loss of each step, a function of the step's number."""
-    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     for step in range(steps):
         optimiser.zero_grad(set_to_none=True)
         loss(step).backward()  # type: ignore[no-untyped-call]

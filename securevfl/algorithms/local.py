@@ -22,6 +22,7 @@ from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
+from securevfl.data.mapped import Mapped
 from securevfl.errors import PlanError, ProtocolError, TrainingDiverged
 from securevfl.models import (
     StackedEncoders,
@@ -39,14 +40,18 @@ from securevfl.transfers import Index, to_device
 
 
 class Records:
-    """A party's feature rows, training part first; sparse ones become dense a batch at a time."""
+    """A party's feature rows, training part first; sparse ones become dense, files are read, by batches."""
 
     def __init__(self, train: Any, test: Any, device: torch.device) -> None:
         self.device, self.index = device, Index(device)
         self._sparse: sparse.csr_matrix | None = None
+        self._files: tuple[Mapped, Mapped] | None = None
         if sparse.issparse(train):
             self._sparse = sparse.vstack([train, test]).tocsr()
             self.count = int(self._sparse.shape[0])
+        elif isinstance(train, Mapped):
+            self._files = train, test
+            self.count = len(train) + len(test)
         else:
             joined = np.concatenate([np.asarray(train, np.float32), np.asarray(test, np.float32)])
             self._dense = to_device(joined, device)
@@ -54,20 +59,32 @@ class Records:
 
     @property
     def sparse(self) -> bool:
-        """True where the rows are kept sparse."""
-        return self._sparse is not None
+        """True where the rows are kept sparse, or in a file."""
+        return self._sparse is not None or self._files is not None
 
     def first(self, count: int) -> Any:
         """The first rows as they are kept, flat."""
         if self._sparse is not None:
             return self._sparse[:count]
+        if self._files is not None:
+            return self._files[0][:count]
         return self._dense[:count].flatten(1).numpy(force=True)
 
     def __getitem__(self, rows: Rows) -> Tensor:
         if self._sparse is not None:
             dense = np.asarray(self._sparse[rows].todense(), dtype=np.float32)
             return to_device(dense, self.device)
+        if self._files is not None:
+            return to_device(self._read(*self._files, rows), self.device)
         return self._dense.index_select(0, self.index(rows))
+
+    def _read(self, train: Mapped, test: Mapped, rows: Rows) -> Any:
+        """Rows of the two files, of each those that are in it."""
+        out = np.empty((len(rows), train.shape[1]), np.float32)
+        apart = rows >= len(train)
+        out[~apart] = train[rows[~apart]]
+        out[apart] = test[rows[apart] - len(train)]
+        return out
 
 
 class Trained:

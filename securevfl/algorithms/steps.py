@@ -28,10 +28,17 @@ DELAYS = ("constant", "poisson", "exponential", "trace")
 
 
 class Batches:
-    """Endless batches without replacement within a pass; every record occurs once per pass."""
+    """Endless batches without replacement within a pass; every record occurs once per pass.
 
-    def __init__(self, records: int, size: int, generator: np.random.Generator) -> None:
-        self.records = records
+    Args:
+        records: How many records there are.
+        size: Of a batch.
+        generator: Draws the order.
+        block: So many neighbours stay together, for data that is read in pieces.
+    """
+
+    def __init__(self, records: int, size: int, generator: np.random.Generator, *, block: int = 1) -> None:
+        self.records, self.block = records, block
         self.size = min(size, records)
         self.generator = generator
         self._order: Rows = np.empty(0, np.int64)
@@ -45,7 +52,9 @@ class Batches:
     def next(self) -> Rows:
         """The next batch; the last one of a pass may be smaller."""
         if self._position >= len(self._order):
-            self._order = self.generator.permutation(self.records).astype(np.int64)
+            starts = self.generator.permutation(-(-self.records // self.block)).astype(np.int64) * self.block
+            order = (starts[:, None] + np.arange(self.block)).reshape(-1)
+            self._order = order if self.block == 1 else order[order < self.records]
             self._position = 0
         rows = self._order[self._position : self._position + self.size]
         self._position += len(rows)

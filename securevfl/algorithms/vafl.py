@@ -378,14 +378,22 @@ class TopModelServer(LabelHolder):
         (gradient,) = torch.autograd.grad(mean, leaf)
         return gradient.cpu()
 
-    async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
-        """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
-        observers = self.observers[message.sender]
-        if observers and self.setup.plan.encoder_training == "none":
-            await self.link.reply(message, Received())
-            return
-        released = self.answers.release(gradient, rows=rows, observers=observers)
-        await self.link.reply(message, Gradient(values=released))
+    async def _answer(
+        self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Sequence[Tensor]
+    ) -> None:
+        """Sends gradients through the label holder's gate, all together; frozen encoders get none."""
+        frozen = self.setup.plan.encoder_training == "none"
+        contents: list[Received | Gradient] = []
+        with self.gate.ledger.together():
+            for message, batch, gradient in zip(messages, rows, gradients, strict=True):
+                observers = self.observers[message.sender]
+                if observers and frozen:
+                    contents.append(Received())
+                else:
+                    released = self.answers.release(gradient, rows=batch, observers=observers)
+                    contents.append(Gradient(values=released))
+        for message, content in zip(messages, contents, strict=True):
+            await self.link.reply(message, content)
 
 
 class Upload(NamedTuple):
@@ -443,7 +451,7 @@ class VAFLServer(TopModelServer):
         leaf = self.embeddings.index_select(0, self._index(rows)).requires_grad_()
         loss = self._mean_loss(self._outputs(leaf), rows, message.sender)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        await self._answer(message, rows, self._of_party(gradient.cpu(), place))
+        await self._answer([message], [rows], [self._of_party(gradient.cpu(), place)])
 
     def _of_party(self, gradient: Tensor, place: int) -> Tensor:
         """A party's part of a gradient by the table of embeddings."""
@@ -488,12 +496,16 @@ class VAFLServer(TopModelServer):
         index = where[0] if len(where) == 1 else torch.cat(where)
         inputs, senders = self.embeddings.index_select(0, index), [message.sender for message in messages]
         gradients, loss = self._step(inputs, index, [len(b) for b in batches], senders)
-        for message, upload, gradient in zip(messages, uploads, gradients, strict=True):
-            if self.query_first:
+        if self.query_first:
+            for message, upload in zip(messages, uploads, strict=True):
                 self._open[message.sender] = upload.rows
                 await self.link.reply(message, Received())
-            else:
-                await self._answer(message, upload.rows, self._of_party(gradient, upload.party))
+        else:
+            answers = [
+                self._of_party(gradient, upload.party)
+                for upload, gradient in zip(uploads, gradients, strict=True)
+            ]
+            await self._answer(messages, shared, answers)
         self._count(sum(len(upload.rows) for upload in uploads), loss)
 
     async def _refresh(self, upload: Upload) -> None:
@@ -584,7 +596,7 @@ class SummingServer(TopModelServer):
             if message.sender in self.sums.gone:
                 await self._late(message)  # its part is not in the sum, so the gradient is not for it
             else:
-                await self._answer(message, rows, gradient)
+                await self._answer([message], [rows], [gradient])
         self._count(sum(len(rows) for rows in batches) * times, loss)
 
     def absences(self) -> dict[str, int]:

@@ -48,7 +48,7 @@ def check_finished(folder: RunFolder) -> None:
         )
 
 
-class Predicting(Purpose):
+class PredictionPurpose(Purpose):
     """Applies the trained model to new records.
 
     Args:
