@@ -678,7 +678,7 @@ class VAFL(Algorithm):
 
         On a secure sum every party's step releases all parties' embeddings.
         """
-        return self.updates(plan, data) * (1 + plan.settings.also / min(plan.batch, data.n_train))
+        return float(self.updates(plan, data) * (1 + plan.settings.also / min(plan.batch, data.n_train)))
 
     def updates(self, plan: Plan, data: VerticalData) -> float:
         """The passes without records that are sent besides."""
