@@ -179,7 +179,9 @@ def clean_ids(ids: Any, where: str) -> NDArray[Any]:
         raise DataError(f"{where}: IDs have shape {array.shape}; expected one ID per row")
     if array.dtype.kind in "iu":
         array = array.astype(np.int64)
-    elif array.dtype.kind in "UO" and all(isinstance(value, str | int) for value in array.tolist()):
+    elif array.dtype.kind == "U":
+        array = np.char.strip(array)
+    elif array.dtype.kind == "O" and all(isinstance(value, str | int) for value in array.tolist()):
         array = np.array([str(value).strip() for value in array.tolist()])
     elif len(array):
         raise DataError(f"{where}: IDs must be whole numbers or text, found {array.dtype}")

@@ -378,6 +378,7 @@ class VerticalData:
         one_hot: Mapping[str, Sequence[str | int]] | None = None,
         bounds: Mapping[str, tuple[float, float]] | None = None,
         delimiter: str = ",",
+        keep_in: Path | str | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         task: str | None = None,
@@ -399,6 +400,8 @@ class VerticalData:
             one_hot: Column -> its possible values, known in advance, for columns that hold text or codes.
             bounds: Public (low, high) of columns.
             delimiter: What separates the cells.
+            keep_in: Folder for data larger than memory. The files, CSV (plain or .gz) or Parquet, are read in
+                pieces, and the features stay there, in files that only you can read; delete them afterwards.
             test_fraction: Share of rows for the test part.
             seed: Seed of the train/test split.
             task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
@@ -415,6 +418,7 @@ class VerticalData:
             one_hot=one_hot or {},
             bounds=bounds,
             delimiter=delimiter,
+            keep_in=keep_in,
             test_fraction=test_fraction,
             seed=seed,
             task=task,

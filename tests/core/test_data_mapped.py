@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+try:
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
 from securevfl import Plan, VerticalData, train
-from securevfl.data import mapped
+from securevfl.data import mapped, pieces
 from securevfl.data.mapped import Mapped
 from securevfl.errors import DataError
 
@@ -76,3 +82,62 @@ def test_gaps_are_found_and_rows_joined(tmp_path: Path) -> None:
     person = int(data.ids_train[10])
     np.testing.assert_array_equal(data.train[0][10:11][0], blocks[0][person])
     np.testing.assert_array_equal(data.train[1][10:11][0], blocks[1][92 - person])
+
+
+def write_tables(folder: Path, kind: str, rows: int = 90) -> dict[str, Path]:
+    """One table per party; the second has its rows in another order."""
+    blocks, labels = arrays(rows)
+    files = {name: folder / f"{name}.{kind}" for name in ("bank", "shop")}
+    for (name, path), block, order in zip(
+        files.items(), blocks, (slice(None), slice(None, None, -1)), strict=True
+    ):
+        columns: dict[str, list] = {"id": [f"c{i}" for i in range(rows)][order]}
+        columns |= {f"{name}{i}": block[order, i].tolist() for i in range(3)}
+        columns["city"] = ["north", "south", "south"] * (rows // 3)
+        if name == "bank":
+            columns["y"] = labels.tolist()
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table(columns), path)
+            continue
+        lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+        text = "\n".join(lines) + "\n"
+        path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
+    return files
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+def test_tables_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    coded = {"id_column": "id", "label_column": "y", "one_hot": {"city": ["north", "south"]}}
+    there = VerticalData.from_csv(write_tables(tmp_path, kind), keep_in=tmp_path / "kept", **coded)
+    (tmp_path / "whole").mkdir()
+    here = VerticalData.from_csv(write_tables(tmp_path / "whole", "csv"), **coded)
+    assert (there.columns, there.parties, there.classes) == (here.columns, here.parties, here.classes)
+    for found, wanted in zip((*there.train, *there.test), (*here.train, *here.test), strict=True):
+        assert isinstance(found, Mapped)
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+    np.testing.assert_array_equal(there.y_train, here.y_train)
+    np.testing.assert_array_equal(there.ids_test, here.ids_test)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "kept").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[:60], r"line \d+: \d cells?, the header has 5"),
+        (lambda text: text.replace("c89,", "c1,"), r"data row 89 occurs more than once"),
+        (lambda text: text.replace(text.split(",")[-2], "high"), r"'shop2' is not numeric.*from data row 85"),
+        (lambda text: text.splitlines()[0] + "\n", r"has a header but no rows"),
+        (lambda text: "", r"shop.csv is empty"),
+        (lambda text: "PK\x03\x04", r"is a zip archive, which cannot be read in pieces; unpack it"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change, says: str) -> None:
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    files = write_tables(tmp_path, "csv")
+    files["shop"].write_text(change(files["shop"].read_text()))
+    options = {"id_column": "id", "label_column": "y", "leave_out": ["city"]}
+    with pytest.raises(DataError, match=says):
+        VerticalData.from_csv(files, keep_in=tmp_path / "kept", **options)
