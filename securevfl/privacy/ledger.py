@@ -85,6 +85,18 @@ def rows_to_text(rows: Rows) -> str:
     """Writes distinct row indices as sorted ranges."""
     if rows.size == 0:
         return ""
+    if rows is _written[0]:
+        return str(_written[1])
+    text = _ranges(rows)
+    if not rows.flags.writeable and rows.base is None:  # what cannot change need not be written anew
+        _written[:] = rows, text
+    return text
+
+
+_written: list[Any] = [None, ""]  # the rows of the last entry, and their text
+
+
+def _ranges(rows: Rows) -> str:
     ordered = np.sort(rows)
     gaps = ordered[1:] - ordered[:-1]
     if ordered[0] < 0 or not gaps.all():
