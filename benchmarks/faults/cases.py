@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sealed-profile": {"algorithm": "sealed", "model": "profile", "epsilon": 4.0, "record_views": True},
     "network": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "none"},
     "network-aligned": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "private"},
-    "network-sealed": {**_SEALED, "align": "none", "settings": {"dealer": "dealer"}},
+    "network-sealed": {**_SEALED, "align": "none"},
 }
 """What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
 predicted afterwards, and `align` stands for a run over a network and says how its records are aligned."""
@@ -84,8 +84,9 @@ MORE: dict[str, dict[str, Any]] = {
 
 def plan_of(case: str, seed: int = 0) -> Plan:
     """The plan of a case."""
-    changes = {
-        name: value for name, value in (CASES | MORE)[case].items() if name not in ("predict", "align")
-    }
+    changes = dict((CASES | MORE)[case])
+    changes.pop("predict", None)
+    if changes.pop("align", ""):  # organisations bring tables of their own
+        return Plan(**changes, seed=seed)
     source = {"data": DATA, "parties": changes.pop("parties", PARTIES)}
     return Plan(**changes, seed=seed, source=source)

@@ -22,6 +22,7 @@ from securevfl.network.coordinator import Coordinator
 from securevfl.network.folders import gather, load_truth
 from securevfl.network.identity import load_identity
 from securevfl.network.member import Member
+from securevfl.settings.plan import PROTOCOLS
 from securevfl.settings.source import load_planned
 
 PARTIES = ("bank", "clinic", "shop")
@@ -85,13 +86,14 @@ async def _together(folder: Path, plan: Plan, align: str, seed: int) -> list[Pat
         epsilon=math.inf,
         members=names,
         algorithms=(plan.algorithm,),
-        protocols=("plain",),
+        protocols=PROTOCOLS,
         test_fraction=1.0,
         evaluations=1000,
         alignment=AlignmentLimits(kinds=(align,), ids=10_000, times=2),
         delta=1.0,
         dealer=DEALER,
         adversary="semi-honest",
+        predictions=0,
     )
     nodes: list[Any] = [Coordinator(server)]
     for name in names[1:]:
@@ -102,6 +104,7 @@ async def _together(folder: Path, plan: Plan, align: str, seed: int) -> list[Pat
             coordinator=PARTIES[0],
             address=f"127.0.0.1:{port}",
             accept=accept,
+            local=plan.local,
         )
         nodes.append(Member(config))
     for node in nodes:
@@ -110,4 +113,4 @@ async def _together(folder: Path, plan: Plan, align: str, seed: int) -> list[Pat
             node.config = replace(node.config, data=DataConfig(file="none"))
     async with asyncio.timeout(60):
         await asyncio.gather(*(node.run() for node in nodes))
-    return [folder / name for name in names]
+    return [folder / name for name in PARTIES]
