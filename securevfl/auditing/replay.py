@@ -546,7 +546,13 @@ class _Path:
         self, part: str, released: Floats, exact: Floats, std: float, error: float, on_lattice: bool
     ) -> None:
         noise = released - exact
-        self.evidence.add(noise, std, error=error, released=released if on_lattice else None)
+        self.evidence.add(
+            noise,
+            std,
+            error=error,
+            released=released if on_lattice else None,
+            largest=float(np.abs(released).max(initial=0.0)),
+        )
         self.error = max(self.error, error)
         if error > ERROR_LIMIT:
             return
