@@ -629,7 +629,11 @@ class _Judge:
             return [_untested(*pair, "all releases", f"replay failed: {error}") for pair in self.promises]
         ledgers = {name: reason for name in first.sites if (reason := self._ledger(name, first))}
         if ledgers and not self.local:  # values would be compared with those of other records
-            return self._broken(*next(iter(ledgers.items())))
+            foreign = {name: reason for name in ledgers if (reason := self._foreign(name, first))}
+            found = [
+                _violated(f"{o} against {w}", WHOLE, foreign[o]) for o, w in self.promises if o in foreign
+            ]
+            return found or self._broken(*next(iter(ledgers.items())))
         faults = first.evidence.wrong | ledgers | self._other_models(second, both)
         if exact:
             faults = self._other_values(first) | faults
@@ -731,7 +735,7 @@ class _Judge:
             name: (np.concatenate([k for k, _ in found]), np.concatenate([m for _, m in found]))
             for name, found in pairs.items()
         }
-        return all(np.array_equal(kept, mine) for kept, mine in both.values()), both
+        return all(np.array_equal(kept, mine, equal_nan=True) for kept, mine in both.values()), both
 
     def _other_models(
         self, second: _Replayed | None, both: dict[str, tuple[Floats, Floats]]
@@ -742,9 +746,9 @@ class _Judge:
         _, again = self._compare(second)
         found = {}
         for name, (kept, mine) in both.items():
-            rounding = float(np.abs(again[name][1] - mine).max(initial=0.0))
-            scale = float(np.abs(mine).max(initial=0.0))
-            if float(np.abs(kept - mine).max(initial=0.0)) > _MORE_ROUNDING * rounding + 1e-4 * scale:
+            rounding = _furthest(again[name][1], mine)
+            scale = float(np.abs(mine[np.isfinite(mine)]).max(initial=0.0))
+            if _furthest(kept, mine) > _MORE_ROUNDING * rounding + 1e-4 * scale:
                 found[name] = "the model that was kept is not the one that its updates lead to"
         return found
 
@@ -766,6 +770,17 @@ class _Judge:
         if place is None:
             return f"the ledger has {len(theirs)} releases, where the same roles write {len(mine)}"
         return f"release {place} in the ledger is not what the same roles write there"
+
+    def _foreign(self, name: str, carrier: _Replayed) -> str:
+        """What an entry says that the same roles never write, in whatever order; empty if there is none.
+
+        Over a network the order of records is not repeatable. Mechanism, clip and noise do not depend on it.
+        """
+        mine = {_content(record)[3:7] for record in carrier.sites[name].records()}
+        for record in self.source.records:
+            if record.owner == name and record.kind != "prediction" and _content(record)[3:7] not in mine:
+                return f"an entry about {record.kind} names another mechanism, clip or noise than the plan's"
+        return ""
 
     def _judged(self, twice: bool) -> dict[tuple[str, str], tuple[list[Outcome], int]]:
         """Feeds all noise to its tests; path -> outcomes, and how many messages were not replayed.
@@ -853,6 +868,13 @@ def _test(name: str, kind: str, test: str) -> str:
 def _flat(module: torch.nn.Module) -> Floats:
     values = [each.detach().cpu().double().flatten() for each in module.state_dict().values()]
     return torch.cat(values).numpy() if values else np.zeros(0)
+
+
+def _furthest(left: Floats, right: Floats) -> float:
+    """How far apart two vectors are anywhere; what is infinite or undefined in both alike is not."""
+    apart = ~((left == right) | (np.isnan(left) & np.isnan(right)))
+    gap = np.abs(left[apart] - right[apart])
+    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def _content(record: ReleaseRecord) -> tuple[Any, ...]:
