@@ -134,7 +134,7 @@ CELL = 2.0**-14
 WIDE_CELL = 2.0**-8
 # The coarsest grid that noise lies on, in standard deviations: that of secure sums. Float32 adds its own.
 GRAIN = 2.0**-14
-# Of the level for repetition, what whole messages get beside rows.
+# Of the level for repetition, what whole messages, and single values of a message, get beside rows.
 WHOLE_SHARE = 0.1
 
 
@@ -150,13 +150,14 @@ class RepetitionTest:
 
     Args:
         cell: Width of a cell.
-        alone: True compares with all messages only: for vectors that are whole messages.
+        near: Whether to compare within a message.
+        far: Whether to compare with all messages, which takes 16 bytes per vector.
     """
 
-    def __init__(self, cell: float = CELL, *, alone: bool = False) -> None:
+    def __init__(self, cell: float = CELL, *, near: bool = True, far: bool = True) -> None:
         if not 0 < cell < 0.1:
             raise InputError(f"cell {cell}: expected a small share of the standard deviation, below 0.1")
-        self._cell, self._alone = cell, alone
+        self._cell, self._near, self._far = cell, near, far
         self._seen: dict[int, list[bytes]] = {}
         self._grain = GRAIN
         self._pairs: dict[int, float] = {}
@@ -165,13 +166,17 @@ class RepetitionTest:
     def add(self, standard: Floats, grain: float = GRAIN) -> None:
         """Takes rows of noise divided by its claimed standard deviation, on a grid of at most `grain`."""
         cells = np.rint(np.clip(standard / self._cell, -(2.0**62), 2.0**62)).astype(np.int64)
-        digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in cells)
         count, width = standard.shape
-        self._seen.setdefault(width, []).append(digests)
         self._grain = max(self._grain, grain)
         self._pairs[width] = self._pairs.get(width, 0.0) + count * (count - 1) / 2
-        self._again += _repeats(digests)
         self.vectors += count
+        if width == 1 and not self._far:
+            self._again += count - len(np.unique(cells))
+            return
+        digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in cells)
+        self._again += _repeats(digests)
+        if self._far:
+            self._seen.setdefault(width, []).append(digests)
 
     def distinct(self) -> dict[int, bytes]:
         """Digests of different vectors, by width."""
@@ -193,8 +198,8 @@ class RepetitionTest:
             count = sum(map(len, parts)) / 16
             far += self.chance(width) * count * (count - 1) / 2
             repeats += _repeats(b"".join(parts))
-        share = level if self._alone else level / 2
-        tried = [(far, repeats)] if self._alone else [(near, self._again), (far, repeats)]
+        tried = [(near, self._again)] * self._near + [(far, repeats)] * self._far
+        share = level / len(tried)
         # What would be noticed: a tenth of all vectors, or a single one where there are fewer.
         least = max(1.0, self.vectors / 10)
         if level == 0 or not self.vectors or all(_tail(mean, mean + least) >= share for mean, _ in tried):
@@ -367,7 +372,7 @@ class SharedTest:
     """Whether two owners used the same noise: equal vectors anywhere, or correlation message by message."""
 
     def __init__(self, owners: Sequence[str]) -> None:
-        self._owners = {owner: RepetitionTest(alone=True) for owner in owners}
+        self._owners = {owner: RepetitionTest(near=False) for owner in owners}
         self._waiting: dict[str, deque[Floats]] = {owner: deque() for owner in owners}
         self._pairs = {pair: CorrelationTest(SHARED) for pair in itertools.combinations(owners, 2)}
         self._apart = False
@@ -426,7 +431,8 @@ class NoiseEvidence:
     def __init__(self, *, fresh: bool = True, cell: float = CELL, limit: float = ERROR_LIMIT) -> None:
         self.variance = VarianceTest(limit)
         self._repetition = RepetitionTest(cell) if fresh else None
-        self._whole = RepetitionTest(WIDE_CELL, alone=True)
+        self._whole = RepetitionTest(WIDE_CELL, near=False)
+        self._single = RepetitionTest(cell, far=False)
         self._values, self._rows, self._messages = map(NeighbourTest, (VALUES, ROWS, MESSAGES))
         self._shape, self._columns = ShapeTest(), ColumnTest()
         self._squared_error = 0.0
@@ -471,6 +477,7 @@ class NoiseEvidence:
             grain = GRAIN + 2.0**-23 * largest / std
             self._repetition.add(standard, grain)
             self._whole.add(standard.reshape(1, -1), grain)
+            self._single.add(standard.reshape(-1, 1), grain)
             self._values.add(standard.reshape(-1, 1))
             self._rows.add(standard)
             self._messages.add(standard.reshape(1, -1))
@@ -497,11 +504,12 @@ class NoiseEvidence:
         return outcomes
 
     def _repeats(self, level: float) -> Outcome:
-        """Of rows and of whole messages: rows that are too short to tell apart are told apart together."""
+        """Of rows, whole messages and single values."""
         if self._repetition is None:
             return self._whole.judge(level)
         # Short rows need all of the level that there is; whole messages hardly ever repeat by chance.
-        found = [self._repetition.judge(level * (1 - WHOLE_SHARE)), self._whole.judge(level * WHOLE_SHARE)]
+        found = [self._repetition.judge(level * (1 - 2 * WHOLE_SHARE))]
+        found += [test.judge(level * WHOLE_SHARE) for test in (self._whole, self._single)]
         made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
         return min(made, key=lambda outcome: outcome.verdict.rank) if made else found[0]
 

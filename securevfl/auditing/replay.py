@@ -284,6 +284,23 @@ class _Sent:
             for observer, view in self._views.items()
         }
 
+        self._order = {
+            observer: (
+                (h["sender"], h["receiver"], h["kind"])
+                for h in view.headers()
+                if h["sender"] != h["receiver"]
+            )
+            for observer, view in self._views.items()
+        }
+
+    def in_order(self, observer: str, message: Packet) -> bool:
+        """Whether the observer's next line is of such a message; nobody asks after the first other one."""
+        lines = self._order.get(observer)
+        if lines is None or next(lines, None) == (message.sender, message.receiver, message.kind):
+            return True
+        del self._order[observer]
+        return False
+
     def next(self, observer: str, message: Packet) -> Seen | None:
         """The recorded message in the place of this one; None where the observer recorded nothing."""
         if observer not in self._views:
@@ -407,7 +424,14 @@ class _Carrier(VirtualCarrier):
                 raise self._broken
 
     def _observe(self, message: Packet, time: float) -> None:
-        if self._broken is not None or self.evidence.hides(message.kind):
+        if self._broken is not None:
+            return
+        ends = [self.hosts[message.receiver], self.hosts[message.sender]]
+        fits = [self._sent.in_order(end, message) for end in ends]
+        if self.evidence.local and not all(fits):
+            reason = f"message {message.number} ({message.kind}) was not sent where the same roles send it"
+            self.evidence.wrong.setdefault(ends[1], reason)
+        if self.evidence.hides(message.kind):
             return
         try:
             seen = self._sent.next(self.hosts[message.receiver], message)

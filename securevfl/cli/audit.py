@@ -93,19 +93,12 @@ def audit(
         raise InputError(f"--seconds {seconds}: expected 0 to {MOST_SECONDS:,}")
     if html is not None and not html.parent.is_dir():
         raise InputError(f"--html {html}: there is no folder {html.parent}")
-    report, folder = _audited(
-        run,
-        data,
-        config,
-        auditor,
-        sign,
-        names=names,
-        canaries=canaries or 0,
-        seconds=seconds,
-        seed=seed,
-        workers=workers,
-        quiet=json,
-    )
+    options = {"canaries": canaries or 0, "seconds": seconds, "seed": seed, "workers": workers}
+    try:
+        report, folder = _audited(run, data, config, auditor, sign, names=names, quiet=json, **options)
+    except KeyboardInterrupt:
+        typer.echo("securevfl: interrupted; no dossier was written", err=True)
+        raise typer.Exit(130) from None
     if html is not None:
         from securevfl.auditing.page import render
         from securevfl.files import write_text
