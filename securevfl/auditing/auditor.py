@@ -29,7 +29,7 @@ from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
 from securevfl.auditing.verdicts import AUDIENCES, CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
-from securevfl.auditing.words import headline, sentences
+from securevfl.auditing.words import headline, plain, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.run import Run, predictions
@@ -297,6 +297,7 @@ def _finish(evidence: Evidence, seed: int, no_data: str, again: dict[str, Any] |
         "environment": _environment(),
     }
     content["words"] = [headline(content), *sentences(content)]
+    content["plain"] = plain(content)
     return Report(content=json.loads(json.dumps(content)))
 
 

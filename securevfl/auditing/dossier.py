@@ -33,7 +33,7 @@ import securevfl
 from securevfl.auditing.page import render_public
 from securevfl.auditing.report import Report
 from securevfl.auditing.verdicts import Verdict
-from securevfl.auditing.words import headline, sentences
+from securevfl.auditing.words import headline, plain, sentences
 from securevfl.errors import InputError, RunError
 from securevfl.files import read_json, write_json, write_text
 
@@ -260,6 +260,7 @@ def public(content: Mapping[str, Any]) -> dict[str, Any]:
         "findings": [],
     }
     shown["words"] = [headline(spoken), *sentences(spoken)[: -1 if content["owners"] else None]]
+    shown["plain"] = plain(spoken)
     return shown
 
 

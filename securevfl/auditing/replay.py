@@ -271,6 +271,12 @@ class _Kept(Journal):
     close = flush
 
 
+def _ends(view: View) -> list[tuple[str, str, str]]:
+    """Sender, receiver and kind of what was sent between organisations, in order."""
+    found = ((line["sender"], line["receiver"], line["kind"]) for line in view.headers())
+    return [each for each in found if each[0] != each[1]]
+
+
 class _Sent:
     """The messages between organisations, as their receivers have them, in order."""
 
@@ -284,14 +290,7 @@ class _Sent:
             for observer, view in self._views.items()
         }
 
-        self._order = {
-            observer: (
-                (h["sender"], h["receiver"], h["kind"])
-                for h in view.headers()
-                if h["sender"] != h["receiver"]
-            )
-            for observer, view in self._views.items()
-        }
+        self._order = {observer: iter(_ends(view)) for observer, view in self._views.items()}
 
     def in_order(self, observer: str, message: Packet) -> bool:
         """Whether the observer's next line is of such a message; nobody asks after the first other one."""
