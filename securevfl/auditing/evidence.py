@@ -200,11 +200,12 @@ class RepetitionTest:
             repeats += _repeats(b"".join(parts))
         tried = [(near, self._again)] * self._near + [(far, repeats)] * self._far
         share = level / len(tried)
-        # What would be noticed: a tenth of all vectors, or a single one where there are fewer.
-        least = max(1.0, self.vectors / 10)
-        if level == 0 or not self.vectors or all(_tail(mean, mean + least) >= share for mean, _ in tried):
-            return _not_tested(REPETITION, "vectors as short as these repeat by chance")
         repeated = any(_tail(mean, found) < share for mean, found in tried)
+        # It says something if it would notice a tenth of all vectors, or a single one where there are fewer.
+        least = max(1.0, self.vectors / 10)
+        blind = not self.vectors or all(_tail(mean, mean + least) >= share for mean, _ in tried)
+        if blind and not repeated:
+            return _not_tested(REPETITION, "vectors as short as these repeat by chance")
         return _judged(REPETITION, repeated, "the same noise was used for several vectors")
 
 
@@ -411,9 +412,10 @@ class SharedTest:
             mean += max(test.chance(width) for test in tests) * (len(together) / 16) ** 2 / 2
             repeats += _repeats(together)
         least = max(1.0, max(test.vectors for test in tests) / 10)
-        if level == 0 or _tail(mean, mean + least) >= level:
+        shared = _tail(mean, repeats) < level
+        if _tail(mean, mean + least) >= level and not shared:
             return _not_tested(SHARED, "vectors as short as these agree by chance")
-        return _judged(SHARED, _tail(mean, repeats) < level, "two owners used the same noise")
+        return _judged(SHARED, shared, "two owners used the same noise")
 
 
 # -- all of it ---------------------------------------------------------------------------------------------
