@@ -176,7 +176,11 @@ def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monk
         await scorers.kill(victim)
         monkeypatch.undo()
         await asyncio.gather(task, return_exceptions=True)
-        away = await scorers.raw("new0009", key="away") if victim != "bank" else (503, b"")
+        away = (503, b"")
+        if victim != "bank":
+            while not scorers.services["bank"].desks["test"].away():
+                await asyncio.sleep(0.01)
+            away = await scorers.raw("new0009", key="away")
         scorers.start(victim)
         await scorers.ready()
         during = await _until_answered(scorers, "new0002", "new0003", key="during")
