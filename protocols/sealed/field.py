@@ -71,7 +71,7 @@ class Field:
 
     def _below(self, words: Elements) -> Elements:
         """Words below 2 p, modulo p: what falls below 0 wraps around 2^64, and the lesser one is right."""
-        return np.minimum(words, words - self._modulus)
+        return np.asarray(np.minimum(words, words - self._modulus))
 
     def centred(self, elements: Elements) -> npt.NDArray[np.int64]:
         """The integers of least magnitude that elements stand for."""
@@ -135,7 +135,7 @@ class Field:
     def sub(self, one: Elements, two: Elements) -> Elements:
         """The difference."""
         found = one - two
-        return np.minimum(found, found + self._modulus)
+        return np.asarray(np.minimum(found, found + self._modulus))
 
     def shift(self, elements: Elements, places: int) -> Elements:
         """Times a power of two: the bits turn round."""
