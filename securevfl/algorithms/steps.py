@@ -58,7 +58,7 @@ class Batches:
             self._position = 0
         rows = self._order[self._position : self._position + self.size]
         self._position += len(rows)
-        return rows
+        return rows if self.block == 1 else np.sort(rows, kind="stable")
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
