@@ -174,23 +174,21 @@ def _dealers(plan: Plan) -> tuple[str, ...]:
 
 def _wanted(agreement: Agreement, has_data: bool) -> dict[str, Any]:
     """The rules that must be stated before an agreement can be accepted -> what would accept this one."""
-    plan, table = agreement.plan, agreement.timetable
+    plan, table, sealed = agreement.plan, agreement.timetable, agreement.plan.mode == "sealed"
     wanted: dict[str, Any] = {
         "members": list(agreement.members),
         "algorithms": [plan.algorithm],
         "protocols": [plan.protocol],
     }
+    if sealed:
+        wanted |= {"dealer": (*_dealers(plan), "")[0], "adversary": adversary(plan)}
     if not has_data:
         return wanted
-    wanted["epsilon"] = plan.budget_epsilon or math.inf
+    wanted |= {"epsilon": plan.budget_epsilon or math.inf} | ({"delta": plan.delta} if sealed else {})
     if agreement.trained:
         return wanted | {"predictions": table.n_train}
-    outline = agreement.outline
-    wanted |= {"test_fraction": outline.test_fraction, "evaluations": table.evaluations}
-    if plan.mode == "sealed":
-        dealer = (*_dealers(plan), "")[0]
-        wanted |= {"dealer": dealer, "adversary": adversary(plan), "delta": plan.delta, "predictions": 0}
-    return wanted
+    wanted |= {"test_fraction": agreement.outline.test_fraction, "evaluations": table.evaluations}
+    return wanted | ({"predictions": 0} if sealed else {})
 
 
 def _toml(value: Any) -> str:
