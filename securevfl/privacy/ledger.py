@@ -17,9 +17,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -44,7 +46,9 @@ PHASE = "phase"
 """Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
 ALIGNMENT = "alignment"
 """Kind of the entry that stands for an alignment which begins; accountants do not count it."""
-_NOTES = (SESSION, PHASE, ALIGNMENT)
+SCORING = "scoring"
+"""Kind of the entry with which a label holder notes scores that it has obtained and others have released."""
+_NOTES = (SESSION, PHASE, ALIGNMENT, SCORING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,8 @@ class Ledger:
         self.releases = 0
         self._lines: list[str] = []  # of a ledger on disk: what is not written yet
         self._together = False
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
+        self._lock, self._size = threading.RLock(), 0
         index, digest = -1, GENESIS
         if path is not None:
             index, digest = self._open(path)
@@ -172,6 +177,7 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner, self._lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
         self.path = self._file = None
+        self._lock, self._size = threading.RLock(), 0
         self.agreement, self._together = "", False
         last = json.loads(self._lines[-1])
         self.head = self.released = self._signed = Head(self.owner, last["index"], last["hash"])
@@ -193,7 +199,8 @@ class Ledger:
             self.releases = sum(entry.is_release for entry in entries)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
-        self._file = appending(path)
+        self._file = appending(path, binary=True)
+        self._size = path.stat().st_size
         return index, digest
 
     def append(self, record: ReleaseRecord) -> Head:
@@ -244,6 +251,17 @@ class Ledger:
             {"kind": ALIGNMENT, "way": way, "observers": list(observers), "ids": ids, "most": most}
         )
 
+    def note_scores(self, *, name: str, rows: Rows, of: Iterable[str]) -> Head:
+        """Notes that scores were obtained, and syncs it to disk; only then are they given to a client.
+
+        Args:
+            name: Of the request between the organisations.
+            rows: The records.
+            of: Whose scores were put together.
+        """
+        content = {"kind": SCORING, "name": name, "owners": list(of), "vectors": len(rows)}
+        return self._write(content | {"rows": rows_to_text(rows)})
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Entries of this block leave together: one signature, and on disk one sync, at its end.
@@ -253,13 +271,14 @@ class Ledger:
         Raises:
             RunError: They cannot be written; none of what they account for may leave.
         """
-        outermost, self._together = not self._together, True
-        try:
-            yield
-        finally:
-            if outermost:
-                self._together = False
-                self._commit()
+        with self._lock:
+            outermost, self._together = not self._together, True
+            try:
+                yield
+            finally:
+                if outermost:
+                    self._together = False
+                    self._commit()
 
     @property
     def lines(self) -> list[str]:
@@ -268,6 +287,10 @@ class Ledger:
         return list(self._lines)
 
     def _write(self, content: Mapping[str, Any]) -> Head:
+        with self._lock:
+            return self._append(content)
+
+    def _append(self, content: Mapping[str, Any]) -> Head:
         head, index = self.head, self.head.position + 1
         body = _canonical({**content, "owner": self.owner, "index": index, "previous": head.digest})
         digest = _digest(body)
@@ -294,19 +317,41 @@ class Ledger:
         try:
             if self._file is None or self._file.closed:
                 raise OSError(errno.EBADF, "it is closed")
-            self._file.write("\n".join(lines) + "\n")
+            raw = ("\n".join(lines) + "\n").encode()
+            self._file.write(raw)
             sync(self._file)
+            self._size += len(raw)
         except OSError as error:
+            self._mend()
             self.head = self._signed = before
             self.released = min(self.released, before, key=lambda head: head.position)
             raise RunError(
                 f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
             ) from error
 
+    def _mend(self) -> None:
+        """Takes back what a full disk has left of a line, so that the next one follows the last whole one."""
+        if self.path is None or self.closed:
+            return
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        try:
+            os.truncate(self.path, self._size)
+            self._file = appending(self.path, binary=True)
+        except OSError:
+            self._file = None  # closed: what cannot be mended is not written to
+
+    @property
+    def closed(self) -> bool:
+        """Whether a ledger on disk takes no more entries."""
+        return self.path is not None and (self._file is None or self._file.closed)
+
     def close(self) -> None:
         """Closes the file. Further releases are refused."""
-        if self._file is not None:
-            self._file.close()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
 
 
 def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
