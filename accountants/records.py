@@ -24,6 +24,10 @@ Mode: TypeAlias = Literal["strict", "dp-encoder", "frozen", "sealed", "none"]
 MODES: tuple[Mode, ...] = ("strict", "dp-encoder", "frozen", "sealed", "none")
 MECHANISMS = ("gaussian", "exact", "dp-update", "masked", "encrypted", "randomised-response")
 HIDDEN = ("masked", "encrypted")
+CHECKED = "malicious: "
+"""How the assumption of a session begins whose rows are proved: false proofs take a chance each time."""
+SESSIONS = 1024
+"""Sessions that a run may prove rows in: one for each kind of opening, and one after every stop."""
 PREDICTION, HELD_BACK = "prediction", "held back"
 """Kinds of exact scores that sealed runs open: of new records, and of those a stack is decided on."""
 
@@ -95,6 +99,11 @@ class ReleaseRecord:
         return self.mechanism == "dp-update" or self.mode == "sealed"
 
     @property
+    def is_checked_session(self) -> bool:
+        """Whether it begins a session of sealed training in which rows are proved."""
+        return self.mechanism in HIDDEN and self.mode == "sealed" and self.assumption.startswith(CHECKED)
+
+    @property
     def is_prediction(self) -> bool:
         """Whether it opens scores of single records outside of sealed training, which is counted apart."""
         return self.mode == "sealed" and self.kind in (PREDICTION, HELD_BACK) and self.mechanism not in HIDDEN
@@ -147,6 +156,13 @@ def _repeats(rows: NDArray[np.int64]) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
+def _counted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
+    """Each row once, in order, and how often it was named."""
+    if (rows[1:] > rows[:-1]).all():
+        return rows, 1
+    return np.unique(rows, return_counts=True)
+
+
 class Filter:
     """The privacy budget of one owner, against all observers together.
 
@@ -156,16 +172,22 @@ class Filter:
         mode: The accounting mode; records of another mode are refused.
         budget_mu: The GDP parameter never to be exceeded by any record; infinity counts without refusing.
         records: How many records the owner has; row indices lie below.
+
+    Attributes:
+        predicted: How many scores of single records have been opened, all predictions together.
+        predictions: By how many entries.
     """
 
     def __init__(self, *, mode: str, budget_mu: float, records: int) -> None:
         self.mode = checks.choice("mode", mode, MODES)
         self.budget_mu = checks.non_negative("budget_mu", budget_mu)
         self.records = checks.count("records", records, least=1)
+        self.predicted = self.predictions = 0
         self._common = 0.0  # squared mu that every record has paid
         self._own: NDArray[np.float64] = np.zeros(records)  # squared mu of each record on top
         self._worst = 0.0  # largest entry of _own
         self._predicted: NDArray[np.bool_] | None = None  # records whose score was opened, mode sealed
+        self.sessions = 0  # in which rows were proved
 
     @property
     def spent_mu(self) -> float:
@@ -221,7 +243,10 @@ class Filter:
         """
         rows, own, common = self._demand(record)
         written = write(record)
+        if record.kind == PREDICTION and record.mechanism not in HIDDEN:
+            self.predicted, self.predictions = self.predicted + record.vectors, self.predictions + 1
         self._common += common
+        self.sessions += record.is_checked_session
         if rows is not None and rows.size:
             self._own[rows] = own
             self._worst = max(self._worst, float(own.max()))
@@ -234,6 +259,11 @@ class Filter:
     def _demand(self, record: ReleaseRecord) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
         """Return the rows that pay, what they will have paid, and what everybody pays on top."""
         self._accepts(record)
+        if record.is_checked_session and self.sessions >= SESSIONS:
+            raise BudgetExceeded(
+                f"owner {record.owner!r} has proved its rows in {self.sessions:,} sessions, the most that "
+                "the promised delta covers; begin a new run"
+            )
         square = record.mu * record.mu
         if (
             record.vectors == 0
@@ -245,7 +275,7 @@ class Filter:
         if shared or record.rows is None:
             self._allow(record, self._common + square * record.vectors + self._worst)
             return None, self._own[:0], square * record.vectors
-        rows, counts = np.unique(record.rows, return_counts=True)
+        rows, counts = _counted(record.rows)
         if rows.size and rows[-1] >= self.records:
             raise AccountingError(
                 f"row index {rows[-1]} is out of range; the owner has {self.records} records"

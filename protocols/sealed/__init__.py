@@ -5,7 +5,13 @@ from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.series import SineSeries, Waves, identity_series, logistic_series
+from securevfl.protocols.sealed.series import (
+    SineSeries,
+    Waves,
+    class_series,
+    identity_series,
+    logistic_series,
+)
 
 __all__ = [
     "CheckedDealer",
@@ -15,6 +21,7 @@ __all__ = [
     "SealedProtocol",
     "SineSeries",
     "Waves",
+    "class_series",
     "identity_series",
     "logistic_series",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError
+from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.contract import (
     DEALER,
     MAX_ROUND,
@@ -20,25 +21,24 @@ from securevfl.protocols.contract import (
 )
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import Left, choose, masked_operand
 from securevfl.protocols.sealed.protocol import (
     RESIDUAL_BITS,
     SCORES,
-    WORDS,
-    MaskedScores,
     Operand,
-    ScoreDeal,
     SealedProtocol,
     Seed,
     check_operand,
     encode_phase,
-    expand,
 )
-from securevfl.protocols.sealed.round import RoundMachine, SealedMachine
+from securevfl.protocols.sealed.round import Places, RoundMachine, SealedMachine
+from securevfl.protocols.sealed.scoring import ScoreMachine
 from securevfl.protocols.sealed.series import Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]
-Integers = npt.NDArray[np.int32]
+Integers = npt.NDArray[Any]
+"""Of int16, or int32 where that is too narrow."""
 
 
 class SealedParty:
@@ -47,7 +47,7 @@ class SealedParty:
     Args:
         protocol: The public configuration.
         index: Which member.
-        operand: Its static operand, (width, records) of int32; None where operands change.
+        operand: Its static operand, (width, records) of int16 or int32; None where operands change.
         noise: The secret stream of its noise; keyed by the operating system by default.
 
     Raises:
@@ -67,12 +67,15 @@ class SealedParty:
         if (operand is not None) != protocol.static[index]:
             raise InputError(f"member {index} needs an operand here exactly if its operand is static")
         if operand is not None:
-            _check_shape(operand, protocol.operand_shape(index, protocol.records))
-            check_operand(operand, protocol.clips[index])
+            _check_shape(operand, protocol.operand_shape(index, protocol.records), fewer=protocol.narrow)
+            check_operand(operand, protocol.clips[index], one=protocol.operand_one)
+            if protocol.narrow and not np.isin(operand, (0, 1)).all():
+                raise EncodingError("an operand of words of 32 bits holds 0 and 1 alone")
         self.protocol = protocol
         self.index = index
         self.operand = operand
         self.masked: dict[int, Ring] = {}
+        self.joined: dict[int, Places] = {}
         self._noise = noise if noise is not None else KeyStream.from_os_entropy()
         self._next_round = 0
 
@@ -92,6 +95,34 @@ class SealedParty:
         self._next_round = 0
         return SetupMachine(self)
 
+    def continued(self, protocol: SealedProtocol) -> SealedParty:
+        """The same operands, masked as they are, in another configuration."""
+        operand = None if self.operand is None else self.operand[: protocol.widths[self.index]]
+        other = SealedParty(protocol, self.index, operand=operand, noise=self._noise)
+        other.masked = {m: words[: protocol.widths[m]] for m, words in self.masked.items()}
+        other._next_round = self._next_round
+        return other
+
+    def join(self, member: int, places: Places) -> None:
+        """Adds up the columns of a member's operand, from now on: column i to place[i] of its total.
+
+        Raises:
+            ProtocolError: They are not what the member's operand has.
+        """
+        columns = self._columns(member)
+        if len(places) != columns or (columns and not 0 <= places.min() <= places.max() < columns):
+            raise ProtocolError(f"{name_of(member)} joins {len(places)} columns of {columns}")
+        self.joined[member] = places
+
+    def _columns(self, member: int) -> int:
+        """Columns that a member has opened; those of operands that change are known beforehand."""
+        if not self.protocol.narrow:
+            return self.protocol.widths[member]
+        held = self.operand if member == self.index else self.masked.get(member)
+        if held is None:
+            raise ProtocolError("the masked operands have not been exchanged; run the setup first")
+        return len(held)
+
     def round(
         self,
         *,
@@ -109,7 +140,7 @@ class SealedParty:
                 totalled; None where the protocol has no series.
             rows: The batch, indices below `records`; all records by default. The same at all members.
             labels: Of the label holder only: (rows, outputs); nobody's where waves are totalled.
-            operand: Where operands change: (width, rows * outputs) of int32.
+            operand: Where operands change: (width, rows * outputs) of int16 or int32.
 
         Raises:
             ProtocolError: The round number was used before, or the session has not been set up.
@@ -129,18 +160,33 @@ class SealedParty:
             operand=self._left(rows, operand, count),
             masked=self._masked(rows),
             noise={m: self.noise_for(m) for m in range(protocol.members)},
+            joined=dict(self.joined),
         )
         self._next_round = round + 1
         return machine
 
-    def score(self, values: npt.ArrayLike, *, round: int) -> ScoreMachine:  # noqa: A002
-        """The machine of one prediction: the label holder obtains the sum of all members' scores, exactly."""
+    def score(
+        self,
+        values: npt.ArrayLike,
+        *,
+        round: int,  # noqa: A002
+        agreed: bytes = b"",
+        records: bytes = b"",
+    ) -> ScoreMachine:
+        """The machine of one prediction: the label holder obtains the sum of all members' scores, exactly.
+
+        Args:
+            values: This member's scores, (rows, outputs).
+            round: Number of the round, above all earlier ones.
+            agreed: What all members and the dealer agreed on; scores by different agreements add up to noise.
+            records: Names the records, in order; the label holder refuses scores of others than its own.
+        """
         self._check_round(round)
         encoded = SCORES.encode(values, self.protocol.members)
         if encoded.ndim != 2 or not len(encoded) or encoded.shape[1] != self.protocol.outputs:
             raise InputError(f"scores have shape {encoded.shape}; expected (rows, {self.protocol.outputs})")
         self._next_round = round + 1
-        return ScoreMachine(self.index, self.protocol, encoded, round=round)
+        return ScoreMachine(self.index, self.protocol, encoded, round=round, agreed=agreed, records=records)
 
     def _check_round(self, round: int) -> None:  # noqa: A002
         if not self._next_round <= round < MAX_ROUND:
@@ -171,11 +217,13 @@ class SealedParty:
         _check_shape(values, shape)
         if not ((values >= protocol.label_low) & (values <= protocol.label_high)).all():
             raise EncodingError(f"labels must lie between {protocol.label_low} and {protocol.label_high}")
-        own = values if protocol.series is None else protocol.series.offset - values
-        scaled = np.rint(own * 2.0**RESIDUAL_BITS)
-        return scaled.astype(np.int64).view(np.uint64)
+        if protocol.series is None:
+            return np.rint(values * 2.0**protocol.residual_bits).astype(np.int64).view(np.uint64)
+        scaled = np.rint((protocol.series.offset - values) * 2.0**RESIDUAL_BITS).astype(np.int64)
+        # Half of what all members may drop: the error is then as often above as below.
+        return (scaled + (protocol.members << protocol.cut >> 1 if protocol.cut else 0)).view(np.uint64)
 
-    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:
+    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Left:
         protocol = self.protocol
         if (operand is None) != protocol.static[self.index]:
             raise InputError(f"member {self.index} brings an operand to a round exactly if it is not static")
@@ -185,25 +233,31 @@ class SealedParty:
             return operand
         if self.operand is None:
             raise InputError(f"member {self.index} has no operand")
-        return self.operand if rows is None else self.operand[:, rows]
+        return choose(self.operand, rows)
 
-    def _masked(self, rows: Rows | None) -> dict[int, Ring]:
+    def _masked(self, rows: Rows | None) -> dict[int, Left]:
         static = [m for m in self.others if self.protocol.static[m]]
         if any(m not in self.masked for m in static):
             raise ProtocolError("the masked operands have not been exchanged; run the setup first")
-        return {m: self.masked[m] if rows is None else self.masked[m][:, rows] for m in static}
+        return {m: choose(self.masked[m], rows) for m in static}
 
     def noise_for(self, target: int) -> Ring:
         """This member's secret noise on the total of `target`, drawn afresh: a round draws its own."""
-        shape = self.protocol.total_shape(target)
+        places, dtype = self.joined.get(target), self.protocol.words.dtype
+        columns = self._columns(target) if places is None else int(places.max(initial=-1)) + 1
+        shape = columns, self.protocol.total_shape(target)[1]
         std = self.protocol.share_stds[target][self.index]
         if not std:
-            return np.zeros(shape, np.uint64)
-        return self._samplers[std].sample(shape[0] * shape[1], self._noise).view(np.uint64).reshape(shape)
+            return np.zeros(shape, dtype)
+        drawn = self._samplers[std].sample(shape[0] * shape[1], self._noise).view(np.uint64)
+        return drawn.astype(dtype, copy=False).reshape(shape)
 
 
-def _check_shape(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
+def _check_shape(array: npt.NDArray[np.generic], shape: tuple[int, ...], *, fewer: bool = False) -> None:
+    found = array.shape
+    if fewer and found[1:] == shape[1:] and found[0] <= shape[0]:
+        return
+    if found != shape:
         raise InputError(f"an array has shape {array.shape}; {shape} is expected")
 
 
@@ -226,8 +280,12 @@ class SetupMachine(SealedMachine):
         if isinstance(message, Seed) and sender == DEALER and self._needs_seed:
             return self._open(message.seed)
         if isinstance(message, Operand) and sender in self._waiting:
-            shape = self._party.protocol.operand_shape(sender, self._party.protocol.records)
-            self._party.masked[sender] = WORDS.check(message.words, shape)
+            protocol = self._party.protocol
+            shape = protocol.operand_shape(sender, protocol.records)
+            words = protocol.words.check(message.words, None if protocol.narrow else shape)
+            if protocol.narrow and (words.ndim != 2 or len(words) > shape[0] or words.shape[1] != shape[1]):
+                raise ProtocolError(f"a masked operand has shape {words.shape}; at most {shape} is expected")
+            self._party.masked[sender] = words
             self._waiting.discard(sender)
             return []
         raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in the setup")
@@ -236,8 +294,7 @@ class SetupMachine(SealedMachine):
         operand = self._party.operand
         words = None
         if operand is not None:
-            words = expand(seed, "operand", operand.shape)
-            np.subtract(operand.astype(np.int64).view(np.uint64), words, out=words)
+            words = masked_operand(seed, operand, self._party.protocol.words.dtype)
         elif len(seed) != KEY_BYTES:
             raise ProtocolError(f"the dealer sent a seed of {len(seed)} bytes; {KEY_BYTES} are expected")
         self._needs_seed = False
@@ -245,49 +302,3 @@ class SetupMachine(SealedMachine):
             return []
         message = Operand(round=self.round, words=words)
         return [Envelope(self.address, other, message) for other in self._party.others]
-
-
-class ScoreMachine(SealedMachine):
-    """Opens the sum of all members' scores to the label holder: a release per record, counted apart."""
-
-    def __init__(self, index: int, protocol: SealedProtocol, words: Ring, *, round: int) -> None:  # noqa: A002
-        super().__init__(index, round=round)
-        self._holder = protocol.label_holder
-        self._words = words
-        others = {m for m in range(protocol.members) if m != index}
-        self._waiting: set[int] = others if index == self._holder else set()
-        self._dealt = False
-
-    @property
-    def done(self) -> bool:
-        """Whether everything is sent and received."""
-        return self._dealt and not self._waiting
-
-    def result(self) -> npt.NDArray[np.float64]:
-        """The summed scores, at the label holder."""
-        if self.address != self._holder:
-            return super().result()
-        if not self.done:
-            raise ProtocolError(f"round {self.round} is not done; {sorted(self._waiting)} are missing")
-        return SCORES.decode(self._words)
-
-    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        if isinstance(message, ScoreDeal) and sender == DEALER and not self._dealt:
-            return self._take_deal(message)
-        if isinstance(message, MaskedScores) and sender in self._waiting:
-            self._words = self._words + SCORES.check(message.words, self._words.shape)
-            self._waiting.discard(sender)
-            return []
-        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in a prediction")
-
-    def _take_deal(self, message: ScoreDeal) -> list[Envelope]:
-        if self.address == self._holder:
-            self._words = self._words - SCORES.check(message.words, self._words.shape)
-            self._dealt = True
-            return []
-        masked = self._words + expand(message.seed, "score", self._words.shape)
-        self._dealt = True
-        return [Envelope(self.address, self._holder, MaskedScores(round=self.round, words=masked))]
-
-    def _drop(self, address: Address) -> list[Envelope]:
-        raise DropoutError(f"a prediction needs {name_of(address)}; ask again when it is back")

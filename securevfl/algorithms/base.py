@@ -71,6 +71,7 @@ class Setup:
         views: Organisation -> its view, where it is recorded. What crosses organisations is recorded by the
             runtime; a role writes down only what it works out with secrets of its own.
         authenticate: Makes what signs keys that others pass on; None where all roles run in one place.
+        agreement: Digest of what all organisations have signed; empty where there is one process.
     """
 
     plan: Plan
@@ -86,6 +87,7 @@ class Setup:
     report: Callable[[int, float | None], None]
     views: Mapping[str, ViewWriter] = field(default_factory=dict)
     authenticate: Authenticate | None = None
+    agreement: str = ""
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
         """Who sees what `party` sends to `address`: nobody else if both are one organisation.
@@ -111,6 +113,10 @@ class Setup:
     def rate(self, party: str) -> float:
         """The party's learning rate."""
         return float(self.plan.learning_rates.get(party, self.plan.learning_rate))
+
+    def loss(self, party: str = "") -> str:
+        """The loss that a party descends on; without a name that of the run."""
+        return str(self.plan.losses.get(party, self.plan.loss))
 
     @property
     def server_rate(self) -> float:

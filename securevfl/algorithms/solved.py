@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
-from torch import Tensor, nn
+from torch import Tensor
 
 from securevfl.data.binning import raw_columns
 from securevfl.data.columns import Column
 from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.models.threads import few_threads
+from securevfl.transfers import OnHost, to_device
 
 Floats = NDArray[np.float64]
 ROUNDS, LEAVES = 100, 31
@@ -86,7 +88,7 @@ def _places(labels: NDArray[Any], outputs: int) -> tuple[NDArray[np.intp], Float
     return (present if len(present) > 2 else present[1:]), biases
 
 
-class BoostedTrees(nn.Module):
+class BoostedTrees(OnHost):
     """Scikit-learn's HistGradientBoosting as tensors; the input is the columns of all parties side by side.
 
     Args:
@@ -128,7 +130,8 @@ class BoostedTrees(nn.Module):
         kind = HistGradientBoostingRegressor if task == "regression" else HistGradientBoostingClassifier
         flags = [self.categorical[column] for column in self._order]
         model = kind(categorical_features=flags if any(flags) else None, random_state=seed)
-        model.fit(self._coded(raw), labels)
+        with few_threads(raw.size):
+            model.fit(self._coded(raw), labels)
         self._take(model._predictors, place, biases, np.ravel(model._baseline_prediction))
 
     def _take(
@@ -185,7 +188,7 @@ class BoostedTrees(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Raw outputs (rows, outputs): logits, or values."""
         rows = self.raw(inputs.detach().cpu().double().numpy().reshape(len(inputs), -1))
-        return torch.from_numpy(self.outputs_of(rows)).to(inputs.device)
+        return to_device(self.outputs_of(rows), inputs.device)
 
     def outputs_of(self, raw: Floats) -> Floats:
         """Raw outputs (rows, outputs) from raw values of the columns."""

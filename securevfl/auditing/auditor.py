@@ -33,13 +33,15 @@ from securevfl.auditing.words import headline, plain, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.run import Run, predictions
+from securevfl.models.threads import few_threads
 from securevfl.privacy.ledger import read_agreement, read_homes
 from securevfl.settings.plan import Plan
-from securevfl.settings.source import load_planned
+from securevfl.settings.source import load_planned, shown_data
 
 Step = Callable[[str, float], None]
 
 
+@few_threads(0)
 def audit(
     run: Run | Path | str,
     attacks: str | Iterable[str] = "all",
@@ -321,7 +323,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
-        "data": plan.source.data,
+        "data": shown_data(plan.source.data),
         "parties": list(source.parties),
         "label_holder": source.label_holder,
         "clip": plan.clip,

@@ -25,7 +25,15 @@ from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.cli import main
 from securevfl.data.share import OwnTable
-from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
+from securevfl.errors import (
+    BudgetExceeded,
+    DataError,
+    Deviation,
+    InputError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+)
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import checked_encoder
 from securevfl.federation.trained import Trained
@@ -35,7 +43,7 @@ from securevfl.network.authority import create_authority, issue
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.folders import commitment, gather
 from securevfl.network.member import Member
-from securevfl.network.prediction import Predicting
+from securevfl.network.prediction import PredictionPurpose
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import View, read_heads
 from securevfl.protocols import FixedPoint
@@ -91,11 +99,11 @@ class Prediction:
 
     def coordinator(self) -> Any:
         name = self.federation.names[0]
-        purpose = Predicting(self.files[name], self.out)
+        purpose = PredictionPurpose(self.files[name], self.out)
         return Coordinator(self.federation.server, purpose, say=self._listener(name))
 
     def member(self, name: str, **options: Any) -> Any:
-        purpose = Predicting(self.files.get(name, Path("-")))
+        purpose = PredictionPurpose(self.files.get(name, Path("-")))
         return Member(self.federation.members[name], purpose, say=self._listener(name), **options)
 
     def _listener(self, name: str) -> Any:
@@ -280,6 +288,26 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
     assert any("counted apart" in line for line in prediction.said["clinic"])
 
 
+def test_a_member_that_scores_others_than_agreed_is_named_and_no_score_is_written(tmp_path):
+    """The clinic takes the agreed people in another order: each sum would be of two people's scores."""
+    federation = trained(
+        tmp_path, Plan(algorithm="sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
+    )
+    prediction = Prediction(federation, new_rows(federation.names[:3]), strangers())
+    clinic = prediction.member("clinic")
+    build = clinic.purpose.build
+
+    def reordered(who: Any, agreement: Any) -> Any:
+        clinic.purpose.ids, clinic.purpose.numbers = clinic.purpose.ids[::-1], clinic.purpose.numbers[::-1]
+        return build(who, agreement)
+
+    clinic.purpose.build = reordered
+    results = prediction.run(clinic=clinic)
+    found = results["bank"]
+    assert isinstance(found, Deviation) and found.member == "clinic", results
+    assert "other records" in found.how and not prediction.out.exists()
+
+
 def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):
     """It confirms a commitment to the IDs. Of one person, trying all IDs there may be would be quick."""
     federation = trained(
@@ -458,11 +486,11 @@ def test_no_common_record(tmp_path, align):
 def test_a_run_that_has_not_finished(tmp_path):
     federation = Federation(tmp_path, PLAN)
     with pytest.raises(RunError, match="holds no run over a network; train first"):
-        Predicting(tmp_path / "none.csv").read_table(federation.server)
+        PredictionPurpose(tmp_path / "none.csv").read_table(federation.server)
     asyncio.run(federation.run())
     (tmp_path / "clinic" / "result.json").unlink()
     with pytest.raises(RunError, match="has not finished; finish the training first"):
-        Predicting(tmp_path / "none.csv").read_table(federation.members["clinic"])
+        PredictionPurpose(tmp_path / "none.csv").read_table(federation.members["clinic"])
 
 
 def test_a_table_that_does_not_fit(tmp_path):
@@ -476,7 +504,7 @@ def test_a_table_that_does_not_fit(tmp_path):
     ):
         file.write_text(text)
         with pytest.raises(DataError, match=reason):
-            Predicting(file).read_table(config)
+            PredictionPurpose(file).read_table(config)
 
 
 def test_coded_columns_are_those_of_training(tmp_path):
@@ -972,7 +1000,7 @@ def test_a_run_that_kept_nothing_to_predict_with(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
     (tmp_path / "clinic" / "models" / "clinic.json").unlink()
     with pytest.raises(RunError, match="keeps no way to predict"):
-        Predicting(tmp_path / "none.csv").read_table(federation.members["clinic"])
+        PredictionPurpose(tmp_path / "none.csv").read_table(federation.members["clinic"])
 
 
 # -- the commands -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from securevfl.accountants.records import CHECKED
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
@@ -18,7 +19,7 @@ ASSUMPTIONS = {
         "between members; masks come from AES-128-CTR; no coalition of more than {} pools what it sees"
     ),
     "malicious": (
-        "malicious: members may do anything, rows and labels are proved and every opening is authenticated; "
+        f"{CHECKED}members may do anything, rows and labels are proved and every opening is authenticated; "
         "the dealer follows the protocol, colludes with nobody, sees no message between members and draws "
         "coins only after all are ready; masks come from AES-128-CTR, commitments from SHA-256; no coalition "
         "of more than {} pools what it sees; not promised are a correct or useful model, true rows or "

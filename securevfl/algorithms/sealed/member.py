@@ -14,7 +14,7 @@ from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
 from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
-from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
+from securevfl.algorithms.sealed.rows import Preparation, prepare_rows, records_named
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
 from securevfl.algorithms.steps import (
     Batches,
@@ -32,13 +32,21 @@ from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
+LARGE_BATCH = 1 << 16
+
 
 def shared_schedule(settings: SealedGeometry) -> Batches | None:
-    """The public batches that everybody draws alike; None where each iteration takes all records."""
+    """The public batches that everybody draws alike; None where each iteration takes all records.
+
+    Large ones are made of blocks of neighbours, so that rows are read and masks are made in pieces.
+    """
     if settings.iterations == 1:
         return None
     generator = numpy_generator(settings.plan.seed, "batches", 0)
-    return Batches(settings.data.n_train, settings.batch, generator)
+    size, block = settings.batch, 1
+    if size >= LARGE_BATCH:
+        block = next(b for b in range(min(8192, size // 32), 0, -1) if size % b == 0)
+    return Batches(settings.data.n_train, size, generator, block=block)
 
 
 class SealedMember:
@@ -145,7 +153,8 @@ class SealedMember:
         operand = self._operand()
         if operand is None:
             raise ProtocolError(f"{self.address} has an operand that changes, which nothing can prove")
-        return CheckedParty(protocol, self.index, operand=operand, labels=self._session_labels(), noise=noise)
+        proved = operand.astype(np.int32)  # proofs square it
+        return CheckedParty(protocol, self.index, operand=proved, labels=self._session_labels(), noise=noise)
 
     def _session_labels(self) -> npt.NDArray[np.float64] | None:
         """Labels as a checked session proves them, once for all its rounds."""
@@ -200,8 +209,10 @@ class SealedMember:
         model, bound = self.ready_model, self.settings.score_bound(self.index)
         scores = np.clip(model.scores(rows), -bound, bound)
         labels = None if self.labels is None else self.labels[chosen]
-        if labels is not None and self.setup.data.task == "regression":
-            scores, labels = scores - labels, np.zeros_like(labels)
+        if labels is not None and self.settings.label_range == (0.0, 0.0):
+            # Inside the score: what a regression misses, or half a period for the record's own class.
+            moved = self.settings.series.period / 2 if self.settings.weighted else -1.0
+            scores, labels = scores + moved * labels, np.zeros_like(labels)
         if isinstance(party, CheckedParty):
             return party.round(round=self.exchange.next_round(), rows=rows, scores=scores)
         return party.round(
@@ -263,11 +274,16 @@ class SealedMember:
         if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
             return
         await self.begin()
-        machine = self._session.score(self.tested[:held], round=self.exchange.next_round())
+        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
+        machine = self._session.score(
+            self.tested[:held],
+            round=self.exchange.next_round(),
+            agreed=self.setup.agreement.encode(),
+            records=records_named(rows),
+        )
         if self.index == self.settings.label_holder:  # it only receives
             await self.exchange.follow(machine)
             return
-        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
         to = (self.setup.label_holder,)
         await self.exchange.follow(
             self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)

@@ -16,7 +16,7 @@ from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
-from securevfl.algorithms.sealed.rows import Preparation, dense
+from securevfl.algorithms.sealed.rows import Preparation, dense, records_named
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
@@ -54,7 +54,12 @@ class ScoringMember:
         await exchange.begin(session=False)
         party = SealedParty(scoring_protocol(self.settings), exchange.index)
         await exchange.follow(party.setup())  # without an operand it only receives
-        machine = party.score(self._scores(), round=exchange.next_round())
+        machine = party.score(
+            self.own_scores(),
+            round=exchange.next_round(),
+            agreed=setup.agreement.encode(),
+            records=records_named(self.numbers),
+        )
         if self.holds_labels:
             await exchange.follow(machine)
             return machine.result()
@@ -62,7 +67,7 @@ class ScoringMember:
         await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
 
-    def _scores(self) -> npt.NDArray[np.float64]:
+    def own_scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""
         setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)
@@ -115,7 +120,9 @@ class ScoringDealer(DealerRole):
     async def evaluate(self) -> None:
         await self._begin()
         number, count = await self._next_round(), self.setup.data.n_train
-        await self.exchange.deal(self.dealer.deal_scores(round=number, count=count))
+        await self.exchange.deal(
+            self.dealer.deal_scores(round=number, count=count, agreed=self.setup.agreement.encode())
+        )
 
     def _protocol(self, done: int) -> SealedProtocol:
         return scoring_protocol(self.settings)
