@@ -34,7 +34,7 @@ class Batches:
         records: How many records there are.
         size: Of a batch.
         generator: Draws the order.
-        block: So many neighbours stay together, for data that is read in pieces.
+        block: So many neighbours stay together, for data that is read in pieces; it divides the size.
     """
 
     def __init__(self, records: int, size: int, generator: np.random.Generator, *, block: int = 1) -> None:
@@ -52,13 +52,14 @@ class Batches:
     def next(self) -> Rows:
         """The next batch; the last one of a pass may be smaller."""
         if self._position >= len(self._order):
-            starts = self.generator.permutation(-(-self.records // self.block)).astype(np.int64) * self.block
-            order = (starts[:, None] + np.arange(self.block)).reshape(-1)
-            self._order = order if self.block == 1 else order[order < self.records]
+            self._order = self.generator.permutation(-(-self.records // self.block)).astype(np.int64)
             self._position = 0
-        rows = self._order[self._position : self._position + self.size]
-        self._position += len(rows)
-        return rows
+        drawn = self._order[self._position : self._position + self.size // self.block]
+        self._position += len(drawn)
+        if self.block == 1:
+            return drawn
+        rows = (np.sort(drawn)[:, None] * self.block + np.arange(self.block)).reshape(-1)
+        return rows if rows[-1] < self.records else rows[rows < self.records]
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""

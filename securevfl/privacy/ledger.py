@@ -97,7 +97,7 @@ _written: list[Any] = [None, ""]  # the rows of the last entry, and their text
 
 
 def _ranges(rows: Rows) -> str:
-    ordered = np.sort(rows)
+    ordered = np.sort(rows, kind="stable")  # which takes no time where they are in order
     gaps = ordered[1:] - ordered[:-1]
     if ordered[0] < 0 or not gaps.all():
         raise LedgerError("row indices must be distinct and not negative")
