@@ -140,6 +140,26 @@ class Opening(Message):
     word: npt.NDArray[Any]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PairSeed(Message):
+    """Without a dealer, once a session: the lower of two members tells the other the seed they share."""
+
+    kind: ClassVar[str] = "sealed-pair-seed"
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
+    seed: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PeerDeal(Message):
+    """Member to the member it deals for, every round: corrections, and to one a share of the waves."""
+
+    kind: ClassVar[str] = "sealed-peer-deal"
+    uniform: ClassVar[tuple[str, ...]] = ("product", "waves")
+    product: npt.NDArray[Any]
+    waves: npt.NDArray[Any]
+
+
+PEERS: tuple[type[Message], ...] = (PairSeed, PeerDeal)
 DEALT: tuple[type[Message], ...] = (ProofSeed, ProofKeys, Coin, CheckedDeal)
 BETWEEN: tuple[type[Message], ...] = (CheckedOperand, Bits, Proof, CheckedShare, Commitment, Opening)
 CHECKED_MESSAGES: tuple[type[Message], ...] = (*DEALT, *BETWEEN, Ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +101,7 @@ class SealedParty:
         rows: Rows | None = None,
         labels: npt.ArrayLike | None = None,
         operand: Integers | None = None,
-    ) -> RoundMachine:
+    ) -> Machine:
         """The machine of one round; its result is this member's noisy total.
 
         Args:
@@ -119,9 +120,8 @@ class SealedParty:
         protocol = self.protocol
         count = protocol.count(rows)
         phase = self._phase(scores, protocol.phase_shape(count))
-        machine = RoundMachine(
-            self.index,
-            protocol,
+        machine = self._machine(
+            rows=rows,
             round=round,
             phase=phase,
             offset=self._offset(labels, (count, protocol.outputs)),
@@ -133,14 +133,22 @@ class SealedParty:
         self._next_round = round + 1
         return machine
 
+    def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
+        """The machine of a round from what the member brings to it."""
+        return RoundMachine(self.index, self.protocol, **inputs)
+
     def score(self, values: npt.ArrayLike, *, round: int) -> ScoreMachine:  # noqa: A002
         """The machine of one prediction: the label holder obtains the sum of all members' scores, exactly."""
+        return ScoreMachine(self.index, self.protocol, self._encode_scores(values, round), round=round)
+
+    def _encode_scores(self, values: npt.ArrayLike, round: int) -> Ring:  # noqa: A002
+        """Scores as ring elements; the round is used from now on."""
         self._check_round(round)
         encoded = SCORES.encode(values, self.protocol.members)
         if encoded.ndim != 2 or not len(encoded) or encoded.shape[1] != self.protocol.outputs:
             raise InputError(f"scores have shape {encoded.shape}; expected (rows, {self.protocol.outputs})")
         self._next_round = round + 1
-        return ScoreMachine(self.index, self.protocol, encoded, round=round)
+        return encoded
 
     def _check_round(self, round: int) -> None:  # noqa: A002
         if not self._next_round <= round < MAX_ROUND:

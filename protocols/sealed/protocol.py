@@ -32,7 +32,8 @@ from securevfl.errors import EncodingError, InputError, WireError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
-from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
+from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, PEERS
+from securevfl.protocols.sealed.parts import Parts
 from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
@@ -43,6 +44,8 @@ RESIDUAL_BITS = 2 * WAVE_BITS
 TOTAL_BITS = OPERAND_BITS + RESIDUAL_BITS
 RESIDUAL_ROOM = 1 << 30
 """Checked: added to one V_j, so that no residual plus V is negative."""
+DEALT, THIRD = "dealer", "third"
+"""Where masks come from: a dealer, or the member whom a product does not concern."""
 TAIL = 12
 """Room for noise in the range check, in standard deviations of each share."""
 
@@ -129,6 +132,7 @@ MESSAGES: tuple[type[Message], ...] = (
     ScoreDeal,
     MaskedScores,
     *CHECKED_MESSAGES,
+    *PEERS,
 )
 
 
@@ -163,6 +167,7 @@ class SealedProtocol:
         groups: Checked: sizes of each member's groups of one-hot columns, whose entries are 0 or 2^14; empty
             where norms are proved.
         complement: Checked: the second of two outputs is 1 less the first label.
+        dealing: Who deals: `DEALT` or `THIRD`.
 
     Raises:
         InputError: The parts do not fit each other.
@@ -184,6 +189,7 @@ class SealedProtocol:
     checked: bool = False
     groups: tuple[tuple[int, ...], ...] = ()
     complement: bool = False
+    dealing: str = DEALT
 
     def __post_init__(self) -> None:
         members = len(self.widths)
@@ -200,8 +206,25 @@ class SealedProtocol:
             raise InputError("clips and noise cannot be negative")
         for member in range(members):
             self._check_range(member)
+        if self.dealing != DEALT:
+            self._check_dealing()
         if self.checked:
             self._check_claims()
+
+    def _check_dealing(self) -> None:
+        """What cannot be had without a dealer is refused, and noise that would get into no total."""
+        if self.checked or not all(self.static):
+            raise InputError("without a dealer members follow the protocol and operands stay the same")
+        if self.dealing != THIRD or self.members < 3:
+            raise InputError(f"dealing {self.dealing!r} among {self.members} members is not possible")
+        parts = Parts(self.members, self.label_holder)
+        for member, stds in enumerate(self.share_stds):
+            outside = [j for j, std in enumerate(stds) if std and j not in parts.contributors(member)]
+            if outside and self.widths[member]:
+                raise InputError(
+                    f"noise of members {outside} cannot reach the total of member {member}: "
+                    "size the shares for those who contribute"
+                )
 
     def _check_claims(self) -> None:
         """What proofs cannot show is refused."""
