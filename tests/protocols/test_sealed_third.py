@@ -139,7 +139,7 @@ def views_differ(monkeypatch, member, flaw=None, rows_of=range(4)):
 
 @pytest.mark.parametrize("member", [0, 1, 2])
 def test_no_view_depends_on_more_than_the_own_total(monkeypatch, member):
-    # The second member has the most hidden masks: with all values of both rows it takes a quarter of a minute.
+    # The second member has the most hidden masks: all values of both rows take a quarter of a minute.
     assert not views_differ(monkeypatch, member, rows_of=(0, 3) if member == 1 else range(4))
 
 
