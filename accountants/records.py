@@ -24,6 +24,10 @@ Mode: TypeAlias = Literal["strict", "dp-encoder", "frozen", "sealed", "none"]
 MODES: tuple[Mode, ...] = ("strict", "dp-encoder", "frozen", "sealed", "none")
 MECHANISMS = ("gaussian", "exact", "dp-update", "masked", "encrypted", "randomised-response")
 HIDDEN = ("masked", "encrypted")
+CHECKED = "malicious: "
+"""How the assumption of a session begins whose rows are proved: false proofs take a chance each time."""
+SESSIONS = 1024
+"""Sessions that a run may prove rows in: one for each kind of opening, and one after every stop."""
 PREDICTION, HELD_BACK = "prediction", "held back"
 """Kinds of exact scores that sealed runs open: of new records, and of those a stack is decided on."""
 
@@ -93,6 +97,11 @@ class ReleaseRecord:
     def pays_per_batch(self) -> bool:
         """Whether each listed row pays for all `vectors`, as in updates and sealed openings."""
         return self.mechanism == "dp-update" or self.mode == "sealed"
+
+    @property
+    def is_checked_session(self) -> bool:
+        """Whether it begins a session of sealed training in which rows are proved."""
+        return self.mechanism in HIDDEN and self.mode == "sealed" and self.assumption.startswith(CHECKED)
 
     @property
     def is_prediction(self) -> bool:
@@ -166,6 +175,7 @@ class Filter:
         self._own: NDArray[np.float64] = np.zeros(records)  # squared mu of each record on top
         self._worst = 0.0  # largest entry of _own
         self._predicted: NDArray[np.bool_] | None = None  # records whose score was opened, mode sealed
+        self.sessions = 0  # in which rows were proved
 
     @property
     def spent_mu(self) -> float:
@@ -222,6 +232,7 @@ class Filter:
         rows, own, common = self._demand(record)
         written = write(record)
         self._common += common
+        self.sessions += record.is_checked_session
         if rows is not None and rows.size:
             self._own[rows] = own
             self._worst = max(self._worst, float(own.max()))
@@ -234,6 +245,11 @@ class Filter:
     def _demand(self, record: ReleaseRecord) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
         """Return the rows that pay, what they will have paid, and what everybody pays on top."""
         self._accepts(record)
+        if record.is_checked_session and self.sessions >= SESSIONS:
+            raise BudgetExceeded(
+                f"owner {record.owner!r} has proved its rows in {self.sessions:,} sessions, the most that "
+                "the promised delta covers; begin a new run"
+            )
         square = record.mu * record.mu
         if (
             record.vectors == 0

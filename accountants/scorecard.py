@@ -63,6 +63,7 @@ class ScorecardNoise:
     residual_bound: float
     residual_change: float
     profile: bool = False
+    contributors: tuple[frozenset[int], ...] | None = None
 
     def __post_init__(self) -> None:
         checks.positive("mu", self.mu)
@@ -120,7 +121,13 @@ class ScorecardNoise:
         counted = tuple(root or 1.0 for root in roots)
         rows = tuple(1.0 if width else BIAS for width in self.columns)
         bound = self.residual_bound
-        fit = SealedShifts(clips=rows, label_holder=holder, residual_bound=bound, residual_change=change)
+        fit = SealedShifts(
+            clips=rows,
+            label_holder=holder,
+            residual_bound=bound,
+            residual_change=change,
+            contributors=self.contributors,
+        )
         found = {
             # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
             "labels": SealedShifts(
@@ -129,6 +136,7 @@ class ScorecardNoise:
                 residual_bound=math.sqrt(0.5),
                 residual_change=0.0,
                 known_label=2.0,
+                contributors=self.contributors,
             ),
             "first": fit,
             "residuals": SealedShifts(
@@ -137,6 +145,7 @@ class ScorecardNoise:
                 residual_bound=bound,
                 residual_change=change,
                 known_label=2 * bound**2,
+                contributors=self.contributors,
             ),
             "last": fit,
         }

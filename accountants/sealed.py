@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from securevfl.accountants import checks
+from securevfl.accountants.records import SESSIONS
 from securevfl.errors import AccountingError
 
 Protects: TypeAlias = Literal["features", "label", "person"]
@@ -83,10 +84,6 @@ def sealed_sigma(*, sensitivity: float, mu: float, iterations: int) -> float:
     return spread / checks.positive("mu", mu)
 
 
-SESSIONS = 1024
-"""Sessions that `checked_slack` covers: a run begins one for each kind of opening and after every stop."""
-
-
 def checked_slack(
     *,
     epsilon: float,
@@ -113,7 +110,7 @@ def checked_slack(
         blind_bits: Bits of each member's mask on its residual share.
         bounds: Norm bound of every member's rows, in integers.
         columns: Columns of every member's masked rows, slack included.
-        sessions: How often rows are proved anew.
+        sessions: How often rows are proved anew; a ledger refuses more than `SESSIONS`.
     """
     members, prime = len(bounds), 2.0**61 - 1
     shares = iterations * outputs * residual_bound * 2.0 ** (29 - blind_bits)

@@ -11,6 +11,7 @@ from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
+from securevfl.protocols.sealed.scoring import score_mask, tag_key
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES
 
@@ -123,17 +124,24 @@ class SealedDealer:
         mask = self._operands[member]
         return mask if rows is None else np.ascontiguousarray(mask[:, rows])
 
-    def deal_scores(self, *, round: int, count: int) -> list[Envelope]:  # noqa: A002
-        """Masks that cancel in the sum of all members' scores of `count` records, for the label holder."""
+    def deal_scores(self, *, round: int, count: int, agreed: bytes = b"") -> list[Envelope]:  # noqa: A002
+        """Masks that cancel in the sum of all members' scores of `count` records, for the label holder.
+
+        Args:
+            round: Number of the round.
+            count: How many records.
+            agreed: What was agreed on: the masks of members that know of another agreement do not cancel.
+        """
         self._claim(round)
         if count < 1:
             raise InputError(f"a prediction of {count} records; at least 1 is needed")
         holder, shape = self.protocol.label_holder, (count, self.protocol.outputs)
         seeds = [os.urandom(KEY_BYTES) for _ in range(self.protocol.members)]
         total = np.zeros(shape, np.uint64)
+        keys = b"".join(tag_key(seed) for member, seed in enumerate(seeds) if member != holder)
         for member, seed in enumerate(seeds):
             if member != holder:
-                total += expand(seed, "score", shape)
+                total += score_mask(seed, agreed, shape)
         return [
             self._to(
                 member,
@@ -141,6 +149,7 @@ class SealedDealer:
                     round=round,
                     seed=b"" if member == holder else seed,
                     words=total if member == holder else np.empty(0, np.uint64),
+                    keys=keys if member == holder else b"",
                 ),
             )
             for member, seed in enumerate(seeds)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError
+from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.contract import (
     DEALER,
     MAX_ROUND,
@@ -25,9 +25,7 @@ from securevfl.protocols.sealed.protocol import (
     RESIDUAL_BITS,
     SCORES,
     WORDS,
-    MaskedScores,
     Operand,
-    ScoreDeal,
     SealedProtocol,
     Seed,
     check_operand,
@@ -35,6 +33,7 @@ from securevfl.protocols.sealed.protocol import (
     expand,
 )
 from securevfl.protocols.sealed.round import RoundMachine, SealedMachine
+from securevfl.protocols.sealed.scoring import ScoreMachine
 from securevfl.protocols.sealed.series import Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
@@ -137,18 +136,31 @@ class SealedParty:
         """The machine of a round from what the member brings to it."""
         return RoundMachine(self.index, self.protocol, **inputs)
 
-    def score(self, values: npt.ArrayLike, *, round: int) -> ScoreMachine:  # noqa: A002
-        """The machine of one prediction: the label holder obtains the sum of all members' scores, exactly."""
-        return ScoreMachine(self.index, self.protocol, self._encode_scores(values, round), round=round)
+    def score(
+        self,
+        values: npt.ArrayLike,
+        *,
+        round: int,  # noqa: A002
+        agreed: bytes = b"",
+        records: bytes = b"",
+    ) -> ScoreMachine:
+        """The machine of one prediction: the label holder obtains the sum of all members' scores, exactly.
 
-    def _encode_scores(self, values: npt.ArrayLike, round: int) -> Ring:  # noqa: A002
-        """Scores as ring elements; the round is used from now on."""
+        Args:
+            values: This member's scores, (rows, outputs).
+            round: Number of the round, above all earlier ones.
+            agreed: What all members and the dealer agreed on; scores by different agreements add up to noise.
+            records: Names the records, in order; the label holder refuses scores of others than its own.
+        """
         self._check_round(round)
         encoded = SCORES.encode(values, self.protocol.members)
         if encoded.ndim != 2 or not len(encoded) or encoded.shape[1] != self.protocol.outputs:
             raise InputError(f"scores have shape {encoded.shape}; expected (rows, {self.protocol.outputs})")
         self._next_round = round + 1
-        return encoded
+        return self._score_machine(encoded, round=round, agreed=agreed, records=records)
+
+    def _score_machine(self, words: Ring, **given: Any) -> ScoreMachine:
+        return ScoreMachine(self.index, self.protocol, words, **given)
 
     def _check_round(self, round: int) -> None:  # noqa: A002
         if not self._next_round <= round < MAX_ROUND:
@@ -253,49 +265,3 @@ class SetupMachine(SealedMachine):
             return []
         message = Operand(round=self.round, words=words)
         return [Envelope(self.address, other, message) for other in self._party.others]
-
-
-class ScoreMachine(SealedMachine):
-    """Opens the sum of all members' scores to the label holder: a release per record, counted apart."""
-
-    def __init__(self, index: int, protocol: SealedProtocol, words: Ring, *, round: int) -> None:  # noqa: A002
-        super().__init__(index, round=round)
-        self._holder = protocol.label_holder
-        self._words = words
-        others = {m for m in range(protocol.members) if m != index}
-        self._waiting: set[int] = others if index == self._holder else set()
-        self._dealt = False
-
-    @property
-    def done(self) -> bool:
-        """Whether everything is sent and received."""
-        return self._dealt and not self._waiting
-
-    def result(self) -> npt.NDArray[np.float64]:
-        """The summed scores, at the label holder."""
-        if self.address != self._holder:
-            return super().result()
-        if not self.done:
-            raise ProtocolError(f"round {self.round} is not done; {sorted(self._waiting)} are missing")
-        return SCORES.decode(self._words)
-
-    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        if isinstance(message, ScoreDeal) and sender == DEALER and not self._dealt:
-            return self._take_deal(message)
-        if isinstance(message, MaskedScores) and sender in self._waiting:
-            self._words = self._words + SCORES.check(message.words, self._words.shape)
-            self._waiting.discard(sender)
-            return []
-        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in a prediction")
-
-    def _take_deal(self, message: ScoreDeal) -> list[Envelope]:
-        if self.address == self._holder:
-            self._words = self._words - SCORES.check(message.words, self._words.shape)
-            self._dealt = True
-            return []
-        masked = self._words + expand(message.seed, "score", self._words.shape)
-        self._dealt = True
-        return [Envelope(self.address, self._holder, MaskedScores(round=self.round, words=masked))]
-
-    def _drop(self, address: Address) -> list[Envelope]:
-        raise DropoutError(f"a prediction needs {name_of(address)}; ask again when it is back")

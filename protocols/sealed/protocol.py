@@ -105,22 +105,24 @@ class Share(Message):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreDeal(Message):
-    """Dealer to member, for a prediction: a seed; to the label holder instead the sum of all masks."""
+    """Dealer to member, for a prediction: a seed; to the label holder all masks' sum and keys of tags."""
 
     kind: ClassVar[str] = "sealed-score-deal"
     uniform: ClassVar[tuple[str, ...]] = ("words",)
-    secret: ClassVar[tuple[str, ...]] = ("seed",)
+    secret: ClassVar[tuple[str, ...]] = ("seed", "keys")
     seed: bytes
     words: npt.NDArray[Any]
+    keys: bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedScores(Message):
-    """Member to label holder: masked scores to predict from."""
+    """Member to label holder: masked scores to predict from, with a tag of agreement and records."""
 
     kind: ClassVar[str] = "sealed-score"
     uniform: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
+    tag: bytes
 
 
 MESSAGES: tuple[type[Message], ...] = (

@@ -19,7 +19,6 @@ simulated from uniform words and its own noisy total. Any two see everything of 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,13 @@ from securevfl.errors import ProtocolError
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.dealer import waves_of
-from securevfl.protocols.sealed.messages import PairSeed, PeerDeal
+from securevfl.protocols.sealed.messages import PeerDeal
+from securevfl.protocols.sealed.pairs import PairedParty, Seeds
 from securevfl.protocols.sealed.parts import Pair, Parts
-from securevfl.protocols.sealed.party import Rows, ScoreMachine, SealedParty
+from securevfl.protocols.sealed.party import Rows
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
-    MaskedScores,
     Operand,
     Phase,
     SealedProtocol,
@@ -44,35 +43,26 @@ from securevfl.protocols.sealed.protocol import (
     ring_product,
 )
 from securevfl.protocols.sealed.round import SealedMachine
-from securevfl.protocols.stream import KEY_BYTES
-
-Seeds = dict[int, bytes]
 
 
-class ThirdParty(SealedParty):
+class ThirdParty(PairedParty):
     """One member's secret state of a session in which members deal for each other."""
 
     def setup(self) -> Machine:
         """Shares a seed with everybody and opens the masked operands; again begins a new session."""
-        self.masked, self._next_round = {}, 0
-        self.seeds: Seeds = {}
         self.dealt: dict[Pair, Ring] = {}
-        return PairSetup(self)
-
-    def score(self, values: npt.ArrayLike, *, round: int) -> ScoreMachine:  # noqa: A002
-        """See `SealedParty`."""
-        return PairScoreMachine(self, self._encode_scores(values, round), round=round)
+        return super().setup()
 
     @property
     def parts(self) -> Parts:
         """Who does what."""
         return Parts(self.protocol.members, self.protocol.label_holder)
 
-    def receives_from(self) -> set[int]:
+    def _receives_from(self) -> set[int]:
         """Whose masked operand it gets: of those with columns, if it holds a share."""
         return {m for m in self.others if self.protocol.widths[m] and (m, self.index) in self.parts.pairs(m)}
 
-    def open_operands(self) -> list[Envelope]:
+    def _open(self) -> list[Envelope]:
         """E_mj = X_m - U_mj for each holder of a share; the masks of the pairs it deals for are kept."""
         protocol, parts = self.protocol, self.parts
         shapes = [protocol.operand_shape(m, protocol.records) for m in range(protocol.members)]
@@ -96,8 +86,7 @@ class ThirdParty(SealedParty):
         ]
 
     def _masked(self, rows: Rows | None) -> dict[int, Ring]:
-        if len(getattr(self, "seeds", ())) < len(self.others) or self.receives_from() - self.masked.keys():
-            raise ProtocolError("the masked operands have not been exchanged; run the setup first")
+        self._check_session()
         return {m: _cut(words, rows) for m, words in self.masked.items()}
 
     def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
@@ -111,51 +100,6 @@ def _operand(pair: Pair) -> str:
 
 def _cut(words: Ring, rows: Rows | None) -> Ring:
     return words if rows is None else np.ascontiguousarray(words[:, rows])
-
-
-class PairSetup(SealedMachine):
-    """The lower of two members draws their seed; then masked operands are opened."""
-
-    def __init__(self, party: ThirdParty) -> None:
-        super().__init__(party.index, round=SETUP_ROUND)
-        self._party = party
-        self._seeds = {m for m in party.others if m < party.index}
-        self._operands = party.receives_from()
-        self._opened = False
-
-    @property
-    def done(self) -> bool:
-        """Whether the own operand is out, and all seeds and operands are in."""
-        return self._opened and not self._operands
-
-    def _start(self) -> list[Envelope]:
-        sent = []
-        for other in self._party.others:
-            if other > self.address:
-                seed = self._party.seeds[other] = os.urandom(KEY_BYTES)
-                sent.append(Envelope(self.address, other, PairSeed(round=self.round, seed=seed)))
-        return sent + self._open()
-
-    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        match message:
-            case PairSeed() if sender in self._seeds:
-                if len(message.seed) != KEY_BYTES:
-                    raise ProtocolError(f"{name_of(sender)} sends a seed of {len(message.seed)} bytes")
-                self._party.seeds[sender] = message.seed
-                self._seeds.discard(sender)
-                return self._open()
-            case Operand() if sender in self._operands:
-                shape = self._party.protocol.operand_shape(sender, self._party.protocol.records)
-                self._party.masked[sender] = WORDS.check(message.words, shape)
-                self._operands.discard(sender)
-                return []
-        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in the setup")
-
-    def _open(self) -> list[Envelope]:
-        if self._seeds or self._opened:
-            return []
-        self._opened = True
-        return self._party.open_operands()
 
 
 class ThirdRound(SealedMachine):
@@ -373,28 +317,3 @@ class ThirdRound(SealedMachine):
         nothing = np.empty(0, np.uint64)
         self._seeds, self._dealt, self._masked, self._noise, self._phases = {}, {}, {}, {}, {}
         self._waves = self._residual = self._sum = nothing
-
-
-class PairScoreMachine(ScoreMachine):
-    """Opens summed scores without a dealer: masks of pairs cancel, and the label holder takes off its own."""
-
-    def __init__(self, party: SealedParty, words: Ring, *, round: int) -> None:  # noqa: A002
-        super().__init__(party.index, party.protocol, words, round=round)
-        self._seeds: Seeds = dict(getattr(party, "seeds", {}))
-        if len(self._seeds) < len(party.others):
-            raise ProtocolError("members have shared no seeds; run the setup first")
-
-    def _start(self) -> list[Envelope]:
-        words, holder = self._words.copy(), self._holder
-        for other, seed in self._seeds.items():
-            low, high = sorted((self.address, other))
-            mask = expand(seed, f"score/{low}/{high}/{self.round}", words.shape)
-            if self.address == holder or (other != holder and self.address > other):
-                words -= mask
-            else:
-                words += mask
-        self._dealt, self._seeds = True, {}
-        if self.address == holder:
-            self._words = words
-            return []
-        return [Envelope(self.address, holder, MaskedScores(round=self.round, words=words))]

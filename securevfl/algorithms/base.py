@@ -71,6 +71,7 @@ class Setup:
         views: Organisation -> its view, where it is recorded. What crosses organisations is recorded by the
             runtime; a role writes down only what it works out with secrets of its own.
         authenticate: Makes what signs keys that others pass on; None where all roles run in one place.
+        agreement: Digest of what all organisations have signed; empty where there is one process.
     """
 
     plan: Plan
@@ -86,6 +87,7 @@ class Setup:
     report: Callable[[int, float | None], None]
     views: Mapping[str, ViewWriter] = field(default_factory=dict)
     authenticate: Authenticate | None = None
+    agreement: str = ""
 
     def observers(self, address: str, party: str) -> tuple[str, ...]:
         """Who sees what `party` sends to `address`: nobody else if both are one organisation.
@@ -243,6 +245,11 @@ class Algorithm(ABC):
     initial_upload: ClassVar[bool] = False
     helpers: ClassVar[tuple[str, ...]] = ()
     """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
+
+    def assistants(self, plan: Plan) -> dict[str, str]:
+        """Address -> organisation of the helpers that a plan has."""
+        return {name: name for name in self.helpers}
+
     apart: bool = False
     """Whether organisations run in processes of their own, over a network."""
 

@@ -169,7 +169,7 @@ def adversary(plan: Plan) -> str:
 
 
 def _dealers(plan: Plan) -> tuple[str, ...]:
-    return find_algorithm(plan.algorithm).helpers
+    return tuple(find_algorithm(plan.algorithm).assistants(plan).values())
 
 
 def _wanted(agreement: Agreement, has_data: bool) -> dict[str, Any]:

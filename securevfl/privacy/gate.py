@@ -228,6 +228,9 @@ class Gate:
             mechanism: ``masked`` or ``encrypted``.
             observers: Organisations that pass such values on.
             assumption: What must hold for them to learn nothing.
+
+        Raises:
+            BudgetExceeded: It would be one session more than the promised delta covers; nothing was written.
         """
         record = ReleaseRecord(
             owner=self.owner,
@@ -237,7 +240,8 @@ class Gate:
             mode=self.mode,
             assumption=assumption,
         )
-        return Accounted(machine=machine, head=self.ledger.append(record), observers=observers, key=_KEY)
+        head = self.budget.spend(record, self.ledger.append)
+        return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
 
     def open_totals(
         self,

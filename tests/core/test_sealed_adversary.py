@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from test_sealed_training import make_data
 
+from securevfl.accountants import records
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.sealed import checked_slack
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.adversary import settled, slack
-from securevfl.errors import Deviation, InputError, PlanError
+from securevfl.errors import BudgetExceeded, Deviation, InputError, PlanError
 from securevfl.federation.run import train
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
@@ -35,6 +36,14 @@ class Shifting(CheckedRound):
 
     def _verify(self):
         pass
+
+
+class Early(Shifting):
+    """The same in every iteration: no session outlives its first."""
+
+    def _share_residual(self, deal):
+        CheckedRound._share_residual(self, deal)
+        self._blinded = FIELD.add(self._blinded, 1)
 
 
 def cheat(monkeypatch, kind):
@@ -172,3 +181,31 @@ def test_a_module_of_ones_own_is_not_silently_trusted(tmp_path):
             tmp_path / "run",
             encoders={"p1": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))},
         )
+
+
+def test_sessions_are_counted_over_restarts_and_the_next_one_is_refused(tmp_path, monkeypatch):
+    """Each has a chance of its own that a false proof passes, and delta pays for so many and no more."""
+    monkeypatch.setattr(records, "SESSIONS", 2)
+    data, folder = make_data(), tmp_path / "run"
+    plan = Plan.from_flat({**PLAN, "adversary": "malicious", "evaluate_every": 0})
+    cheat(monkeypatch, Early)
+    for begun in (1, 2):
+        with pytest.raises(Deviation):
+            train(data, plan, folder, resume=begun > 1)
+        assert _sessions(folder) == begun
+    counted = len(_totals(folder))
+    monkeypatch.undo()
+    monkeypatch.setattr(records, "SESSIONS", 2)
+    with pytest.raises(BudgetExceeded, match="2 sessions, the most that the promised delta covers"):
+        train(data, plan, folder, resume=True)
+    assert _sessions(folder) == 2 and len(_totals(folder)) == counted
+
+
+def test_sessions_among_members_that_are_trusted_are_not_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "SESSIONS", 0)
+    done = train(make_data(), Plan.from_flat({**PLAN, "adversary": "semi-honest"}), tmp_path / "run")
+    assert done.result["epochs"] == 6
+
+
+def _sessions(folder):
+    return sum(r.is_checked_session for r in read_records(folder) if r.owner == "p0")

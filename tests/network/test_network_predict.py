@@ -25,7 +25,15 @@ from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.cli import main
 from securevfl.data.share import OwnTable
-from securevfl.errors import BudgetExceeded, DataError, InputError, NetworkError, ProtocolError, RunError
+from securevfl.errors import (
+    BudgetExceeded,
+    DataError,
+    Deviation,
+    InputError,
+    NetworkError,
+    ProtocolError,
+    RunError,
+)
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import checked_encoder
 from securevfl.federation.trained import Trained
@@ -278,6 +286,26 @@ def test_a_sealed_model_with_its_dealer(tmp_path):
         assert record.observers == ("bank",) and record.rows.tolist() == list(range(60, 60 + COUNT))
         assert results[owner]["prediction"][owner]["scores"] == COUNT
     assert any("counted apart" in line for line in prediction.said["clinic"])
+
+
+def test_a_member_that_scores_others_than_agreed_is_named_and_no_score_is_written(tmp_path):
+    """The clinic takes the agreed people in another order: each sum would be of two people's scores."""
+    federation = trained(
+        tmp_path, Plan(algorithm="sealed", epochs=1, scaling="none", epsilon=8.0), helpers=("dealer",)
+    )
+    prediction = Prediction(federation, new_rows(federation.names[:3]), strangers())
+    clinic = prediction.member("clinic")
+    build = clinic.purpose.build
+
+    def reordered(who: Any, agreement: Any) -> Any:
+        clinic.purpose.ids, clinic.purpose.numbers = clinic.purpose.ids[::-1], clinic.purpose.numbers[::-1]
+        return build(who, agreement)
+
+    clinic.purpose.build = reordered
+    results = prediction.run(clinic=clinic)
+    found = results["bank"]
+    assert isinstance(found, Deviation) and found.member == "clinic", results
+    assert "other records" in found.how and not prediction.out.exists()
 
 
 def test_a_dealer_cannot_find_out_who_is_predicted(tmp_path):

@@ -6,7 +6,7 @@ from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.accountants.sealed import checked_slack
 from securevfl.algorithms.sealed.card import CARDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import Evaluation
-from securevfl.algorithms.sealed.settings import SealedGeometry
+from securevfl.algorithms.sealed.settings import DEALER, NOBODY, SealedGeometry
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.protocols.sealed.protocol import SealedProtocol
@@ -28,6 +28,38 @@ def obstacle(plan: Plan, data: VerticalData) -> str:
     return next((reason for reason, applies in found.items() if applies), "")
 
 
+def without_dealer(plan: Plan, data: VerticalData) -> str:
+    """Why members cannot do without a dealer; empty where they can."""
+    members = len(SealedGeometry(plan=plan, data=data).members)
+    found = {
+        "members that may cheat are caught with a dealer's help only": plan.settings.adversary == MALICIOUS,
+        f"the task is {data.task}, and only two classes are offered": data.task != "binary",
+        f"rows of model {plan.model!r} change in every iteration": plan.model not in ("linear", *CARDS),
+        f"{members} members deal for each other only while no two of them collude (collusion 1)": members > 2
+        and plan.collusion > 1,
+    }
+    return next((reason for reason, applies in found.items() if applies), "")
+
+
+def settled_dealer(plan: Plan, data: VerticalData, *, apart: bool) -> tuple[str, str]:
+    """Who deals, and why; see `settled`.
+
+    Raises:
+        PlanError: Somebody must deal, and nobody is named.
+    """
+    wanted = plan.settings.dealer
+    if wanted not in ("auto", NOBODY):
+        return wanted, "as the plan says"
+    if wanted == "auto" and not apart:
+        return DEALER, "simulated in this process"
+    if reason := without_dealer(plan, data):
+        raise PlanError(
+            f"somebody must deal: {reason}; set dealer to the name of an organisation without data"
+        )
+    members = len(SealedGeometry(plan=plan, data=data).members)
+    return NOBODY, "the two of them encrypt" if members == 2 else "members deal for each other"
+
+
 def settled(plan: Plan, data: VerticalData, *, apart: bool) -> tuple[str, str]:
     """The adversary that a plan is made for, and why.
 
@@ -46,6 +78,8 @@ def settled(plan: Plan, data: VerticalData, *, apart: bool) -> tuple[str, str]:
         return wanted, "as the plan says"
     if not apart:
         return SEMI_HONEST, "everybody is in one process"
+    if plan.settings.dealer == NOBODY:
+        return SEMI_HONEST, "there is no dealer"
     return (SEMI_HONEST, reason) if reason else (MALICIOUS, "rows and labels are proved")
 
 

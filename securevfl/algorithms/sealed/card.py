@@ -93,6 +93,7 @@ class CardGeometry(SealedGeometry):
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
+            contributors=self.contributors,
         )
 
     @property
@@ -127,14 +128,14 @@ class CardGeometry(SealedGeometry):
         members = len(self.members)
         if not self.plan.sigma:
             return ((0,) * members,) * members
-        return integer_stds(self.noise.variances[opening])
+        return integer_stds(self.noise.variances[opening], self.total_bits)
 
     def cost_of(self, opening: str, member: int) -> tuple[float, float]:
         """What an opening costs the member's records: sensitivity and sigma, both 0 without a guarantee."""
         if not self.plan.sigma:
             return 0.0, 0.0
         shifts: SealedShifts = self.noise.shifts[opening]
-        added = real_variances(self.stds_of(opening))
+        added = real_variances(self.stds_of(opening), self.total_bits)
         mu = shifts.mu(added, colluders=self.plan.collusion, owner=member)
         sigma = shifts.diameter * math.sqrt(TOTALS.get(opening, 1)) / self.noise.mu_of(opening)
         return mu * sigma * (1 + 1e-12), sigma
@@ -169,6 +170,7 @@ class CardGeometry(SealedGeometry):
             checked=self.checked,
             groups=self.groups_of(opening) if self.checked and one_hot else (),
             complement=self.checked and opening == "labels",
+            dealing=self.dealing,
         )
 
     def groups_of(self, opening: str) -> tuple[tuple[int, ...], ...]:

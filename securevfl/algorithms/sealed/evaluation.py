@@ -20,15 +20,15 @@ import numpy.typing as npt
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.metric_totals import Estimate, MetricTotals
-from securevfl.algorithms.base import Setup, expect
+from securevfl.algorithms.base import Setup
 from securevfl.algorithms.messages import SealedSpread
-from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
+from securevfl.algorithms.sealed.exchange import SealedExchange, assumption_of
 from securevfl.algorithms.sealed.settings import SealedGeometry, integer_stds
 from securevfl.algorithms.sealed.stack import records_held
 from securevfl.errors import AccountingError, ProtocolError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import STATISTIC, TOTAL
-from securevfl.protocols.sealed.checked_party import CheckedParty
+from securevfl.protocols.sealed import party_of
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
 from securevfl.protocols.sealed.series import Waves
@@ -113,10 +113,13 @@ class Evaluation:
         """The public configuration of one evaluation."""
         settings, totals = self.settings, self.totals
         members, holder = len(settings.members), settings.label_holder
+        adding = range(members) if settings.contributors is None else settings.contributors[holder]
         each = 0.0
         if self.sigma:
-            each, _ = totals.share(sigma=self.sigma, members=members, colluders=settings.plan.collusion)
-        shares = [[each * each if m == holder else 0.0] * members for m in range(members)]
+            each, _ = totals.share(sigma=self.sigma, members=len(adding), colluders=settings.plan.collusion)
+        shares = [
+            [each * each * (m == holder and j in adding) for j in range(members)] for m in range(members)
+        ]
         return SealedProtocol(
             widths=tuple(2 * (m == holder) for m in range(members)),
             static=(True,) * members,
@@ -126,10 +129,13 @@ class Evaluation:
             batch=self.records,
             outputs=2 * totals.harmonics,
             series=Waves(totals.period, tuple(totals.amplitudes.tolist())),
-            share_stds=integer_stds(tuple(map(tuple, shares))) if each else ((0,) * members,) * members,
+            share_stds=integer_stds(tuple(map(tuple, shares)), settings.total_bits)
+            if each
+            else ((0,) * members,) * members,
             entry=1.0,
             checked=settings.checked,
             groups=tuple((2,) if m == holder else () for m in range(members)) if settings.checked else (),
+            dealing=settings.dealing,
         )
 
     def scale(self, spreads: Sequence[float]) -> float:
@@ -234,7 +240,7 @@ class Evaluator:
             await self.exchange.link.send(other, SealedSpread(spread=spread))
         told: dict[str, float] = {self.exchange.link.address: spread}
         while len(told) <= len(self.others):
-            message = expect(await self.exchange.link.receive(), SealedSpread.kind)
+            message = await self.exchange.hear(SealedSpread.kind)
             if message.sender not in self.others or message.sender in told:
                 raise ProtocolError(f"{message.sender} tells its spread out of turn")
             told[message.sender] = float(message["spread"])
@@ -247,9 +253,8 @@ class Evaluator:
             positive = self._positive
             operand = np.stack([positive, ~positive]).astype(np.int32) << OPERAND_BITS
         protocol, plan = self.evaluation.protocol, self.setup.plan
-        made = CheckedParty if protocol.checked else SealedParty
-        party = made(protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream)
-        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
+        party = party_of(protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream)
+        assumption = assumption_of(plan, protocol)
         await self.exchange.follow(
             self.gate.hide(party.setup(), mechanism="masked", observers=self.observers, assumption=assumption)
         )

@@ -12,9 +12,9 @@ from torch import Tensor
 from securevfl.accountants.records import HELD_BACK
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
-from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
+from securevfl.algorithms.sealed.exchange import SealedExchange, assumption_of
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
-from securevfl.algorithms.sealed.rows import Preparation, prepare_rows
+from securevfl.algorithms.sealed.rows import Preparation, prepare_rows, records_named
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
 from securevfl.algorithms.steps import (
     Batches,
@@ -28,6 +28,7 @@ from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed import party_of
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
@@ -130,8 +131,7 @@ class SealedMember:
     async def _open_session(self) -> SealedParty:
         """Fresh masks for the static operands, and a note of what hides the rest."""
         party = self._new_party(self._protocol())
-        plan = self.setup.plan
-        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
+        assumption = assumption_of(self.setup.plan, party.protocol)
         session = self.gate.hide(
             party.setup(), mechanism="masked", observers=self.observers, assumption=assumption
         )
@@ -139,13 +139,10 @@ class SealedMember:
         return party
 
     def _new_party(self, protocol: SealedProtocol) -> SealedParty:
-        noise = self.gate.noise.stream
-        if not protocol.checked:
-            return SealedParty(protocol, self.index, operand=self._operand(), noise=noise)
-        operand = self._operand()
-        if operand is None:
-            raise ProtocolError(f"{self.address} has an operand that changes, which nothing can prove")
-        return CheckedParty(protocol, self.index, operand=operand, labels=self._session_labels(), noise=noise)
+        labels = self._session_labels() if protocol.checked else None
+        return party_of(
+            protocol, self.index, operand=self._operand(), labels=labels, noise=self.gate.noise.stream
+        )
 
     def _session_labels(self) -> npt.NDArray[np.float64] | None:
         """Labels as a checked session proves them, once for all its rounds."""
@@ -263,11 +260,16 @@ class SealedMember:
         if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
             return
         await self.begin()
-        machine = self._session.score(self.tested[:held], round=self.exchange.next_round())
+        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
+        machine = self._session.score(
+            self.tested[:held],
+            round=self.exchange.next_round(),
+            agreed=self.setup.agreement.encode(),
+            records=records_named(rows),
+        )
         if self.index == self.settings.label_holder:  # it only receives
             await self.exchange.follow(machine)
             return
-        rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
         to = (self.setup.label_holder,)
         await self.exchange.follow(
             self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)

@@ -284,7 +284,10 @@ class DealerRole(Role):
         if evaluation.held and self._done >= self.settings.plan.epochs:
             await self._begin()
             number = await self._next_round()
-            await self.exchange.deal(self.dealer.deal_scores(round=number, count=evaluation.held))
+            agreed = self.setup.agreement.encode()
+            await self.exchange.deal(
+                self.dealer.deal_scores(round=number, count=evaluation.held, agreed=agreed)
+            )
 
     def state(self) -> dict[str, Any]:
         return {"batches": None if self.batches is None else self.batches.state(), "done": self._done}

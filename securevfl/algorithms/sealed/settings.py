@@ -10,11 +10,14 @@ from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.protocols.sealed.protocol import TOTAL_BITS, SealedProtocol
+from securevfl.protocols.sealed.parts import Parts
+from securevfl.protocols.sealed.protocol import DEALT, THIRD, TOTAL_BITS, SealedProtocol
 from securevfl.protocols.sealed.series import SineSeries, identity_series, logistic_series
 from securevfl.settings.plan import Plan
 
 DEALER = "dealer"
+NOBODY = "none"
+"""In the place of a dealer's name, where members do without one."""
 BIAS = 0.25
 """The constant column of the label holder, as a share of the clip."""
 MEANS = 0.75
@@ -98,6 +101,24 @@ class SealedGeometry:
         return bool(self.plan.settings.adversary == "malicious")
 
     @property
+    def dealing(self) -> str:
+        """Where masks come from: a dealer, or the member whom a product does not concern."""
+        return THIRD if self.plan.settings.dealer == NOBODY else DEALT
+
+    @property
+    def total_bits(self) -> int:
+        """Fraction bits of totals and of the noise on them."""
+        return TOTAL_BITS
+
+    @property
+    def contributors(self) -> tuple[frozenset[int], ...] | None:
+        """Whose noise can reach each member's total; None for everybody's."""
+        if self.dealing != THIRD:
+            return None
+        parts = Parts(len(self.members), self.label_holder)
+        return tuple(map(parts.contributors, range(parts.members)))
+
+    @property
     def batch(self) -> int:
         """Records of one iteration."""
         return min(self.plan.batch, self.data.n_train)
@@ -140,6 +161,7 @@ class SealedGeometry:
             # Inside the score a label moves the residual like anything else that moves the score.
             label_change=label_high - label_low or high - low + 2 * rounding,
             outputs=self.data.outputs,
+            contributors=self.contributors,
         )
 
     @cached_property
@@ -149,13 +171,14 @@ class SealedGeometry:
         if not self.sigma:
             return ((0,) * members,) * members
         return integer_stds(
-            self.shifts.variances(mu=self.shifts.diameter / self.sigma, colluders=self.plan.collusion)
+            self.shifts.variances(mu=self.shifts.diameter / self.sigma, colluders=self.plan.collusion),
+            self.total_bits,
         )
 
     @cached_property
     def variances(self) -> Variances:
         """The noise that is really added, as real Gaussians that protect no better."""
-        return real_variances(self.share_stds)
+        return real_variances(self.share_stds, self.total_bits)
 
     def cost(self, member: int) -> tuple[float, float]:
         """What an iteration costs the member's records: sensitivity and sigma, both 0 without a guarantee.
@@ -208,9 +231,14 @@ class SealedGeometry:
         return strength * math.sqrt(each / self.plan.epochs) / self.data.n_train
 
     def protocol(
-        self, widths: tuple[int, ...], static: tuple[bool, ...], *, checked: bool | None = None
+        self,
+        widths: tuple[int, ...],
+        static: tuple[bool, ...],
+        *,
+        checked: bool | None = None,
+        dealing: str = "",
     ) -> SealedProtocol:
-        """The public configuration of the protocol; checked as the plan says, unless it is told."""
+        """The public configuration of the protocol; checked and dealt as the plan says, unless it is told."""
         low, high = self.label_range
         return SealedProtocol(
             widths=widths,
@@ -225,32 +253,39 @@ class SealedGeometry:
             label_high=high,
             share_stds=self.share_stds,
             checked=self.checked if checked is None else checked,
+            dealing=dealing or self.dealing,
         )
 
 
-def integer_stds(variances: Variances) -> tuple[tuple[int, ...], ...]:
+def dealing_organisation(plan: Plan) -> dict[str, str]:
+    """Address of the dealer -> the organisation that deals; empty where members do without one."""
+    name = plan.settings.dealer
+    return {} if name == NOBODY else {DEALER: DEALER if name == "auto" else name}
+
+
+def integer_stds(variances: Variances, bits: int = TOTAL_BITS) -> tuple[tuple[int, ...], ...]:
     """Integer noise [target][member] that protects like real noise of these variances.
 
     Raises:
         PlanError: It would be too small for the ring.
     """
-    stds = tuple(tuple(_integer_std(v) for v in row) for row in variances)
+    stds = tuple(tuple(_integer_std(v, bits) for v in row) for row in variances)
     least = min(std for row in stds for std in row if std)
     if least < _MIN_STD:
         raise PlanError(
-            f"noise of std {least * 2.0**-TOTAL_BITS:.3g} is below the resolution of the ring; raise sigma"
+            f"noise of std {least * 2.0**-bits:.3g} is below the resolution of the ring; raise sigma"
         )
     return stds
 
 
-def real_variances(stds: tuple[tuple[int, ...], ...]) -> Variances:
+def real_variances(stds: tuple[tuple[int, ...], ...], bits: int = TOTAL_BITS) -> Variances:
     """Integer noise as real Gaussians that protect no better."""
-    unit = 4.0**-TOTAL_BITS
+    unit = 4.0**-bits
     return tuple(tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in stds)
 
 
-def _integer_std(variance: float) -> int:
+def _integer_std(variance: float, bits: int) -> int:
     """The least integer whose discrete Gaussian protects like a real one of this variance."""
     if not variance:
         return 0
-    return math.isqrt(math.ceil(variance * 4.0**TOTAL_BITS) + _ROUNDING_VARIANCE) + 1
+    return math.isqrt(math.ceil(variance * 4.0**bits) + _ROUNDING_VARIANCE) + 1
