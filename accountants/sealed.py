@@ -120,6 +120,31 @@ def checked_slack(
     return shares + rows + (1 + math.exp(min(epsilon, 700.0))) * (proofs + tags)
 
 
+def flooding_slack(
+    *, epsilon: float, rounds: int, records: int, widths: Sequence[int], outputs: int, products: int
+) -> float:
+    """Return what answers under encryption add to delta, where two members do without a dealer.
+
+    An answer's own noise, of std e, is hidden by noise uniform on 2^128 values: one coefficient tells them
+    apart with probability |e| / 2^128, on average 0.8 e. Every coefficient of every answer counts, whoever
+    gets it. What an answer multiplies is uniform modulo t = 2^50: its std is t / sqrt(12) times that of
+    encryption, 3.24, times the root of how many coefficients are added up.
+
+    Args:
+        epsilon: The promised epsilon.
+        rounds: How many.
+        records: Of one round.
+        widths: Columns of both members.
+        outputs: Residuals per record.
+        products: Products of masks per residual; 0 where there are none.
+    """
+    degree, columns = 8192, 16
+    unit = 0.8 * 3.24 * 2.0**50 / math.sqrt(12) * 2.0**-128
+    masks = -(-records // degree) * math.sqrt(products * degree)
+    rows = sum(-(-width // columns) for width in widths) * math.sqrt(records)
+    return (1 + math.exp(min(epsilon, 700.0))) * rounds * outputs * degree * unit * (masks + rows)
+
+
 Variances: TypeAlias = tuple[tuple[float, ...], ...]
 """[m][j]: variance of member j's noise on member m's total."""
 

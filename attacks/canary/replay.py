@@ -147,7 +147,8 @@ class Replay:
     @cached_property
     def slope(self) -> float:
         """Of the series at zero."""
-        series, step = self.settings.series, 1e-4
+        series = self.settings.series
+        step = series.period * 1e-3  # tables have steps of their own
         return float(series(step) - series(-step)) / (2 * step)
 
     @cached_property

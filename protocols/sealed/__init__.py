@@ -7,14 +7,18 @@ from typing import Any
 from securevfl.protocols.sealed.checked_dealer import CheckedDealer
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.dealer import SealedDealer
+from securevfl.protocols.sealed.encrypted import EncryptedParty
+from securevfl.protocols.sealed.kernel import Kernel
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import THIRD, SealedProtocol
+from securevfl.protocols.sealed.protocol import ENCRYPTED, THIRD, SealedProtocol
 from securevfl.protocols.sealed.series import SineSeries, Waves, identity_series, logistic_series
 from securevfl.protocols.sealed.third import ThirdParty
 
 __all__ = [
     "CheckedDealer",
     "CheckedParty",
+    "EncryptedParty",
+    "Kernel",
     "SealedDealer",
     "SealedParty",
     "SealedProtocol",
@@ -38,4 +42,5 @@ def party_of(protocol: SealedProtocol, index: int, *, labels: Any = None, **inpu
     """
     if protocol.checked:
         return CheckedParty(protocol, index, labels=labels, **inputs)
-    return (ThirdParty if protocol.dealing == THIRD else SealedParty)(protocol, index, **inputs)
+    others: dict[str, type[SealedParty]] = {THIRD: ThirdParty, ENCRYPTED: EncryptedParty}
+    return others.get(protocol.dealing, SealedParty)(protocol, index, **inputs)

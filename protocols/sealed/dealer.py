@@ -94,7 +94,7 @@ class SealedDealer:
         mask = np.zeros(shape, np.uint32)
         for seed in seeds:
             mask += expand(seed, "phase", shape, np.uint32)
-        waves = waves_of(mask, protocol.series)
+        waves = waves_of(mask, protocol.sines)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         for seed in seeds[1:]:
             waves -= expand(seed, "waves", waves.shape)

@@ -51,7 +51,7 @@ class PairedParty(SealedParty):
         nothing = np.empty(0, np.uint64)
         if self.index == holder:
             masks = [score_mask(seeds[m], agreed, words.shape) for m in self.others]
-            total: Ring = np.sum(masks, axis=0, dtype=np.uint64)
+            total: Ring = np.asarray(np.sum(masks, axis=0, dtype=np.uint64))
             keys = b"".join(tag_key(seeds[m]) for m in self.others)
             deal = ScoreDeal(round=given["round"], seed=b"", words=total, keys=keys)
         else:

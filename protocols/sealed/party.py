@@ -22,7 +22,6 @@ from securevfl.protocols.contract import (
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.protocol import (
-    RESIDUAL_BITS,
     SCORES,
     WORDS,
     Operand,
@@ -127,10 +126,14 @@ class SealedParty:
             count=count,
             operand=self._left(rows, operand, count),
             masked=self._masked(rows),
-            noise={m: self.noise_for(m) for m in range(protocol.members)},
+            noise=self._noises(),
         )
         self._next_round = round + 1
         return machine
+
+    def _noises(self) -> dict[int, Ring]:
+        """This member's noise on every total of a round."""
+        return {m: self.noise_for(m) for m in range(self.protocol.members)}
 
     def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
         """The machine of a round from what the member brings to it."""
@@ -173,7 +176,7 @@ class SealedParty:
             raise InputError("a round takes scores exactly if the protocol has a series for them")
         if scores is None or series is None:
             return None
-        phase = encode_phase(scores, series.period)
+        phase = encode_phase(scores, self.protocol.sines.period)
         _check_shape(phase, shape)
         return phase
 
@@ -192,7 +195,7 @@ class SealedParty:
         if not ((values >= protocol.label_low) & (values <= protocol.label_high)).all():
             raise EncodingError(f"labels must lie between {protocol.label_low} and {protocol.label_high}")
         own = values if protocol.series is None else protocol.series.offset - values
-        scaled = np.rint(own * 2.0**RESIDUAL_BITS)
+        scaled = np.rint(own * 2.0**protocol.residual_bits)
         return scaled.astype(np.int64).view(np.uint64)
 
     def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:

@@ -32,9 +32,11 @@ from securevfl.errors import EncodingError, InputError, WireError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, PEERS
 from securevfl.protocols.sealed.parts import Parts
 from securevfl.protocols.sealed.proof import Claim
+from securevfl.protocols.sealed.residues import T
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
@@ -44,8 +46,10 @@ RESIDUAL_BITS = 2 * WAVE_BITS
 TOTAL_BITS = OPERAND_BITS + RESIDUAL_BITS
 RESIDUAL_ROOM = 1 << 30
 """Checked: added to one V_j, so that no residual plus V is negative."""
-DEALT, THIRD = "dealer", "third"
-"""Where masks come from: a dealer, or the member whom a product does not concern."""
+DEALT, THIRD, ENCRYPTED = "dealer", "third", "encrypted"
+"""Where masks come from: a dealer, the member whom a product does not concern, or ciphertexts of two."""
+PACKED_BITS = 12
+"""Fraction bits of operands that ciphertexts hold; their residuals have 20."""
 TAIL = 12
 """Room for noise in the range check, in standard deviations of each share."""
 
@@ -161,15 +165,15 @@ class SealedProtocol:
             totalled (label histograms): no scores, no phases, no waves.
         label_low: Least label.
         label_high: Largest label.
-        share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
-            for none.
+        share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of
+            2^-`total_bits`; 0 for none.
         entry: Bound of a single entry of an operand, where it is less than the clips: 1 for one-hot operands.
         checked: Whether members prove their rows and labels and every opening is authenticated, so that a
             member that cheats is caught before anything depends on it.
         groups: Checked: sizes of each member's groups of one-hot columns, whose entries are 0 or 2^14; empty
             where norms are proved.
         complement: Checked: the second of two outputs is 1 less the first label.
-        dealing: Who deals: `DEALT` or `THIRD`.
+        dealing: Where masks come from: `DEALT`, `THIRD` or `ENCRYPTED`.
 
     Raises:
         InputError: The parts do not fit each other.
@@ -183,7 +187,7 @@ class SealedProtocol:
     records: int
     batch: int
     outputs: int
-    series: SineSeries | Waves | None
+    series: SineSeries | Waves | Kernel | None
     label_low: float = 0.0
     label_high: float = 1.0
     share_stds: tuple[tuple[int, ...], ...]
@@ -217,8 +221,11 @@ class SealedProtocol:
         """What cannot be had without a dealer is refused, and noise that would get into no total."""
         if self.checked or not all(self.static):
             raise InputError("without a dealer members follow the protocol and operands stay the same")
-        if self.dealing != THIRD or self.members < 3:
+        possible = {THIRD: self.members > 2, ENCRYPTED: self.members == 2}
+        if not possible.get(self.dealing, False):
             raise InputError(f"dealing {self.dealing!r} among {self.members} members is not possible")
+        if self.dealing == ENCRYPTED:
+            return
         parts = Parts(self.members, self.label_holder)
         for member, stds in enumerate(self.share_stds):
             outside = [j for j, std in enumerate(stds) if std and j not in parts.contributors(member)]
@@ -246,12 +253,33 @@ class SealedProtocol:
         residual = self.residual_bound * (1 if self.static[member] else math.sqrt(self.outputs))
         signal = self.batch * largest * residual
         noise = TAIL * sum(self.share_stds[member])
-        if not signal * 2.0**TOTAL_BITS + noise < 2.0**63:
-            room = 2.0 ** (63 - TOTAL_BITS)
+        half, unit = T / 2 if self.dealing == ENCRYPTED else 2.0**63, 2.0**self.total_bits
+        if not signal * unit + noise < half:
             raise EncodingError(
-                f"the total of member {member} may reach {signal + noise * 2.0**-TOTAL_BITS:.3g}, but the"
-                f" ring holds {room:.3g}; use smaller batches, a smaller clip or less noise"
+                f"the total of member {member} may reach {signal + noise / unit:.3g}, but the"
+                f" ring holds {half / unit:.3g}; use smaller batches, a smaller clip or less noise"
             )
+
+    @property
+    def sines(self) -> SineSeries | Waves:
+        """The series, where phases are masked and waves are shared.
+
+        Raises:
+            InputError: There is none.
+        """
+        if self.series is None or isinstance(self.series, Kernel):
+            raise InputError("this protocol has no waves")
+        return self.series
+
+    @property
+    def residual_bits(self) -> int:
+        """Fraction bits of the residuals."""
+        return ADDED_BITS if self.dealing == ENCRYPTED else RESIDUAL_BITS
+
+    @property
+    def total_bits(self) -> int:
+        """Fraction bits of totals and of the noise on them."""
+        return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else TOTAL_BITS
 
     @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -315,7 +343,7 @@ class SealedProtocol:
 
     def total_std(self, member: int) -> float:
         """Standard deviation of the noise on each value of a member's total, all shares together."""
-        return math.hypot(*self.share_stds[member]) * 2.0**-TOTAL_BITS
+        return math.hypot(*self.share_stds[member]) * 2.0**-self.total_bits
 
     def operand_shape(self, member: int, rows: int) -> tuple[int, int]:
         """Shape of a member's operand in a round over so many records."""
@@ -350,7 +378,8 @@ class SealedProtocol:
 
     def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
         """(2, harmonics, rows, scores): sines, then cosines."""
-        return 2, len(self.series.coefficients) if self.series else 0, *self.phase_shape(rows)
+        waves = 0 if self.series is None or isinstance(self.series, Kernel) else len(self.series.coefficients)
+        return 2, waves, *self.phase_shape(rows)
 
 
 def check_operand(operand: npt.NDArray[np.int32], clip: float, outputs: int = 1) -> None:

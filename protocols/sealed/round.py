@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +29,10 @@ class SealedMachine(Machine):
 
     def _start(self) -> list[Envelope]:
         return []
+
+    def awaits(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Whether a message that has arrived is for this machine, and not for one that follows it."""
+        return bool(fields["round"] == self.round)
 
     def _drop(self, address: Address) -> list[Envelope]:
         raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
@@ -142,7 +149,7 @@ class RoundMachine(SealedMachine):
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
-        share += self._protocol.series.share(delta, waves)
+        share += self._protocol.sines.share(delta, waves)
         return share
 
     def _share_for(self, member: int) -> Share:

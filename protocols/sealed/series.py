@@ -126,10 +126,12 @@ class Waves:
     Args:
         period: P.
         coefficients: a_1, a_3, a_5, ... of the odd harmonics.
+        bits: Fraction bits of what is multiplied.
     """
 
     period: float
     coefficients: tuple[float, ...]
+    bits: int = WAVE_BITS
 
     def __post_init__(self) -> None:
         if not self.coefficients or not self.period > 0:
@@ -158,10 +160,10 @@ class Waves:
         """How far the shared evaluation can lengthen a vector of norm 1 that all waves of a record make.
 
         Table and wave of a harmonic are complex numbers of modulus at most 1 and |a|, each off by at most
-        2^-WAVE_BITS / sqrt(2); a phase that is off turns the product and lengthens nothing. The K errors of
-        the waves have norm at most sqrt(K) 2^-WAVE_BITS / sqrt(2).
+        2^-bits / sqrt(2); a phase that is off turns the product and lengthens nothing. The K errors of the
+        waves have norm at most sqrt(K) 2^-bits / sqrt(2).
         """
-        off = 2.0**-WAVE_BITS * 2**-0.5
+        off = 2.0**-self.bits * 2**-0.5
         return ((1 + off) * (1 + off * math.sqrt(len(self.coefficients))) - 1) * (1 + 1e-9)
 
     @property

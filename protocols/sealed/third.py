@@ -212,12 +212,10 @@ class ThirdRound(SealedMachine):
 
     def _second_waves(self, phase: Ring) -> Ring:
         """S's share of the waves of p, D's own phase less all masks."""
-        if self._protocol.series is None:
-            raise ProtocolError("waves without a series")
         summed = phase.copy()
         for member in self._senders:
             summed -= self._mask(member, member)
-        waves = waves_of(summed, self._protocol.series)
+        waves = waves_of(summed, self._protocol.sines)
         return waves - self._expand(self._parts.label_holder, "waves", waves.shape)
 
     def _blind(self, pair: Pair, other: int) -> Ring:
@@ -278,7 +276,7 @@ class ThirdRound(SealedMachine):
         waves = self._waves
         if waves is None:
             waves = self._expand(self._parts.dealing, "waves", self._protocol.wave_shape(len(q)))
-        share += self._protocol.series.share(q, waves)
+        share += self._protocol.sines.share(q, waves)
         return share
 
     def _serve(self, share: Ring) -> list[Envelope]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from securevfl.accountants.gdp import gdp_epsilon
-from securevfl.accountants.sealed import checked_slack
+from securevfl.accountants.sealed import checked_slack, flooding_slack
 from securevfl.algorithms.sealed.card import CARDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import Evaluation
 from securevfl.algorithms.sealed.settings import DEALER, NOBODY, SealedGeometry
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.encrypted import kernel_of
+from securevfl.protocols.sealed.protocol import DEALT, ENCRYPTED, SealedProtocol
 from securevfl.settings.plan import Plan
 
 MALICIOUS = "malicious"
@@ -84,12 +87,16 @@ def settled(plan: Plan, data: VerticalData, *, apart: bool) -> tuple[str, str]:
 
 
 def check_slack(plan: Plan, data: VerticalData) -> None:
-    """Refuses a plan whose checks would take more than the tenth of delta that is set aside for them.
+    """Refuses a plan whose checks, or whose flooding, would take more of delta than is set aside for them.
 
     Raises:
         PlanError: They would.
     """
-    if plan.settings.adversary != MALICIOUS or not plan.sigma:
+    if not plan.sigma:
+        return
+    if geometry_of(plan, data).dealing == ENCRYPTED:
+        _check_flooding(plan, data)
+    if plan.settings.adversary != MALICIOUS:
         return
     needed = slack(plan, data)
     if needed > plan.delta / 10:
@@ -99,8 +106,39 @@ def check_slack(plan: Plan, data: VerticalData) -> None:
         )
 
 
-def slack(plan: Plan, data: VerticalData) -> float:
-    """Delta' of a calibrated plan."""
+def _check_flooding(plan: Plan, data: VerticalData) -> None:
+    needed, aside = flooding(plan, data), plan.delta - plan.accounted_delta
+    if needed > aside:
+        raise PlanError(
+            f"answers under encryption would add {needed:.2g} to delta, more than the {aside:.2g} set aside; "
+            "raise delta, lower epsilon, or name a dealer"
+        )
+
+
+def flooding(plan: Plan, data: VerticalData) -> float:
+    """What the flooding of a calibrated plan adds to delta: of training, or of all evaluations."""
+    protocols, epsilon = _openings(plan, data)
+    trained = math.fsum(_flooding_of(protocol, count, epsilon) for protocol, count in protocols)
+    evaluation = Evaluation(settings=geometry_of(plan, data))
+    if not evaluation.offered:
+        return trained
+    return max(trained, _flooding_of(evaluation.protocol, plan.evaluations, epsilon))
+
+
+def _flooding_of(protocol: SealedProtocol, rounds: int, epsilon: float) -> float:
+    terms = () if protocol.series is None else kernel_of(protocol).terms
+    return flooding_slack(
+        epsilon=epsilon,
+        rounds=rounds,
+        records=protocol.records,
+        widths=protocol.widths,
+        outputs=protocol.outputs,
+        products=max(map(len, terms), default=0),
+    )
+
+
+def _openings(plan: Plan, data: VerticalData) -> tuple[list[tuple[SealedProtocol, int]], float]:
+    """The protocols of a calibrated plan with how many rounds each has, and the epsilon it promises."""
     if plan.model in CARDS:
         geometry = CardGeometry(plan=plan, data=data)
         protocols = [(geometry.protocol_of(opening), 1) for opening in geometry.openings]
@@ -109,9 +147,15 @@ def slack(plan: Plan, data: VerticalData) -> float:
         linear = SealedGeometry(plan=plan, data=data)
         biased = [w + (m == linear.label_holder) for m, w in enumerate((*data.widths, 0))]
         widths = tuple(biased[: len(linear.members)])
-        protocols = [(linear.protocol(widths, (True,) * len(widths)), plan.epochs)]
+        rounds = plan.epochs * (1 if linear.dealing == DEALT else linear.iterations)
+        protocols = [(linear.protocol(widths, (True,) * len(widths)), rounds)]
         mu = linear.shifts.diameter / plan.sigma * plan.epochs**0.5
-    epsilon = plan.budget_epsilon or gdp_epsilon(mu, plan.accounted_delta)
+    return protocols, plan.budget_epsilon or gdp_epsilon(mu, plan.accounted_delta)
+
+
+def slack(plan: Plan, data: VerticalData) -> float:
+    """Delta' of a calibrated plan whose members may cheat."""
+    protocols, epsilon = _openings(plan, data)
     trained = sum(_slack_of(protocol, count, epsilon) for protocol, count in protocols)
     evaluation = Evaluation(settings=geometry_of(plan, data))
     if not evaluation.offered:

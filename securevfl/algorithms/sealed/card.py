@@ -385,6 +385,11 @@ class CardMember(SealedMember):
             self._party, self._opened = None, self.opening
         await super().begin()
 
+    def _remaining(self) -> int:
+        opening, done = self.opening, self.steps
+        later = [each for each in self.settings.openings[done:] if each == opening]
+        return max(1, len(later))
+
     def _protocol(self) -> SealedProtocol:
         return self.settings.protocol_of(self.opening)
 

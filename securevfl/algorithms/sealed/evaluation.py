@@ -22,16 +22,17 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.metric_totals import Estimate, MetricTotals
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.messages import SealedSpread
-from securevfl.algorithms.sealed.exchange import SealedExchange, assumption_of
+from securevfl.algorithms.sealed.exchange import SealedExchange, hidden, prepare
 from securevfl.algorithms.sealed.settings import SealedGeometry, integer_stds
 from securevfl.algorithms.sealed.stack import records_held
 from securevfl.errors import AccountingError, ProtocolError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import STATISTIC, TOTAL
 from securevfl.protocols.sealed import party_of
+from securevfl.protocols.sealed.kernel import FACTOR_BITS
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
-from securevfl.protocols.sealed.series import Waves
+from securevfl.protocols.sealed.protocol import ENCRYPTED, OPERAND_BITS, SealedProtocol
+from securevfl.protocols.sealed.series import WAVE_BITS, Waves
 
 Floats = npt.NDArray[np.float64]
 KIND = "evaluation totals"
@@ -77,8 +78,12 @@ class Evaluation:
     def totals(self) -> MetricTotals:
         """The totals, with the rounding of the ring."""
         bare = MetricTotals()
-        waves = Waves(bare.period, tuple(bare.amplitudes.tolist()))
+        waves = self._waves(bare)
         return MetricTotals(period=bare.period, harmonics=bare.harmonics, rounding=waves.rounding)
+
+    def _waves(self, totals: MetricTotals) -> Waves:
+        bits = FACTOR_BITS if self.settings.dealing == ENCRYPTED else WAVE_BITS
+        return Waves(totals.period, tuple(totals.amplitudes.tolist()), bits)
 
     @property
     def clamp(self) -> float:
@@ -128,7 +133,7 @@ class Evaluation:
             records=self.records,
             batch=self.records,
             outputs=2 * totals.harmonics,
-            series=Waves(totals.period, tuple(totals.amplitudes.tolist())),
+            series=self._waves(totals),
             share_stds=integer_stds(tuple(map(tuple, shares)), settings.total_bits)
             if each
             else ((0,) * members,) * members,
@@ -212,9 +217,11 @@ class Evaluator:
         scale = await self._agree(spread)
         await self.exchange.begin(session=False)
         party = await self._session()
+        number = self.exchange.next_round()
+        await prepare(self.exchange, self.gate, party, [(number, None)], self.setup.plan)
         data, clamp, held = self.setup.data, self.evaluation.clamp, self.evaluation.held
         brought = np.clip(scale * (scores[held:] - shift), -clamp, clamp)
-        machine = party.round(round=self.exchange.next_round(), scores=brought)
+        machine = party.round(round=number, scores=brought)
         opening = self.gate.open_totals(
             machine,
             rows=np.arange(data.n_train + held, data.n_train + data.n_test, dtype=np.int64),
@@ -252,12 +259,9 @@ class Evaluator:
         if self.holds_labels:
             positive = self._positive
             operand = np.stack([positive, ~positive]).astype(np.int32) << OPERAND_BITS
-        protocol, plan = self.evaluation.protocol, self.setup.plan
+        protocol = self.evaluation.protocol
         party = party_of(protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream)
-        assumption = assumption_of(plan, protocol)
-        await self.exchange.follow(
-            self.gate.hide(party.setup(), mechanism="masked", observers=self.observers, assumption=assumption)
-        )
+        await self.exchange.follow(hidden(self.exchange, self.gate, party.setup(), protocol, self.setup.plan))
         return party
 
     def _positives(self) -> float:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from securevfl.accountants.records import CHECKED
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import Deviation, ProtocolError
+from securevfl.privacy.gate import Gate
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Accounted, Link
+from securevfl.privacy.rows import Rows
 from securevfl.privacy.schemas import MESSAGES
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import Envelope, Machine
+from securevfl.protocols.sealed.encrypted import EncryptedParty
 from securevfl.protocols.sealed.messages import Ready
-from securevfl.protocols.sealed.protocol import DEALT, THIRD, SealedProtocol, read
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import DEALT, ENCRYPTED, THIRD, SealedProtocol, read
+from securevfl.protocols.sealed.round import SealedMachine
 from securevfl.settings.plan import Plan
 
 ASSUMPTIONS = {
@@ -34,16 +39,15 @@ ASSUMPTIONS = {
         "semi-honest, without a dealer: all members follow the protocol, and no two of them pool what they "
         "see, for any two know everything of the others; masks come from AES-128-CTR"
     ),
+    ENCRYPTED: (
+        "semi-honest, without a dealer: both members follow the protocol; rows and masks are encrypted with "
+        "BFV (RLWE, degree 8192, 218 bits: 128-bit security), answers are re-randomised and flooded, "
+        "which takes less than a millionth of delta; random words come from AES-128-CTR"
+    ),
 }
 """What must hold for masked values to tell nothing, by adversary; without a dealer, by who deals."""
 AHEAD = 64
 """Messages of one member that may wait for their turn: nobody is more than a round ahead of anybody."""
-
-
-def assumption_of(plan: Plan, protocol: SealedProtocol) -> str:
-    """What must hold for a session's masked values to tell nothing."""
-    named = plan.settings.adversary if protocol.dealing == DEALT else protocol.dealing
-    return ASSUMPTIONS[named].format(plan.collusion)
 
 
 class SealedExchange(Exchange):
@@ -117,11 +121,17 @@ class SealedExchange(Exchange):
 
     async def next_for(self, machine: Machine) -> Packet:
         """The next message for a machine; without a dealer others may be a round or a phase ahead."""
-        if self._dealt:
+        if self._dealt or not isinstance(machine, SealedMachine):
             return await super().next_for(machine)
+        awaits = machine.awaits
         return await self._next(
-            lambda packet: MESSAGES[packet.kind].of_machine and packet["round"] == machine.round
+            lambda packet: MESSAGES[packet.kind].of_machine and awaits(packet.kind, packet.fields)
         )
+
+    @property
+    def round(self) -> int:
+        """The number that the next round gets."""
+        return self._round
 
     def next_round(self) -> int:
         """A number that no round has had."""
@@ -153,3 +163,29 @@ class SealedExchange(Exchange):
             if not isinstance(found.member, int):
                 raise
             raise Deviation(found.how, self.link.hosts[self.places[found.member]]) from None
+
+
+def hidden(
+    exchange: SealedExchange, gate: Gate, machine: Machine, protocol: SealedProtocol, plan: Plan
+) -> Accounted:
+    """A machine that hands out what masks or ciphertexts hide, written down with what that rests on."""
+    named = plan.settings.adversary if protocol.dealing == DEALT else protocol.dealing
+    hosts = {exchange.link.hosts[place] for at, place in exchange.places.items() if at != DEALER_PLACE}
+    return gate.hide(
+        machine,
+        mechanism="encrypted" if protocol.dealing == ENCRYPTED else "masked",
+        observers=tuple(sorted(hosts - {gate.owner})),
+        assumption=ASSUMPTIONS[named].format(plan.collusion),
+    )
+
+
+async def prepare(
+    exchange: SealedExchange,
+    gate: Gate,
+    party: SealedParty,
+    rounds: Sequence[tuple[int, Rows | None]],
+    plan: Plan,
+) -> None:
+    """Makes what rounds need ahead of time; nothing where a dealer or a third member deals in the round."""
+    if isinstance(party, EncryptedParty):
+        await exchange.follow(hidden(exchange, gate, party.prepare(rounds), party.protocol, plan))

@@ -15,7 +15,7 @@ from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerR
 from securevfl.algorithms.messages import SealedOutputs
 from securevfl.algorithms.sealed.card import geometry_of
 from securevfl.algorithms.sealed.encoder import ScorecardEncoder
-from securevfl.algorithms.sealed.exchange import SealedExchange, assumption_of
+from securevfl.algorithms.sealed.exchange import SealedExchange, hidden
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
 from securevfl.algorithms.sealed.rows import Preparation, dense, records_named
@@ -82,10 +82,7 @@ class ScoringMember:
         """Without an operand it only receives from a dealer; members without one share seeds."""
         if self.settings.dealing == DEALT:
             return party.setup()
-        plan, members = self.setup.plan, self.settings.members
-        others = tuple(sorted({self.setup.hosts[m] for m in members} - {self.gate.owner}))
-        assumption = assumption_of(plan, party.protocol)
-        return self.gate.hide(party.setup(), mechanism="masked", observers=others, assumption=assumption)
+        return hidden(self.exchange, self.gate, party.setup(), party.protocol, self.setup.plan)
 
     def _scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""

@@ -10,8 +10,16 @@ from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
+from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
 from securevfl.protocols.sealed.parts import Parts
-from securevfl.protocols.sealed.protocol import DEALT, THIRD, TOTAL_BITS, SealedProtocol
+from securevfl.protocols.sealed.protocol import (
+    DEALT,
+    ENCRYPTED,
+    PACKED_BITS,
+    THIRD,
+    TOTAL_BITS,
+    SealedProtocol,
+)
 from securevfl.protocols.sealed.series import SineSeries, identity_series, logistic_series
 from securevfl.settings.plan import Plan
 
@@ -68,7 +76,7 @@ class SealedGeometry:
         return tuple(self.plan.clip * (BIAS if name == SERVER else 1.0) for name in self.members)
 
     @property
-    def series(self) -> SineSeries:
+    def series(self) -> SineSeries | Kernel:
         """The function of the summed score; of a regression, of the score less the label.
 
         The label holder knows its label, so it subtracts it from its own score before the masked phase: the
@@ -76,6 +84,8 @@ class SealedGeometry:
         scores in [-1, 1] the distance is at most 2, half a period: beyond 1 the series turns back (large
         errors count less, as in robust regression) but never has the wrong sign.
         """
+        if self.dealing == ENCRYPTED:
+            return Kernel()
         return identity_series(period=4.0) if self.data.task == "regression" else logistic_series()
 
     @property
@@ -102,13 +112,15 @@ class SealedGeometry:
 
     @property
     def dealing(self) -> str:
-        """Where masks come from: a dealer, or the member whom a product does not concern."""
-        return THIRD if self.plan.settings.dealer == NOBODY else DEALT
+        """Where masks come from: a dealer, the member whom a product does not concern, ciphertexts of two."""
+        if self.plan.settings.dealer != NOBODY:
+            return DEALT
+        return THIRD if len(self.members) > 2 else ENCRYPTED
 
     @property
     def total_bits(self) -> int:
         """Fraction bits of totals and of the noise on them."""
-        return TOTAL_BITS
+        return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else TOTAL_BITS
 
     @property
     def contributors(self) -> tuple[frozenset[int], ...] | None:
