@@ -130,8 +130,7 @@ class EncryptedParty(PairedParty):
     def binding(self, rows: Rows | None) -> bytes:
         """What a correlation is for: the configuration with its noise, the tables, the records."""
         chosen = b"all" if rows is None else np.ascontiguousarray(rows, "<i8").tobytes()
-        public = "|".join(f"{name}={value!r}" for name, value in sorted(vars(self.protocol).items()))
-        return hashlib.sha256(DIGEST.encode() + public.encode() + chosen).digest()
+        return hashlib.sha256(DIGEST.encode() + repr(self.protocol).encode() + chosen).digest()
 
     def _phase(self, scores: npt.ArrayLike | None, shape: tuple[int, ...]) -> Any:
         """The scores themselves: they index tables."""
