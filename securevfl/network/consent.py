@@ -234,6 +234,7 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     lines.append(f"algorithm     {plan.algorithm} on {plan.protocol}{stay}; mode {plan.mode}, {noise}")
     if words := plan.adversary_in_words:
         lines.append(f"members are   {words}")
+        lines.append(f"dealer        {readable(plan.dealer_in_words)}")
     lines += _prediction(agreement) if agreement.trained else _training(agreement, name)
     lines += [f"WARNING       {each}" for each in warnings(plan)]
     return [*lines, f"IDs           {agreement.ids[:32]}", f"agreement     {agreement.digest}"]

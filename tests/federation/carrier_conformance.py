@@ -44,9 +44,7 @@ CASES = {
     ),
     "members that deal for each other": Plan(
         algorithm="sealed",
-        model="linear",
-        scaling="none",
-        epochs=3,
+        model="scorecard",
         epsilon=60.0,
         insecure_reproducible_noise=True,
         record_views=True,

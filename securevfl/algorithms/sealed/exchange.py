@@ -42,7 +42,7 @@ ASSUMPTIONS = {
     ENCRYPTED: (
         "semi-honest, without a dealer: both members follow the protocol; rows and masks are encrypted with "
         "BFV (RLWE, degree 8192, 218 bits: 128-bit security), answers are re-randomised and flooded, "
-        "which takes less than a millionth of delta; random words come from AES-128-CTR"
+        "which takes at most a hundredth of delta; random words come from AES-128-CTR"
     ),
 }
 """What must hold for masked values to tell nothing, by adversary; without a dealer, by who deals."""
