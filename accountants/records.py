@@ -165,12 +165,17 @@ class Filter:
         mode: The accounting mode; records of another mode are refused.
         budget_mu: The GDP parameter never to be exceeded by any record; infinity counts without refusing.
         records: How many records the owner has; row indices lie below.
+
+    Attributes:
+        predicted: How many scores of single records have been opened, all predictions together.
+        predictions: By how many entries.
     """
 
     def __init__(self, *, mode: str, budget_mu: float, records: int) -> None:
         self.mode = checks.choice("mode", mode, MODES)
         self.budget_mu = checks.non_negative("budget_mu", budget_mu)
         self.records = checks.count("records", records, least=1)
+        self.predicted = self.predictions = 0
         self._common = 0.0  # squared mu that every record has paid
         self._own: NDArray[np.float64] = np.zeros(records)  # squared mu of each record on top
         self._worst = 0.0  # largest entry of _own
@@ -231,6 +236,8 @@ class Filter:
         """
         rows, own, common = self._demand(record)
         written = write(record)
+        if record.kind == PREDICTION and record.mechanism not in HIDDEN:
+            self.predicted, self.predictions = self.predicted + record.vectors, self.predictions + 1
         self._common += common
         self.sessions += record.is_checked_session
         if rows is not None and rows.size:

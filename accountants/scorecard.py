@@ -52,6 +52,7 @@ class ScorecardNoise:
         residual_bound: R of the series, rounding included.
         residual_change: rho of the series.
         profile: Only bins and label histogram, without a model.
+        cutting: How far apart a residual histogram's shorter words can take residuals that were equal.
     """
 
     mu: float
@@ -64,6 +65,7 @@ class ScorecardNoise:
     residual_change: float
     profile: bool = False
     contributors: tuple[frozenset[int], ...] | None = None
+    cutting: float = 0.0
 
     def __post_init__(self) -> None:
         checks.positive("mu", self.mu)
@@ -120,7 +122,7 @@ class ScorecardNoise:
         holder, change = self.label_holder, self.residual_change
         counted = tuple(root or 1.0 for root in roots)
         rows = tuple(1.0 if width else BIAS for width in self.columns)
-        bound = self.residual_bound
+        bound, cut = self.residual_bound, self.residual_bound + self.cutting / 2
         fit = SealedShifts(
             clips=rows,
             label_holder=holder,
@@ -142,9 +144,9 @@ class ScorecardNoise:
             "residuals": SealedShifts(
                 clips=roots,
                 label_holder=holder,
-                residual_bound=bound,
-                residual_change=change,
-                known_label=2 * bound**2,
+                residual_bound=cut,
+                residual_change=change + self.cutting,
+                known_label=2 * cut**2,
                 contributors=self.contributors,
             ),
             "last": fit,

@@ -28,8 +28,10 @@ from securevfl.data import VerticalData
 from securevfl.data.share import read_outline
 from securevfl.errors import AttackError, SecureVFLError
 from securevfl.federation.folder import RunFolder
+from securevfl.federation.recorder import DECLARED
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import View
+from securevfl.settings.plan import Plan
 
 _Build: TypeAlias = "Callable[[Source, Info, int, np.random.Generator], Arrays]"
 _BuildTruth: TypeAlias = "Callable[[Source, Info], NDArray[Any]]"
@@ -175,10 +177,17 @@ class Source:
     def __init__(self, folder: Path | str, data: VerticalData | None = None) -> None:
         self.files = RunFolder(Path(folder))
         self.plan = self.files.read_plan()
-        self.data = None if data is None else resolve(self.plan, data)[1]
+        self.data = None if data is None else resolve(self._scaled_as_recorded(data), data)[1]
         self.outline = read_outline(self.files.path)
         self._tallies: dict[str, dict[Tally, tuple[int, int]]] = {}
         self._infos: dict[tuple[str, tuple[str, ...]], Info] = {}
+
+    def _scaled_as_recorded(self, data: VerticalData) -> Plan:
+        """The plan; a foreign program scaled its columns itself, so those without bounds stay as they are."""
+        foreign = self.files.result_file.is_file() and self.files.read_result().get("guarantee") == DECLARED
+        if foreign and self.plan.scaling == "auto" and data.unbounded:
+            return self.plan.with_changes(scaling="none")
+        return self.plan
 
     # -- public facts ---------------------------------------------------------------------------------------
 

@@ -80,11 +80,16 @@ def create(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """Writes and syncs a file that must not exist yet, not even as a link to nowhere.
 
     Raises:
-        OSError: It exists or cannot be written.
+        OSError: It exists or cannot be written; half of one is not left behind.
     """
     with os.fdopen(_new(path, mode), "wb") as file:
-        file.write(content)
-        sync(file)
+        try:
+            file.write(content)
+            sync(file)
+        except BaseException:
+            with suppress(OSError):
+                path.unlink()
+            raise
     _sync_folder(path.parent)
 
 

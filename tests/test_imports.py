@@ -19,7 +19,7 @@ CORE = ROOT / "securevfl"
 # Lowest first; a room imports from rooms before it, never from one beside it or after it.
 LAYERS = (
     ("errors",),
-    ("files",),
+    ("files", "transfers"),
     ("protocols", "accountants"),
     ("privacy", "data", "models", "theory"),
     ("settings",),

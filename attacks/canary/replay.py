@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed.card import KINDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import KIND, Evaluation
-from securevfl.algorithms.sealed.settings import SealedGeometry, real_variances
+from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
 from securevfl.attacks.canary.results import CanaryResult, Coins, claims_of, conclude, gate_of, guess_worlds
 from securevfl.data import VerticalData
@@ -42,6 +42,7 @@ from securevfl.privacy.rows import Rows
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import DEALT
+from securevfl.protocols.sealed.series import class_reach
 from securevfl.settings.plan import Plan
 
 Floats = NDArray[np.float64]
@@ -53,7 +54,7 @@ PULL = 2.0**-7  # share of the canary's row that sets its score, through a large
 
 @dataclass(frozen=True, kw_only=True)
 class Canary:
-    """One record in two worlds: sign of its row, score at weight zero, and label.
+    """One record in two worlds: sign of its row, score at weight zero, and label; of classes all of them.
 
     Attributes:
         signs: Of the victim's row.
@@ -62,8 +63,8 @@ class Canary:
     """
 
     signs: tuple[float, float]
-    scores: tuple[float, float]
-    labels: tuple[float, float]
+    scores: tuple[float | Floats, float | Floats]
+    labels: tuple[float | Floats, float | Floats]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,8 @@ class Replay:
         return max(self._candidates(), key=lambda canary: math.hypot(*self._distances(canary)))
 
     def _candidates(self) -> list[Canary]:
+        if self.settings.weighted:
+            return self._class_candidates()
         series, (least, most) = self.settings.series, self.settings.label_range
         grid = np.linspace(-series.period / 4, series.period / 4, 4097)
         low, high = float(grid[series(grid).argmin()]), float(grid[series(grid).argmax()])
@@ -125,17 +128,60 @@ class Replay:
             Canary(signs=(1, 1), scores=(low, high), labels=(most, most if known else least)),
         ]
 
+    def _class_candidates(self) -> list[Canary]:
+        """A record of the first class, or of the second, with every score as wrong as it may be."""
+        wrong = np.full(self.settings.data.outputs, class_reach())
+        first, second = np.eye(len(wrong))[:2]
+        own, other = wrong * (1 - 2 * first), wrong * (1 - 2 * second)
+        if self.settings.plan.settings.protect == "label":
+            return [Canary(signs=(1, 1), scores=(own, own), labels=(first, second))]
+        label_known = (
+            self.settings.plan.settings.protect == "features" or self.settings.label_holder in self.coalition
+        )
+        right = -own if label_known else other
+        return [
+            Canary(signs=(-1, 1), scores=(own, own), labels=(first, first)),
+            Canary(signs=(1, 1), scores=(own, right), labels=(first, first if label_known else second)),
+        ]
+
     def _distances(self, canary: Canary) -> tuple[float, float]:
         """How far apart the worlds are in the victim's and the observer's total, in deviations of noise."""
         coins = np.array([False, True])
-        residuals = self._residual(canary, np.zeros(2), coins)
-        theirs = float(np.diff(np.asarray(canary.signs) * residuals)[0]) / self._unknown(self.victim)
-        return theirs, float(np.diff(residuals)[0]) / self._unknown(self.observer)
+        residuals = self._residual(canary, np.zeros((2, 1)), coins[:, None])
+        theirs = np.asarray(canary.signs)[:, None] * residuals
+        apart = [float(np.linalg.norm(np.diff(each, axis=0))) for each in (theirs, residuals)]
+        return apart[0] / self._unknown(self.victim), apart[1] / self._unknown(self.observer)
 
     def _residual(self, canary: Canary, weight: Floats, coins: Coins) -> Floats:
         pairs = (canary.signs, canary.scores, canary.labels)
         sign, score, label = (np.where(coins, there, here) for here, there in pairs)
-        return np.asarray(self.settings.series(score + sign * weight) - label)
+        series = self.settings.series
+        if self.settings.weighted:
+            reach = class_reach()
+            inside = np.clip(score + sign * weight, -reach, reach)
+            return np.asarray(series(inside + label * series.period / 2))
+        return np.asarray(series(score + sign * weight) - label)
+
+    def _pull(self, weight: Floats) -> Floats:
+        """Mean residual of ordinary records, in each output; it is zero at weight zero.
+
+        Of classes a share of records is of its own class, the rest of others, so that both sides balance.
+        """
+        series = self.settings.series
+        if not self.settings.weighted:
+            return np.asarray(series(weight) - series.offset)
+        half = series.period / 2
+        own = float(series(0.0)) / float(series(0.0) - series(half))
+        return np.asarray(own * series(weight + half) + (1 - own) * series(weight))
+
+    @cached_property
+    def directions(self) -> tuple[Floats, Floats]:
+        """Along which of its outputs the canary moves the observer's total, and the victim's."""
+        canary, coins = self.canary, np.array([[False], [True]])
+        residuals = self._residual(canary, np.zeros((2, self.settings.data.outputs)), coins)
+        moves = [np.diff(r, axis=0)[0] for r in (residuals, np.asarray(canary.signs)[:, None] * residuals)]
+        shown, moved = (m if m.any() else np.ones_like(m) for m in moves)
+        return shown, moved
 
     # -- one iteration --------------------------------------------------------------------------------------
 
@@ -146,10 +192,9 @@ class Replay:
 
     @cached_property
     def slope(self) -> float:
-        """Of the series at zero."""
-        series = self.settings.series
-        step = series.period * 1e-3  # tables have steps of their own
-        return float(series(step) - series(-step)) / (2 * step)
+        """Of an ordinary record's residual at zero."""
+        step = self.settings.series.period * 1e-3  # tables have steps of their own
+        return float(self._pull(np.array(step)) - self._pull(np.array(-step))) / (2 * step)
 
     @cached_property
     def row(self) -> float:
@@ -169,9 +214,9 @@ class Replay:
 
     def totals(self, weight: Floats, coins: Coins) -> tuple[Floats, Floats]:
         """Exact totals: the observer's two columns, (2, ...) like `weight`, and the victim's column."""
-        series, clips = self.settings.series, self.settings.clips
+        clips = self.settings.clips
         residual = self._residual(self.canary, weight, coins)
-        pull = self.ordinary * (series(self.row * weight) - series.offset)
+        pull = self.ordinary * self._pull(self.row * weight)
         mine = np.stack([residual, pull]) * clips[self.observer]
         here, there = self.canary.signs
         signs = np.where(coins, there, here) * math.sqrt(1 - PULL * PULL)
@@ -189,7 +234,7 @@ class Replay:
         known = shifts.protects == "features" or shifts.label_holder in self.coalition
         change = shifts.residual_change if known else 2 * shifts.residual_bound
         change = shifts.label_change if shifts.protects == "label" else change
-        return change * math.sqrt(self.settings.data.outputs * iterations) / self._unknown(self.observer)
+        return change * math.sqrt(shifts.outputs * iterations) / self._unknown(self.observer)
 
 
 WORLDS = 20_000
@@ -233,7 +278,7 @@ class _Worlds:
         total = np.zeros((width, 1), np.uint64)
         for member in members:
             total += self.parties[member].noise_for(target)
-        values = total.view(np.int64).astype(np.float64) * 2.0**-self.replay.settings.total_bits
+        values = total.view(np.int64).astype(np.float64) * 2.0**-self.replay.settings.unit_bits
         return values.reshape(-1, self.count, self.replay.settings.data.outputs)
 
     def watch(self, coins: Coins, iterations: int) -> Floats:
@@ -244,13 +289,14 @@ class _Worlds:
         outside = [m for m in everybody if m not in replay.coalition]
         weight = np.zeros((self.count, replay.settings.data.outputs))
         seen = []
+        shown, moved = replay.directions
         for _ in range(iterations):
             self._write_down()
             mine, theirs = replay.totals(weight, coins[:, None])
             mine = mine + self.noise(replay.observer, outside)
             known = self.noise(replay.victim, inside)[0]
             weight = replay.step(weight, theirs + known + self.noise(replay.victim, outside)[0])
-            seen.append(np.stack([mine[0].sum(1), mine[1].sum(1), known.sum(1)]))
+            seen.append(np.stack([mine[0] @ shown, mine[1] @ moved, known @ moved]))
         return summarise(np.stack(seen))
 
     def _write_down(self) -> None:
@@ -349,7 +395,7 @@ def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int
     A canary is one value here: along the direction in which the record moves all totals together.
     """
     shifts, stds = settings.noise.shifts[opening], settings.stds_of(opening)
-    added, clips = real_variances(stds, settings.total_bits), shifts.clips
+    added, clips = settings.added(opening), shifts.clips
     candidates = shifts.coalitions(settings.plan.collusion, without=victim)
     coalition = max(filter(None, candidates), key=lambda s: shifts.squared_mu(added, s))
     outside = [m for m in range(len(stds)) if m not in coalition]
@@ -367,7 +413,8 @@ def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int
             for j in outside
             if stds[target][j]
         ]
-        return np.asarray(np.sum(drawn, axis=0).reshape(shape) * (2.0**-settings.total_bits / clips[target]))
+        unit = 2.0 ** -settings.total_bits(opening) / clips[target]
+        return np.asarray(np.sum(drawn, axis=0).reshape(shape) * unit)
 
     def let_out(vectors: Floats, rows: Rows) -> Floats:
         gate.open_totals(
@@ -398,7 +445,7 @@ def evaluation_door(gate: Gate, settings: SealedGeometry) -> Door:
             observers=(OBSERVER,),
         )
         drawn = [DiscreteGaussian(std).sample(vectors.size, gate.noise.stream) for std in stds]
-        return np.asarray(vectors + np.sum(drawn, axis=0).reshape(vectors.shape) * 2.0**-settings.total_bits)
+        return np.asarray(vectors + np.sum(drawn, axis=0).reshape(vectors.shape) * 2.0**-settings.unit_bits)
 
     return Door(gate=gate, reach=evaluation.sensitivity / 2, let_out=let_out)
 

@@ -28,7 +28,7 @@ KINDS = (PRIVATE, HELPED, SAME)
 class PrivateAlignment:
     """Finds the IDs that all parties have. Nobody sends an ID; the result is positions in one's own list.
 
-    What is learnt, and what a party that cheats can still learn, stands in `docs/protocols-alignment.md`.
+    What is learnt, and what a party that cheats can still learn, stands in `docs/align.md`.
 
     Args:
         parties: Number of parties with IDs, at least 2.

@@ -11,7 +11,13 @@ from securevfl.protocols.sealed.encrypted import EncryptedParty
 from securevfl.protocols.sealed.kernel import Kernel
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import ENCRYPTED, THIRD, SealedProtocol
-from securevfl.protocols.sealed.series import SineSeries, Waves, identity_series, logistic_series
+from securevfl.protocols.sealed.series import (
+    SineSeries,
+    Waves,
+    class_series,
+    identity_series,
+    logistic_series,
+)
 from securevfl.protocols.sealed.third import ThirdParty
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "SineSeries",
     "ThirdParty",
     "Waves",
+    "class_series",
     "identity_series",
     "logistic_series",
     "party_of",

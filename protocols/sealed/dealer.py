@@ -10,10 +10,11 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import SeedMask, blocks, operand_mask, stream_of
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.scoring import score_mask, tag_key
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
-from securevfl.protocols.stream import KEY_BYTES
+from securevfl.protocols.stream import KEY_BYTES, apply_masks
 
 Rows = npt.NDArray[np.int64]
 
@@ -23,7 +24,7 @@ class SealedDealer:
 
     Promises: what it deals is uniform and independent from round to round. It must see no message between
     members: together with any one of them it could unmask everything. Round seeds are not kept; the masks of
-    static operands live in memory as long as this object.
+    static operands, or of large ones their seeds, live in memory as long as this object.
 
     Args:
         protocol: The public configuration.
@@ -31,7 +32,7 @@ class SealedDealer:
 
     def __init__(self, protocol: SealedProtocol) -> None:
         self.protocol = protocol
-        self._operands: dict[int, Ring] | None = None
+        self._operands: dict[int, Ring | SeedMask] | None = None
         self._next_round = 0
 
     def setup(self) -> list[Envelope]:
@@ -39,12 +40,21 @@ class SealedDealer:
         protocol = self.protocol
         seeds = [os.urandom(KEY_BYTES) for _ in range(protocol.members)]
         self._operands = {
-            member: expand(seed, "operand", protocol.operand_shape(member, protocol.records))
+            member: operand_mask(seed, protocol.operand_shape(member, protocol.records), protocol.words.dtype)
             for member, seed in enumerate(seeds)
             if protocol.static[member]
         }
         self._next_round = 0
         return [self._to(member, Seed(round=SETUP_ROUND, seed=seed)) for member, seed in enumerate(seeds)]
+
+    def continued(self, protocol: SealedProtocol) -> SealedDealer:
+        """The dealer of another configuration over the same static operands, with the masks they have."""
+        if self._operands is None:
+            raise ProtocolError("the dealer has not dealt the operands' masks yet")
+        other = SealedDealer(protocol)
+        other._operands = {m: mask[: protocol.widths[m]] for m, mask in self._operands.items()}
+        other._next_round = self._next_round
+        return other
 
     @staticmethod
     def _to(member: int, message: Message) -> Envelope:
@@ -76,7 +86,7 @@ class SealedDealer:
 
     def _blind(self, member: int, seed: bytes, shape: tuple[int, ...]) -> Ring:
         """V_j of a member."""
-        return expand(seed, "blind", shape)
+        return expand(seed, "blind", shape, self.protocol.words.dtype)
 
     def _claim(self, round: int) -> None:  # noqa: A002
         if self._operands is None:
@@ -93,12 +103,12 @@ class SealedDealer:
             return np.empty(0, np.uint64)
         mask = np.zeros(shape, np.uint32)
         for seed in seeds:
-            mask += expand(seed, "phase", shape, np.uint32)
-        waves = waves_of(mask, protocol.sines)
+            apply_masks(mask, [stream_of(seed, "phase")], [])
+        waves = np.empty(protocol.wave_shape(count), np.uint64)
+        for here in blocks(count):
+            waves[:, :, here] = waves_of(mask[here], protocol.sines)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
-        for seed in seeds[1:]:
-            waves -= expand(seed, "waves", waves.shape)
-        return waves
+        return apply_masks(waves, [], [stream_of(seed, "waves") for seed in seeds[1:]])
 
     def _blinds(self, seeds: list[bytes], count: int) -> list[Ring]:
         shape = count, self.protocol.outputs
@@ -107,22 +117,24 @@ class SealedDealer:
     def _products(self, seeds: list[bytes], blinds: list[Ring], rows: Rows | None) -> list[Ring]:
         """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every member m."""
         protocol = self.protocol
-        everything = np.sum(blinds, axis=0, dtype=np.uint64)
+        everything = np.sum(blinds, axis=0, dtype=blinds[0].dtype)
         products = []
         for member, seed in enumerate(seeds):
             others = protocol.right(member, everything - blinds[member])
             product = ring_product(self._mask_of(member, seed, rows, len(blinds[0])), others)
             for other, theirs in enumerate(seeds):
                 if other != member:
-                    product -= expand(theirs, f"product/{member}", product.shape)
+                    product -= expand(theirs, f"product/{member}", product.shape, product.dtype)
             products.append(product)
         return products
 
-    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring:
+    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring | SeedMask:
         if not self.protocol.static[member] or self._operands is None:
             return expand(seed, "operand", self.protocol.operand_shape(member, count))
         mask = self._operands[member]
-        return mask if rows is None else np.ascontiguousarray(mask[:, rows])
+        if rows is None:
+            return mask
+        return mask.take(rows) if isinstance(mask, SeedMask) else np.ascontiguousarray(mask[:, rows])
 
     def deal_scores(self, *, round: int, count: int, agreed: bytes = b"") -> list[Envelope]:  # noqa: A002
         """Masks that cancel in the sum of all members' scores of `count` records, for the label holder.
@@ -157,14 +169,14 @@ class SealedDealer:
 
 
 def waves_of(mask: Ring, series: SineSeries | Waves) -> Ring:
-    """c_k sin(k a) and c_k cos(k a) at 2^14; odd powers of exp(i a) by repeated multiplication."""
+    """c_k sin(k a) and c_k cos(k a) at 2^14; powers of exp(i a) by repeated multiplication."""
     angle = mask * (2 * np.pi / 2.0**32)
     power = np.cos(angle) + 1j * np.sin(angle)
-    square = power * power
+    step = power.copy() if series.harmonics[1:2] == (2,) else power * power
     out = np.empty((2, len(series.coefficients), *mask.shape), np.int64)
     for index, coefficient in enumerate(series.coefficients):
         scale = coefficient * 2.0**WAVE_BITS
         np.rint(power.imag * scale, out=out[0, index], casting="unsafe")
         np.rint(power.real * scale, out=out[1, index], casting="unsafe")
-        power *= square
+        power *= step
     return out.view(np.uint64)

@@ -21,23 +21,25 @@ from securevfl.protocols.contract import (
 )
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import give_back, masked_operand
 from securevfl.protocols.sealed.protocol import (
+    ENCRYPTED,
+    RESIDUAL_BITS,
     SCORES,
-    WORDS,
     Operand,
     SealedProtocol,
     Seed,
     check_operand,
     encode_phase,
-    expand,
 )
-from securevfl.protocols.sealed.round import RoundMachine, SealedMachine
+from securevfl.protocols.sealed.round import Places, RoundMachine, SealedMachine
 from securevfl.protocols.sealed.scoring import ScoreMachine
 from securevfl.protocols.sealed.series import Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]
-Integers = npt.NDArray[np.int32]
+Integers = npt.NDArray[Any]
+"""Of int16, or int32 where that is too narrow."""
 
 
 class SealedParty:
@@ -46,7 +48,7 @@ class SealedParty:
     Args:
         protocol: The public configuration.
         index: Which member.
-        operand: Its static operand, (width, records) of int32; None where operands change.
+        operand: Its static operand, (width, records) of int16 or int32; None where operands change.
         noise: The secret stream of its noise; keyed by the operating system by default.
 
     Raises:
@@ -66,12 +68,15 @@ class SealedParty:
         if (operand is not None) != protocol.static[index]:
             raise InputError(f"member {index} needs an operand here exactly if its operand is static")
         if operand is not None:
-            _check_shape(operand, protocol.operand_shape(index, protocol.records))
-            check_operand(operand, protocol.clips[index])
+            _check_shape(operand, protocol.operand_shape(index, protocol.records), fewer=protocol.narrow)
+            check_operand(operand, protocol.clips[index], one=protocol.operand_one)
+            if protocol.narrow and not np.isin(operand, (0, 1)).all():
+                raise EncodingError("an operand of words of 32 bits holds 0 and 1 alone")
         self.protocol = protocol
         self.index = index
         self.operand = operand
         self.masked: dict[int, Ring] = {}
+        self.joined: dict[int, Places] = {}
         self._noise = noise if noise is not None else KeyStream.from_os_entropy()
         self._next_round = 0
 
@@ -91,6 +96,34 @@ class SealedParty:
         self._next_round = 0
         return SetupMachine(self)
 
+    def continued(self, protocol: SealedProtocol) -> SealedParty:
+        """The same operands, masked as they are, in another configuration."""
+        operand = None if self.operand is None else self.operand[: protocol.widths[self.index]]
+        other = SealedParty(protocol, self.index, operand=operand, noise=self._noise)
+        other.masked = {m: words[: protocol.widths[m]] for m, words in self.masked.items()}
+        other._next_round = self._next_round
+        return other
+
+    def join(self, member: int, places: Places) -> None:
+        """Adds up the columns of a member's operand, from now on: column i to place[i] of its total.
+
+        Raises:
+            ProtocolError: They are not what the member's operand has.
+        """
+        columns = self._columns(member)
+        if len(places) != columns or (columns and not 0 <= places.min() <= places.max() < columns):
+            raise ProtocolError(f"{name_of(member)} joins {len(places)} columns of {columns}")
+        self.joined[member] = places
+
+    def _columns(self, member: int) -> int:
+        """Columns that a member has opened; those of operands that change are known beforehand."""
+        if not self.protocol.narrow:
+            return self.protocol.widths[member]
+        held = self.operand if member == self.index else self.masked.get(member)
+        if held is None:
+            raise ProtocolError("the masked operands have not been exchanged; run the setup first")
+        return len(held)
+
     def round(
         self,
         *,
@@ -108,7 +141,7 @@ class SealedParty:
                 totalled; None where the protocol has no series.
             rows: The batch, indices below `records`; all records by default. The same at all members.
             labels: Of the label holder only: (rows, outputs); nobody's where waves are totalled.
-            operand: Where operands change: (width, rows * outputs) of int32.
+            operand: Where operands change: (width, rows * outputs) of int16 or int32.
 
         Raises:
             ProtocolError: The round number was used before, or the session has not been set up.
@@ -127,6 +160,7 @@ class SealedParty:
             operand=self._left(rows, operand, count),
             masked=self._masked(rows),
             noise=self._noises(),
+            joined=dict(self.joined),
         )
         self._next_round = round + 1
         return machine
@@ -194,9 +228,12 @@ class SealedParty:
         _check_shape(values, shape)
         if not ((values >= protocol.label_low) & (values <= protocol.label_high)).all():
             raise EncodingError(f"labels must lie between {protocol.label_low} and {protocol.label_high}")
-        own = values if protocol.series is None else protocol.series.offset - values
-        scaled = np.rint(own * 2.0**protocol.residual_bits)
-        return scaled.astype(np.int64).view(np.uint64)
+        if protocol.series is None:
+            return np.rint(values * 2.0**protocol.residual_bits).astype(np.int64).view(np.uint64)
+        bits = protocol.residual_bits if protocol.dealing == ENCRYPTED else RESIDUAL_BITS
+        scaled = np.rint((protocol.series.offset - values) * 2.0**bits).astype(np.int64)
+        # Half of what all members may drop: the error is then as often above as below.
+        return (scaled + (protocol.members << protocol.cut >> 1 if protocol.cut else 0)).view(np.uint64)
 
     def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:
         protocol = self.protocol
@@ -214,19 +251,30 @@ class SealedParty:
         static = [m for m in self.others if self.protocol.static[m]]
         if any(m not in self.masked for m in static):
             raise ProtocolError("the masked operands have not been exchanged; run the setup first")
-        return {m: self.masked[m] if rows is None else self.masked[m][:, rows] for m in static}
+        if rows is None:
+            return {m: self.masked[m] for m in static}
+        chosen = {m: self.masked[m][:, rows] for m in static}
+        for m in static:
+            give_back(self.masked[m])
+        return chosen
 
     def noise_for(self, target: int) -> Ring:
         """This member's secret noise on the total of `target`, drawn afresh: a round draws its own."""
-        shape = self.protocol.total_shape(target)
+        places, dtype = self.joined.get(target), self.protocol.words.dtype
+        columns = self._columns(target) if places is None else int(places.max(initial=-1)) + 1
+        shape = columns, self.protocol.total_shape(target)[1]
         std = self.protocol.share_stds[target][self.index]
         if not std:
-            return np.zeros(shape, np.uint64)
-        return self._samplers[std].sample(shape[0] * shape[1], self._noise).view(np.uint64).reshape(shape)
+            return np.zeros(shape, dtype)
+        drawn = self._samplers[std].sample(shape[0] * shape[1], self._noise).view(np.uint64)
+        return drawn.astype(dtype, copy=False).reshape(shape)
 
 
-def _check_shape(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
+def _check_shape(array: npt.NDArray[np.generic], shape: tuple[int, ...], *, fewer: bool = False) -> None:
+    found = array.shape
+    if fewer and found[1:] == shape[1:] and found[0] <= shape[0]:
+        return
+    if found != shape:
         raise InputError(f"an array has shape {array.shape}; {shape} is expected")
 
 
@@ -249,8 +297,12 @@ class SetupMachine(SealedMachine):
         if isinstance(message, Seed) and sender == DEALER and self._needs_seed:
             return self._open(message.seed)
         if isinstance(message, Operand) and sender in self._waiting:
-            shape = self._party.protocol.operand_shape(sender, self._party.protocol.records)
-            self._party.masked[sender] = WORDS.check(message.words, shape)
+            protocol = self._party.protocol
+            shape = protocol.operand_shape(sender, protocol.records)
+            words = protocol.words.check(message.words, None if protocol.narrow else shape)
+            if protocol.narrow and (words.ndim != 2 or len(words) > shape[0] or words.shape[1] != shape[1]):
+                raise ProtocolError(f"a masked operand has shape {words.shape}; at most {shape} is expected")
+            self._party.masked[sender] = words
             self._waiting.discard(sender)
             return []
         raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn in the setup")
@@ -259,8 +311,7 @@ class SetupMachine(SealedMachine):
         operand = self._party.operand
         words = None
         if operand is not None:
-            words = expand(seed, "operand", operand.shape)
-            np.subtract(operand.astype(np.int64).view(np.uint64), words, out=words)
+            words = masked_operand(seed, operand, self._party.protocol.words.dtype)
         elif len(seed) != KEY_BYTES:
             raise ProtocolError(f"the dealer sent a seed of {len(seed)} bytes; {KEY_BYTES} are expected")
         self._needs_seed = False

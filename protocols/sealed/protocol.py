@@ -28,17 +28,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import EncodingError, InputError, WireError
+from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
 from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
+from securevfl.protocols.sealed.large import SeedMask, held_pieces, stream_of
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, PEERS
 from securevfl.protocols.sealed.parts import Parts
 from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.residues import T
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
-from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
 
 OPERAND_BITS = 14
@@ -52,6 +52,8 @@ PACKED_BITS = 12
 """Fraction bits of operands that ciphertexts hold; their residuals have 20."""
 TAIL = 12
 """Room for noise in the range check, in standard deviations of each share."""
+LEAST_FRACTION = 9
+"""Fraction bits of residuals below which a ring of 32 bits is too coarse for a histogram."""
 
 WORDS = FixedPoint(bits=64, fraction_bits=TOTAL_BITS)
 PHASES = FixedPoint(bits=32, fraction_bits=0)
@@ -174,6 +176,9 @@ class SealedProtocol:
             where norms are proved.
         complement: Checked: the second of two outputs is 1 less the first label.
         dealing: Where masks come from: `DEALT`, `THIRD` or `ENCRYPTED`.
+        fraction: None for words of 64 bits. Else words of operands, blinded shares and totals have 32 bits:
+            entries of operands are 0 or 1 without fraction bits, residuals have so many, and a member may
+            open fewer columns than its width; the shape of its masked operand says how many.
 
     Raises:
         InputError: The parts do not fit each other.
@@ -196,6 +201,7 @@ class SealedProtocol:
     groups: tuple[tuple[int, ...], ...] = ()
     complement: bool = False
     dealing: str = DEALT
+    fraction: int | None = None
 
     def __post_init__(self) -> None:
         members = len(self.widths)
@@ -210,6 +216,10 @@ class SealedProtocol:
             raise InputError("widths, outputs, batch and records must be positive, batch at most records")
         if any(std < 0 for row in self.share_stds for std in row) or not all(c >= 0 for c in self.clips):
             raise InputError("clips and noise cannot be negative")
+        if self.narrow and (self.checked or self.entry != 1.0 or not all(self.static)):
+            raise InputError("words of 32 bits are for static operands of 0 and 1 that nobody proves")
+        if self.fraction is not None and not 0 <= self.fraction <= RESIDUAL_BITS:
+            raise InputError(f"{self.fraction} fraction bits; 0 to {RESIDUAL_BITS} are possible")
         for member in range(members):
             self._check_range(member)
         if self.dealing != DEALT:
@@ -251,14 +261,19 @@ class SealedProtocol:
         largest = min(self.clips[member], self.entry)
         # A record of an operand that changes multiplies all its residuals at once.
         residual = self.residual_bound * (1 if self.static[member] else math.sqrt(self.outputs))
-        signal = self.batch * largest * residual
+        signal = self.batch * largest * (residual + self.cutting / 2)
         noise = TAIL * sum(self.share_stds[member])
-        half, unit = T / 2 if self.dealing == ENCRYPTED else 2.0**63, 2.0**self.total_bits
+        half, unit = self._room, 2.0**self.total_bits
         if not signal * unit + noise < half:
             raise EncodingError(
                 f"the total of member {member} may reach {signal + noise / unit:.3g}, but the"
                 f" ring holds {half / unit:.3g}; use smaller batches, a smaller clip or less noise"
             )
+
+    @property
+    def _room(self) -> float:
+        """Half of the ring, or of the residues."""
+        return T / 2 if self.dealing == ENCRYPTED else 2.0 ** (self.words.bits - 1)
 
     @property
     def sines(self) -> SineSeries | Waves:
@@ -272,14 +287,45 @@ class SealedProtocol:
         return self.series
 
     @property
-    def residual_bits(self) -> int:
-        """Fraction bits of the residuals."""
-        return ADDED_BITS if self.dealing == ENCRYPTED else RESIDUAL_BITS
-
-    @property
     def total_bits(self) -> int:
         """Fraction bits of totals and of the noise on them."""
-        return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else TOTAL_BITS
+        return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else self.words.fraction_bits
+
+    @property
+    def narrow(self) -> bool:
+        """Whether words have 32 bits."""
+        return self.fraction is not None
+
+    @property
+    def words(self) -> FixedPoint:
+        """The ring of operands, blinded shares and totals."""
+        return WORDS if self.fraction is None else FixedPoint(bits=32, fraction_bits=self.fraction)
+
+    @property
+    def operand_one(self) -> int:
+        """What stands for 1 in an operand."""
+        return 1 if self.narrow else 1 << OPERAND_BITS
+
+    @property
+    def residual_bits(self) -> int:
+        """Fraction bits of residuals that are totalled."""
+        if self.dealing == ENCRYPTED:
+            return ADDED_BITS
+        return RESIDUAL_BITS if self.fraction is None else self.fraction
+
+    @property
+    def cut(self) -> int:
+        """Low bits that every member drops of its residual share.
+
+        Shares s_j of 64 bits add up to r modulo 2^64. Without their low c bits they add up, modulo 2^(64-c),
+        to r / 2^c less what was dropped: at most one unit each, never a wrap.
+        """
+        return RESIDUAL_BITS - self.residual_bits if self.narrow and self.series is not None else 0
+
+    @property
+    def cutting(self) -> float:
+        """How far apart residuals can get that were equal before: a unit for every member."""
+        return self.members * 2.0**-self.residual_bits if self.cut else 0.0
 
     @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -382,21 +428,33 @@ class SealedProtocol:
         return 2, waves, *self.phase_shape(rows)
 
 
-def check_operand(operand: npt.NDArray[np.int32], clip: float, outputs: int = 1) -> None:
+def narrow_fraction(records: int) -> int | None:
+    """Fraction bits with which totals of so many residuals fill a quarter of 32 bits; None where too few."""
+    left = 29 - records.bit_length()
+    return min(left, RESIDUAL_BITS) if left >= LEAST_FRACTION else None
+
+
+INTEGERS = (np.int16, np.int32)
+
+
+def check_operand(
+    operand: npt.NDArray[Any], clip: float, outputs: int = 1, *, one: int = 1 << OPERAND_BITS
+) -> None:
     """Raises `EncodingError` unless each record's integers have an L2 norm of at most clip * 2^14.
 
     Args:
-        operand: (width, records * outputs) of int32; a record's outputs lie next to each other.
+        operand: (width, records * outputs) of int16 or int32; a record's outputs lie next to each other.
         clip: The bound.
         outputs: Columns per record.
+        one: What stands for 1.
     """
-    if operand.dtype != np.int32 or operand.ndim != 2 or operand.shape[1] % outputs:
+    if operand.dtype not in INTEGERS or operand.ndim != 2 or operand.shape[1] % outputs:
         raise EncodingError(f"an operand of type {operand.dtype} and shape {operand.shape} is not offered")
     squares = np.einsum("dn,dn->n", operand, operand, dtype=np.float64)  # exact below 2^53
     largest = float(squares.reshape(-1, outputs).sum(1).max(initial=0.0))
-    if largest > (clip * 2.0**OPERAND_BITS) ** 2:
+    if largest > (clip * one) ** 2:
         raise EncodingError(
-            f"a record has norm {math.sqrt(largest) * 2.0**-OPERAND_BITS:.6g}, above the clip {clip};"
+            f"a record has norm {math.sqrt(largest) / one:.6g}, above the clip {clip};"
             " clip rows and round toward zero"
         )
 
@@ -416,38 +474,39 @@ def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
 
 def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Ring:
     """Uniform words that dealer and member both derive from a seed, for one purpose."""
-    if len(seed) != KEY_BYTES:
-        raise WireError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
-    return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")).words(shape, dtype)
+    return stream_of(seed, purpose).words(shape, dtype)
 
 
 PIECE = 1 << 15
 """Integers that are widened at a time: they stay in the cache."""
 
 
-def ring_product(left: npt.NDArray[Any], right: Ring) -> Ring:
-    """The product left @ right modulo 2^64.
+def ring_product(left: npt.NDArray[Any] | SeedMask, right: Ring) -> Ring:
+    """The product left @ right modulo 2^64, or 2^32 where both have words of 32 bits.
 
     Args:
-        left: (width, records); uint64, or int32 integers that stand for their residues.
-        right: (records, columns) of uint64.
+        left: (width, records); as right, or int16 or int32 integers that stand for their residues.
+        right: (records, columns) of uint64 or uint32.
 
     Raises:
         InputError: Shapes or types do not fit.
     """
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
         raise InputError(f"a product of shapes {left.shape} and {right.shape} does not exist")
-    if right.dtype != np.uint64 or left.dtype not in (np.uint64, np.int32):
+    if right.dtype not in (np.uint64, np.uint32) or left.dtype not in (right.dtype, *INTEGERS):
         raise InputError(f"a ring product of {left.dtype} by {right.dtype} is not offered")
-    out = np.empty((left.shape[0], right.shape[1]), np.uint64)
-    for column, values in enumerate(right.T):
-        out[:, column] = _by_vector(left, np.ascontiguousarray(values))
+    if isinstance(left, SeedMask):
+        return left.product(right)
+    out = np.empty((left.shape[0], right.shape[1]), right.dtype)
+    for column, values in enumerate(np.ascontiguousarray(right.T)):
+        for place, piece in held_pieces(left):
+            out[place, column] = _by_vector(piece, values)
     return out
 
 
 def _by_vector(left: npt.NDArray[Any], values: Ring) -> Ring:
-    if left.dtype == np.uint64:
-        product: Ring = np.einsum("dn,n->d", left, values)
+    if left.itemsize == values.itemsize:
+        product: Ring = np.einsum("dn,n->d", left.view(values.dtype), values)
         return product
     total = np.zeros(left.shape[0], np.uint64)
     step = max(64, PIECE // max(1, left.shape[0]))

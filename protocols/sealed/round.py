@@ -11,6 +11,7 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import blocks
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
@@ -22,6 +23,9 @@ from securevfl.protocols.sealed.protocol import (
     expand,
     ring_product,
 )
+
+Places = npt.NDArray[np.intp]
+"""Where each column of an operand is added to in the total."""
 
 
 class SealedMachine(Machine):
@@ -56,6 +60,7 @@ class RoundMachine(SealedMachine):
         operand: npt.NDArray[np.int32],
         masked: dict[int, Ring],
         noise: dict[int, Ring],
+        joined: dict[int, Places] | None = None,
     ) -> None:
         super().__init__(index, round=round)
         self._protocol = protocol
@@ -63,6 +68,8 @@ class RoundMachine(SealedMachine):
         self._phase, self._offset, self._operand, self._noise = phase, offset, operand, noise
         self._others = tuple(m for m in range(protocol.members) if m != index)
         self._masked = dict(masked)
+        self._joined, self._words = joined or {}, protocol.words
+        self._opens = noise[index].shape
         self._deal: Deal | None = None
         self._phases: dict[int, Ring] = {}
         self._shares: dict[int, Share] = {}
@@ -81,7 +88,7 @@ class RoundMachine(SealedMachine):
         """This member's noisy total: (width, outputs), or (width, 1) for an operand that changes."""
         if self._total is None:
             raise ProtocolError(f"round {self.round} of {name_of(self.address)} is not done")
-        return WORDS.decode(self._total)
+        return self._words.decode(self._total)
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         protocol, rows = self._protocol, self._shape
@@ -93,10 +100,10 @@ class RoundMachine(SealedMachine):
                 self._phases[sender] = PHASES.check(message.words, protocol.phase_shape(rows[0]))
             case Operand() if new_operand and sender not in self._masked:
                 shape = protocol.operand_shape(sender, rows[0])
-                self._masked[sender] = WORDS.check(message.words, shape)
+                self._masked[sender] = self._words.check(message.words, shape)
             case Share() if sender in self._others and sender not in self._shares:
-                WORDS.check(message.blinded, protocol.blinded_shape(self.address, rows[0]))
-                WORDS.check(message.product, protocol.total_shape(self.address))
+                self._words.check(message.blinded, protocol.blinded_shape(self.address, rows[0]))
+                self._words.check(message.product, self._opens)
                 self._shares[sender] = message
             case _:
                 raise ProtocolError(
@@ -107,7 +114,7 @@ class RoundMachine(SealedMachine):
     def _take_deal(self, deal: Deal) -> list[Envelope]:
         """Checks the deal, then sends the masked phase, and the masked operand where it is new."""
         protocol, rows = self._protocol, self._shape
-        WORDS.check(deal.product, protocol.total_shape(self.address))
+        self._words.check(deal.product, protocol.total_shape(self.address))
         dealt = self.address == 0 and protocol.series is not None
         WORDS.check(deal.waves, protocol.wave_shape(rows[0]) if dealt else (0,))
         messages: list[Message] = []
@@ -116,7 +123,7 @@ class RoundMachine(SealedMachine):
             self._phases[self.address] = words
             messages.append(Phase(round=self.round, words=words))
         if not protocol.static[self.address]:
-            mask = expand(deal.seed, "operand", self._operand.shape)
+            mask = expand(deal.seed, "operand", self._operand.shape)  # never of 32 bits
             np.subtract(self._operand.astype(np.int64).view(np.uint64), mask, out=mask)
             messages.append(Operand(round=self.round, words=mask))
         self._deal = deal
@@ -130,7 +137,7 @@ class RoundMachine(SealedMachine):
             return []
         if self._residual is None:
             self._residual = self._residual_share(self._deal)
-            self._blind = expand(self._deal.seed, "blind", self._shape)
+            self._blind = expand(self._deal.seed, "blind", self._shape, self._words.dtype)
             self._blinded = self._residual - self._blind
         ready = [m for m in self._others if m not in self._served and m in self._masked]
         sent = [Envelope(self.address, m, self._share_for(m)) for m in ready]
@@ -145,19 +152,24 @@ class RoundMachine(SealedMachine):
         """The series of the public phase, minus the label; without a series what the label holder brings."""
         share = np.zeros(self._shape, np.uint64) if self._offset is None else self._offset.copy()
         if self._protocol.series is None:
-            return share
+            return share.astype(self._words.dtype, copy=False)
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
-        share += self._protocol.sines.share(delta, waves)
-        return share
+        for here in blocks(len(delta)):
+            share[here] += self._protocol.sines.share(delta[here], waves[:, :, here])
+        share >>= np.uint64(self._protocol.cut)
+        return share.astype(self._words.dtype, copy=False)
 
     def _share_for(self, member: int) -> Share:
         """B_j and q_mj = E_m' V_j + c'_mj + e_mj."""
         if self._deal is None or self._blind is None or self._blinded is None:
             raise ProtocolError(f"round {self.round} of {name_of(self.address)} has no shares yet")
-        product = ring_product(self._masked[member], self._protocol.right(member, self._blind))
-        product += expand(self._deal.seed, f"product/{member}", product.shape)
+        protocol = self._protocol
+        product = ring_product(self._masked[member], protocol.right(member, self._blind))
+        pad = expand(self._deal.seed, f"product/{member}", protocol.total_shape(member), self._words.dtype)
+        product += pad[: len(product)]
+        product = self._join(member, product)
         product += self._noise[member]  # before it leaves: nobody ever holds the product without it
         blinded = self._blinded[: self._protocol.blinded_shape(member, len(self._blinded))[0]]
         return Share(round=self.round, blinded=blinded, product=product)
@@ -165,16 +177,26 @@ class RoundMachine(SealedMachine):
     def _open(self, deal: Deal, residual: Ring) -> Ring:
         """The own total; the own noise stays in it."""
         if not self._protocol.widths[self.address]:
-            return np.zeros(self._protocol.total_shape(self.address), np.uint64)
+            return np.zeros(self._protocol.total_shape(self.address), self._words.dtype)
         everything = residual.copy()
         for share in self._shares.values():
             everything += share.blinded
         total = ring_product(self._operand, self._protocol.right(self.address, everything))
-        total += deal.product
+        total += deal.product[: len(total)]
+        total = self._join(self.address, total)
         total += self._noise[self.address]
         for share in self._shares.values():
             total += share.product
         return total
+
+    def _join(self, member: int, rows: Ring) -> Ring:
+        """Columns of a member's operand added up as it has told."""
+        places = self._joined.get(member)
+        if places is None:
+            return rows
+        out = np.zeros((int(places.max(initial=-1)) + 1, rows.shape[1]), rows.dtype)
+        np.add.at(out, places, rows)
+        return out
 
     def _forget(self) -> None:
         """Erases the round's seed, masks and noise; the total stays, and marks of who has sent."""

@@ -9,6 +9,10 @@ repeats with f(P/2 - u) = f(u): it follows the wanted function for |u| almost up
 series of all harmonics of the same length, and its range is known for every u because it is periodic. That
 range is what a record's influence is bounded by, so it is computed over the whole period and refused where it
 is not what was expected.
+
+Of several classes, the label holder adds half a period to the score of a record's own class before it is
+masked, so that one periodic function is the residual of both kinds of records (`class_series`): around zero
+a / (1 + e^-u) for the other classes, around P/2 -1 / (1 + e^u) for its own. That takes all harmonics.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +53,7 @@ class SineSeries:
         offset: Value at 0.
         low: Least value that is expected of the function.
         high: Largest value that is expected.
+        phases: Turns of all harmonics 1, 2, 3, ..., in entries of the table; empty for odd sines alone.
 
     Raises:
         InputError: Somewhere in the period the series leaves [low, high] by more than `OVERSHOOT`.
@@ -58,8 +64,11 @@ class SineSeries:
     offset: float
     low: float
     high: float
+    phases: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.phases and len(self.phases) != len(self.coefficients):
+            raise InputError("a series needs a phase for every coefficient, or none")
         if not self.coefficients or not self.period > 0:
             raise InputError("a sine series needs a positive period and at least one coefficient")
         least, largest = self.range
@@ -71,8 +80,9 @@ class SineSeries:
 
     @property
     def harmonics(self) -> tuple[int, ...]:
-        """1, 3, 5, ..."""
-        return odd_numbers(len(self.coefficients))
+        """1, 3, 5, ..., or with phases all of them."""
+        count = len(self.coefficients)
+        return tuple(range(1, count + 1)) if self.phases else odd_numbers(count)
 
     def share(self, delta: Ring, waves: Ring) -> Ring:
         """A share of f: sum_k sin(k d) [c_k cos(k a)] + cos(k d) [c_k sin(k a)] for the public phase d.
@@ -82,7 +92,7 @@ class SineSeries:
             waves: Shares of c_k sin(k a), then of c_k cos(k a), (2, harmonics, rows, outputs).
         """
         found = np.zeros(delta.shape, np.uint64)
-        for sine, cosine, sines, cosines in turned(delta, self.harmonics, waves):
+        for sine, cosine, sines, cosines in turned(delta, self.harmonics, waves, self.phases):
             found += sine * cosines
             found += cosine * sines
         return found
@@ -90,7 +100,10 @@ class SineSeries:
     def __call__(self, scores: npt.ArrayLike) -> Floats:
         """The function itself, in floating point."""
         turns = np.asarray(scores, np.float64)[..., None] * (2 * np.pi / self.period)
-        waves: Floats = np.sin(turns * np.array(self.harmonics)) @ np.array(self.coefficients)
+        angles = turns * np.array(self.harmonics)
+        if self.phases:
+            angles = angles + np.array(self.phases) * (2 * np.pi * 2.0**-TABLE_BITS)
+        waves: Floats = np.sin(angles) @ np.array(self.coefficients)
         return waves + self.offset
 
     @functools.cached_property
@@ -99,11 +112,19 @@ class SineSeries:
 
         Between two points of the grid, h apart, it exceeds the larger of them by at most h^2 max|f''| / 8.
         """
-        step = self.period / 2 / _GRID
-        swing = float(np.abs(self(np.arange(_GRID + 1) * step) - self.offset).max())  # odd: half a period
-        rates = np.array(self.harmonics) * (2 * np.pi / self.period)
-        swing += step * step / 8 * float(np.abs(np.array(self.coefficients)) @ rates**2)
+        if self.phases:
+            return self.between(0.0, self.period)
+        low, high = self.between(0.0, self.period / 2)  # odd: half a period, and its reflection
+        swing = max(high - self.offset, self.offset - low)
         return self.offset - swing, self.offset + swing
+
+    def between(self, low: float, high: float) -> tuple[float, float]:
+        """Bounds of the function for scores from `low` to `high`."""
+        step = (high - low) / _GRID
+        values = self(low + np.arange(_GRID + 1) * step)
+        rates = np.array(self.harmonics) * (2 * np.pi / self.period)
+        beyond = step * step / 8 * float(np.abs(np.array(self.coefficients)) @ rates**2)
+        return float(values.min()) - beyond, float(values.max()) + beyond
 
     @functools.cached_property
     def rounding(self) -> float:
@@ -177,10 +198,14 @@ def odd_numbers(count: int) -> tuple[int, ...]:
     return tuple(range(1, 2 * count, 2))
 
 
-def turned(delta: Ring, harmonics: tuple[int, ...], waves: Ring) -> Iterator[tuple[Ring, Ring, Ring, Ring]]:
+def turned(
+    delta: Ring, harmonics: tuple[int, ...], waves: Ring, phases: tuple[int, ...] = ()
+) -> Iterator[tuple[Ring, Ring, Ring, Ring]]:
     """Per harmonic: sine and cosine of the public phase by the table, shares of the mask's sines, cosines."""
     table = sine_table()
     for index, place in enumerate(phase_places(delta, harmonics)):
+        if phases:
+            place = place + np.uint16(phases[index])
         yield table[place], table[place + QUARTER], waves[0, index], waves[1, index]
 
 
@@ -205,8 +230,57 @@ def identity_series(*, period: float = 8.0, harmonics: int = 6) -> SineSeries:
     return _fit(lambda u: u, period, harmonics, offset=0.0, low=-period / 4, high=period / 4)
 
 
+@functools.cache
+def class_series(classes: int, *, period: float = 48.0, harmonics: int = 10) -> SineSeries:
+    """Residuals of one class among several, for scores up to `class_reach` either way.
+
+    Around 0, for records of other classes: a / (1 + exp(-u)) with a = 1 / sqrt(classes - 1). Around half a
+    period, for its own records: 1 / (1 + exp(-u)) - 1. All residuals of a record then have norm sqrt(2).
+    """
+    if classes < 2:
+        raise InputError(f"{classes} classes; at least 2 are needed")
+    weight, reach = (classes - 1) ** -0.5, class_reach(period)
+    scores = np.linspace(-period / 4, 3 * period / 4, 8000, endpoint=False)
+    own = scores > period / 4
+    inner = np.where(own, scores - period / 2, scores)
+    logistic = 1 / (1 + np.exp(-np.clip(inner, -reach, reach)))
+    wanted, trust = np.where(own, logistic - 1, weight * logistic), np.abs(inner) <= reach
+    # Between the two, where no score is, a straight line that need not be met.
+    wanted = np.interp(scores, scores[trust], wanted[trust], period=period)
+    root = np.sqrt(np.where(trust, 1.0, 0.02))
+    angles = np.outer(scores, np.arange(1, harmonics + 1)) * (2 * np.pi / period)
+    waves = np.concatenate([np.ones((len(scores), 1)), np.sin(angles), np.cos(angles)], axis=1)
+    found = np.linalg.lstsq(waves * root[:, None], wanted * root, rcond=None)[0]
+    sines, cosines = found[1 : harmonics + 1], found[harmonics + 1 :]
+    turns = np.rint(np.arctan2(cosines, sines) * (2.0**TABLE_BITS / (2 * np.pi))).astype(int)
+    return SineSeries(
+        period,
+        _on_grid(np.hypot(sines, cosines)),
+        _on_grid(found[:1])[0],
+        low=-1.0,
+        high=weight,
+        phases=tuple(int(turn) % (1 << TABLE_BITS) for turn in turns),
+    )
+
+
+def class_reach(period: float = 48.0) -> float:
+    """How far scores of classes may go."""
+    return period * 3 / 16
+
+
+def _on_grid(coefficients: npt.NDArray[Any]) -> tuple[float, ...]:
+    """On a grid of 2^-30, so that linear algebra libraries that differ in the last bits agree."""
+    return tuple(float(np.rint(c * 2.0**30) / 2.0**30) for c in coefficients)
+
+
 def _fit(
-    function: Callable[[Floats], Floats], period: float, harmonics: int, *, offset: float, **limits: float
+    function: Callable[[Floats], Floats],
+    period: float,
+    harmonics: int,
+    *,
+    offset: float,
+    low: float,
+    high: float,
 ) -> SineSeries:
     """Least squares over a quarter period, which decides the whole of it; coefficients on a grid of 2^-30."""
     if harmonics < 1 or not period > 0:
@@ -214,8 +288,7 @@ def _fit(
     scores = np.linspace(0, period / 4, 4001)
     waves = np.sin(np.outer(scores, np.arange(1, 2 * harmonics, 2)) * (2 * np.pi / period))
     found = np.linalg.lstsq(waves, function(scores), rcond=None)[0]
-    grid = 2.0**30  # so that linear algebra libraries that differ in the last bits agree
-    return SineSeries(period, tuple(float(np.rint(c * grid) / grid) for c in found), offset, **limits)
+    return SineSeries(period, _on_grid(found), offset, low, high)
 
 
 @functools.cache

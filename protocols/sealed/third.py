@@ -89,7 +89,7 @@ class ThirdParty(PairedParty):
         self._check_session()
         return {m: _cut(words, rows) for m, words in self.masked.items()}
 
-    def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
+    def _machine(self, *, rows: Rows | None, joined: object = None, **inputs: Any) -> Machine:
         dealt = {pair: _cut(mask, rows) for pair, mask in self.dealt.items()}
         return ThirdRound(self.index, self.protocol, seeds=dict(self.seeds), dealt=dealt, **inputs)
 

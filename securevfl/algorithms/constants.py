@@ -20,12 +20,10 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models.encoders import HiddenLayer, LinearEncoder, MLPEncoder
+from securevfl.models.losses import find_loss
 from securevfl.settings.plan import Plan
 from securevfl.theory import flex, vafl
 from securevfl.theory.smoothness import LayerBound
-
-CURVATURE = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}
-"""Largest second derivative of a task's loss in its outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +50,14 @@ def curvature(plan: Plan, data: VerticalData) -> Curvature:
         PlanError: The model is not a sum of linear models; then no global constant exists without bounds on
             the weights.
     """
-    if not _is_linear(plan):
+    if not _is_linear(plan, data):
         raise PlanError(
             f"constants are known for sums of linear models (model linear, fusion sum, head sum), not for "
             f"{plan.model}, {plan.fusion}, {plan.head}"
         )
     squares = [np.square(_dense(block)).sum(axis=1) + 1.0 for block in data.train]
     whole = np.sum(squares, axis=0)
-    factor = CURVATURE[data.task]
+    factor = find_loss(plan.loss, data.task).smoothness
     return Curvature(
         whole=float(factor * whole.max() + plan.l2),
         blocks={
@@ -84,11 +82,20 @@ def theory_notes(plan: Plan, data: VerticalData) -> tuple[str, ...]:
     if rule is None:
         return ()
     plan, scaled = resolve(plan, data)
-    return tuple(rule(plan, curvature(plan, scaled))) if _is_linear(plan) else ()
+    if not _is_linear(plan, data):
+        return ()
+    rough = [name for name in (plan.loss, *plan.losses.values()) if _is_rough(name, data.task)]
+    if rough:
+        return (f"the theorem needs a smooth loss, and the gradient of {rough[0]!r} jumps",)
+    return tuple(rule(plan, curvature(plan, scaled)))
 
 
-def _is_linear(plan: Plan) -> bool:
-    return (plan.model, plan.fusion, plan.head) == ("linear", "sum", "sum")
+def _is_rough(loss: str, task: str) -> bool:
+    return math.isinf(find_loss(loss, task).smoothness)
+
+
+def _is_linear(plan: Plan, data: VerticalData) -> bool:
+    return plan.models(data.parties) == {"linear"} and (plan.fusion, plan.head) == ("sum", "sum")
 
 
 def _vafl_notes(plan: Plan, found: Curvature) -> list[str]:

@@ -30,6 +30,7 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -54,6 +55,9 @@ from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.settings.plan import Plan
+from securevfl.transfers import to_device
+
+Outputs = npt.NDArray[np.float32]
 
 LEAST = 2
 """Records that a mean loss must be taken over for the server to be told."""
@@ -128,7 +132,7 @@ class FDMLServer(SharingServer):
         self._check_rows(message, rows)
         vectors = self._tensor(message.sender, message["values"], len(rows))
         pull = self._pull(message, rows)
-        self.local_predictions[torch.from_numpy(rows), self.parties.index(message.sender)] = vectors
+        self.local_predictions[self._index(rows), self.parties.index(message.sender)] = vectors
         return pull
 
     def _rows(self, iteration: int) -> Rows:
@@ -147,7 +151,7 @@ class FDMLServer(SharingServer):
         self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
         for pull in ready:
             self.largest_lead = max(self.largest_lead, pull.iteration - slowest)
-            await self._send_sum(pull, self._outputs(self.local_predictions[torch.from_numpy(pull.rows)]))
+            await self._send_sum(pull, self._outputs(self.local_predictions[self._index(pull.rows)]))
         return len(ready)
 
     async def _send_sum(self, pull: Pull, total: Tensor) -> None:
@@ -203,8 +207,9 @@ class FDMLWorker(SharingParty):
         await clock.sleep_until(clock.now() + self.delay.draw())
         self.iteration += 1
         outputs, released = await self._pull(rows)
-        gradient = output_gradient(self.setup.data.task, outputs, self._labels_of(rows).cpu())
-        self.model.learn(released, gradient.numpy(), rows)
+        task, loss = self.setup.data.task, self.setup.loss(self.address)
+        gradient = output_gradient(task, outputs, self._labels_of(rows), loss)
+        self.model.learn(released, gradient, rows)
 
     async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
         """Pushes the batch's predictions; returns the sum over all workers, and what was pushed."""
@@ -214,13 +219,13 @@ class FDMLWorker(SharingParty):
             raise ProtocolError(
                 f"{self.address} received a sum of shape {total.shape}; it pulled {released.source.shape}"
             )
-        return torch.from_numpy(np.array(total, np.float32)), released
+        return to_device(np.array(total, np.float32), self.setup.device), released
 
 
-def output_gradient(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+def output_gradient(task: str, outputs: Tensor, labels: Tensor, loss: str = "auto") -> Tensor:
     """H of eq. (7): the gradient of the batch's mean loss with respect to the summed predictions."""
     leaf = outputs.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(task_loss(task, leaf, labels), leaf)
+    (gradient,) = torch.autograd.grad(task_loss(task, leaf, labels, loss=loss), leaf)
     return gradient
 
 
@@ -290,7 +295,7 @@ class KeyHolder(FDMLWorker):
     def __init__(self, setup: Setup, party: str, *, channel: Channel) -> None:
         super().__init__(setup, party, source=party, channel=channel, told=(SERVER,))
         self.test_labels: Tensor | None = None
-        self._outputs: list[Tensor] = []
+        self._outputs: list[Outputs] = []
         self._losses: list[float] = []
         self._last = -1
 
@@ -301,19 +306,18 @@ class KeyHolder(FDMLWorker):
     async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
         """Decrypts the sum and hands it on."""
         request, contribution = await self._join(rows, {"iteration": self.iteration}, learning=True)
-        total = await self._obtain(request)
-        loss = float(task_loss(self.setup.data.task, total, self._labels_of(rows).cpu()))
+        given = self._hand_on(obtained := await self._obtain(request), "sum")
+        total, task = to_device(obtained, self.setup.device), self.setup.data.task
+        loss = float(task_loss(task, total, self._labels_of(rows), loss=self.setup.loss()))
         self._losses.append(loss * len(rows))
         self._last = request.number
-        given = self._hand_on(total.numpy(), "sum")
         for party in self.setup.data.parties:
             if party != self.address:
                 await self.link.send(party, Sum(values=given))
         return total, contribution
 
-    async def _obtain(self, request: SumRequest) -> Tensor:
-        total = (await self.sums.obtain(request)).values
-        return torch.from_numpy(total.astype(np.float32))
+    async def _obtain(self, request: SumRequest) -> Outputs:
+        return (await self.sums.obtain(request)).values.astype(np.float32)
 
     async def epoch(self) -> None:
         self._losses = []
@@ -345,7 +349,8 @@ class KeyHolder(FDMLWorker):
     def _metrics(self) -> dict[str, float | None]:
         if self.test_labels is None:
             raise ProtocolError(f"{self.address} measures before it has the test labels")
-        return metrics(self.setup.data.task, torch.cat(self._outputs), self.test_labels.cpu())
+        task, outputs = self.setup.data.task, torch.from_numpy(np.concatenate(self._outputs))
+        return metrics(task, outputs, self.test_labels, self.setup.loss())
 
 
 def key_holder_among(parties: tuple[str, ...], host: str) -> str:
@@ -399,10 +404,10 @@ class FDML(Algorithm):
             raise PlanError(
                 "fdml sums local predictions; leave fusion and head at 'auto' or set both to 'sum'"
             )
-        if plan.embedding not in (0, data.outputs):
+        odd = set(plan.widths(data.parties)) - {0, data.outputs}
+        if odd:
             raise PlanError(
-                f"fdml's local predictions have {data.outputs} values, not {plan.embedding}; "
-                "leave embedding at 0"
+                f"fdml's local predictions have {data.outputs} values, not {min(odd)}; leave embedding at 0"
             )
         if plan.encoder_training == "none":
             raise PlanError("fdml trains local models only; with encoder_training 'none' nothing would learn")
@@ -410,6 +415,11 @@ class FDML(Algorithm):
             raise PlanError(
                 f"protocol {plan.protocol!r} has a sum only when every worker has contributed; "
                 "set staleness to 0"
+            )
+        if plan.protocol in ENCRYPTED and plan.sampling != "passes":
+            raise PlanError(
+                f"fdml on {plan.protocol!r} tells the server mean losses; those of drawn records would be a "
+                "linear system for each record's: set sampling to 'passes'"
             )
         if plan.protocol in ENCRYPTED:
             check_encrypted(plan, data)

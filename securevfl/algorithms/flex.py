@@ -28,7 +28,15 @@ from securevfl.algorithms.channels import SUMS, check_holder_sum
 from securevfl.algorithms.local import Trained, build_local_model
 from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
-from securevfl.algorithms.steps import MOMENTUM, Groups, fastest_step, known_steps, regularised, speed_of
+from securevfl.algorithms.steps import (
+    MOMENTUM,
+    Groups,
+    decayed,
+    fastest_step,
+    known_steps,
+    regularised,
+    speed_of,
+)
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import Fusion, task_loss
@@ -36,6 +44,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+from securevfl.transfers import to_device
 
 MOST_STEPS = 10_000
 """Local steps in one round at most: random durations can be arbitrarily short."""
@@ -180,10 +189,13 @@ class FlexServer(SharingServer):
         steps = self._steps(uploads)
         rates = self._rates(uploads)
         gradients, loss = self._gradients(snapshot, rows)
+        own = self.setup.plan.losses if self.setup.plan.settings.private_labels else {}
+        tables = {} if self.setup.plan.settings.private_labels else self._tables(snapshot)
         for index, (party, message) in enumerate(uploads.items()):
             facts = {"steps": steps[party], "rate": rates[party]}
-            gradient = gradients[:, index] if gradients.ndim == 3 else gradients
-            await self._answer(message, rows, facts, snapshot, gradient)
+            every = self._gradients(snapshot, rows, party)[0] if party in own else gradients
+            gradient = every[:, index, : self.widths[party]] if every.ndim == 3 else every
+            await self._answer(message, rows, facts, tables, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
         self.last_steps, self.last_rates = steps, rates
@@ -206,8 +218,7 @@ class FlexServer(SharingServer):
         """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
         setup = self.setup
         rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
-        if setup.plan.decay == "sqrt":
-            rates = {name: rate / math.sqrt(self.round + 1) for name, rate in rates.items()}
+        rates = {name: rate * decayed(setup.plan, self.round + 1) for name, rate in rates.items()}
         if not self.adaptive:
             return rates
         reports = {party: (int(m["steps"]), float(m["weight"])) for party, m in uploads.items()}
@@ -222,12 +233,13 @@ class FlexServer(SharingServer):
         steps, weight = self.reported if self.round else (1, 1.0)
         return steps, weight
 
-    def _gradients(self, snapshot: Tensor, rows: Rows) -> tuple[Tensor, float]:
-        """Gradients of the mean loss with respect to the snapshot, and the loss."""
+    def _gradients(self, snapshot: Tensor, rows: Rows, party: str = "") -> tuple[Tensor, float]:
+        """Gradients of the mean loss (the run's, or a party's) with respect to the snapshot, and the loss."""
         inputs = snapshot.clone().requires_grad_()
-        loss = self._mean_loss(self._outputs(inputs), rows)
+        loss = self._mean_loss(self._outputs(inputs), rows, party)
         (gradients,) = torch.autograd.grad(loss, inputs)
-        return gradients, float(loss.detach())
+        private = self.setup.plan.settings.private_labels
+        return gradients.cpu() if private else gradients, float(loss.detach())
 
     def _outputs(self, vectors: Tensor) -> Tensor:
         fused = self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
@@ -235,7 +247,12 @@ class FlexServer(SharingServer):
         return outputs
 
     async def _answer(
-        self, message: Packet, rows: Rows, facts: Mapping[str, Any], snapshot: Tensor, gradient: Tensor
+        self,
+        message: Packet,
+        rows: Rows,
+        facts: Mapping[str, Any],
+        tables: Mapping[str, npt.NDArray[Any]],
+        gradient: Tensor,
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
         observers = self.setup.observers(message.sender, self.setup.label_holder)
@@ -247,13 +264,17 @@ class FlexServer(SharingServer):
             released = self.answers.release(gradient, rows=rows, observers=observers)
             await self._reply(message, Gradient(values=released, **facts))
             return
-        summed = self.fusion.kind == "sum" and snapshot.ndim == 3
-        shared = snapshot.sum(dim=1) if summed else snapshot
-        tables = {"values": shared.cpu().numpy()}
-        for name, tensor in self.top.module.state_dict().items():
-            tables[HEAD + name] = tensor.detach().cpu().numpy().copy()
         given = self._exact(tables, message.sender, rows=rows, kind="snapshot")
         await self._reply(message, Snapshot(shared=given, **facts))
+
+    def _tables(self, snapshot: Tensor) -> dict[str, npt.NDArray[Any]]:
+        """What the parties are sent of a snapshot and of the server's model."""
+        summed = self.fusion.kind == "sum" and snapshot.ndim == 3
+        shared = snapshot.sum(dim=1) if summed else snapshot
+        state = {HEAD + name: tensor for name, tensor in self.top.module.state_dict().items()}
+        return {
+            name: np.array(tensor.numpy(force=True)) for name, tensor in {"values": shared, **state}.items()
+        }
 
     async def _local_steps(self, snapshot: Tensor, rows: Rows, steps: int, rate: float) -> None:
         begun = self.setup.clock.now()
@@ -294,7 +315,7 @@ class FlexParty(SharingParty):
         super().__init__(setup, party, model=model, observers=observers, share_labels=not private)
         self.waits_for_timeout = waits_for_timeout
         self.head = copy.deepcopy(setup.head)
-        self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(setup.data.parties))
+        self.fusion = Fusion(plan.fusion, plan.widths(setup.data.parties))
         self.reported: list[Any] | None = None
 
     async def _round(self, rows: Rows) -> None:
@@ -332,20 +353,20 @@ class FlexParty(SharingParty):
             return
         due = Gradient.kind if self.setup.plan.settings.private_labels else Snapshot.kind
         self.optimiser.begin(float(expect(answer, due)["rate"]))
-        values = torch.from_numpy(np.array(answer["values"], np.float32)).to(self.setup.device)
+        values = to_device(np.array(answer["values"], np.float32), self.setup.device)
         if due == Snapshot.kind:
             self._take_head(answer)
             values = self._without_own(values, released)
         for _ in range(steps):
             source = self.model.embed(rows)
             gradient = values if due == Gradient.kind else self._gradient(source, values, rows)
-            self.model.learn(source, gradient.cpu().numpy(), rows)
+            self.model.learn(source, gradient, rows)
         self.reported = [steps, self.optimiser.largest_weight(steps)]
 
     def _take_head(self, answer: Packet) -> None:
         """Loads the server's model as it was at the start of the round."""
         state = {
-            name: torch.from_numpy(np.array(answer[HEAD + name])).to(self.setup.device)
+            name: to_device(np.array(answer[HEAD + name]), self.setup.device)
             for name in self.head.state_dict()
         }
         self.head.load_state_dict(state)
@@ -356,7 +377,7 @@ class FlexParty(SharingParty):
             if isinstance(released, Contribution):
                 source: Tensor = released.source
                 return shared - source.detach()
-            return shared - torch.from_numpy(np.array(released.values, np.float32)).to(shared.device)
+            return shared - to_device(np.array(released.values, np.float32), shared.device)
         return shared.transpose(0, 1)
 
     def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:
@@ -365,8 +386,10 @@ class FlexParty(SharingParty):
         if self.fusion.kind == "sum":
             fused = others + own
         else:
-            fused = self.fusion([own if i == self.index else each for i, each in enumerate(others)])
-        loss = task_loss(self.setup.data.task, self.head(fused), self._labels_of(rows))
+            parts = [each[:, :width] for each, width in zip(others, self.fusion.widths, strict=True)]
+            fused = self.fusion([own if i == self.index else each for i, each in enumerate(parts)])
+        task, chosen = self.setup.data.task, self.setup.loss(self.address)
+        loss = task_loss(task, self.head(fused), self._labels_of(rows), loss=chosen)
         (gradient,) = torch.autograd.grad(loss, own)
         return gradient
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup, expect
 from securevfl.algorithms.channels import Channel, build_channel
@@ -33,6 +34,7 @@ from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
+from securevfl.transfers import Index, to_device
 
 CHUNK = 1024
 
@@ -57,8 +59,10 @@ class LabelHolder(ServerRole):
         self.setup, data = setup, setup.data
         self.link = setup.links[SERVER]
         self.parties = data.parties
-        self.fusion = Fusion(setup.plan.fusion, (setup.plan.embedding,) * len(self.parties))
-        self.labels = torch.from_numpy(np.concatenate([data.y_train, data.y_test])).to(setup.device)
+        self.widths = dict(zip(self.parties, setup.plan.widths(self.parties), strict=True))
+        self.fusion = Fusion(setup.plan.fusion, tuple(self.widths.values()))
+        self._index = Index(setup.device)
+        self.labels = to_device(np.concatenate([data.y_train, data.y_test]), setup.device)
         self.processed = self.epochs_done = 0
         self.loss: float | None = None
         self.test: dict[str, float | None] = {}
@@ -91,17 +95,21 @@ class LabelHolder(ServerRole):
     def _measure(self, outputs: Tensor) -> dict[str, float | None]:
         """The metrics of the model's outputs for the test part, which are kept as predictions."""
         data, self.predictions = self.setup.data, outputs
-        return metrics(data.task, outputs, self.labels[data.n_train :])
+        return metrics(data.task, outputs, self.labels[data.n_train :], self.setup.loss())
 
-    def _mean_loss(self, outputs: Tensor, rows: Rows) -> Tensor:
-        return task_loss(self.setup.data.task, outputs, self.labels[torch.from_numpy(rows)])
+    def _mean_loss(self, outputs: Tensor, rows: Rows, party: str = "") -> Tensor:
+        """The mean loss of records: the run's, or the one that a party descends on."""
+        labels = self.labels[self._index(rows)]
+        return task_loss(self.setup.data.task, outputs, labels, loss=self.setup.loss(party))
 
     def _tensor(self, sender: str, values: Any, rows: int) -> Tensor:
-        """Vectors that arrive, one per record."""
-        expected = rows, self.setup.plan.embedding
+        """Vectors that arrive, one per record, padded to the widest party's."""
+        expected = rows, self.widths.get(sender, self.setup.plan.embedding)
         if np.shape(values) != expected:
             raise ProtocolError(f"{sender} sent vectors of shape {np.shape(values)}; expected {expected}")
-        return torch.from_numpy(np.array(values, np.float32)).to(self.setup.device)
+        found = to_device(np.array(values, np.float32), self.setup.device)
+        missing = self.fusion.widest - expected[1]
+        return functional.pad(found, (0, missing)) if missing else found
 
     async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
         answer = await self.link.call(party, Embed(rows=rows, purpose=purpose))
@@ -244,7 +252,7 @@ class SharingServer(LabelHolder):
     async def _total(self, rows: Rows, purpose: str) -> Tensor:
         """The sum of all parties' vectors, by the secure sum."""
         total = (await self.sums.total(rows, purpose)).values
-        return torch.from_numpy(total.astype(np.float32)).to(self.setup.device)
+        return to_device(total.astype(np.float32), self.setup.device)
 
     async def _gather(self, rows: Rows) -> dict[str, Packet]:
         """One message of each party, in their order: its upload, or on a secure sum that it is ready."""
@@ -301,6 +309,7 @@ class SharingParty(Party):
         super().__init__(setup, party)
         self.model, self.observers, self.share_labels, self.told = model, observers, share_labels, told
         self.labels: Tensor | None = None
+        self._index = model.records.index
         self.batches = build_batches(setup)
         self.delay = build_delay(setup, party)
         self.secure = setup.plan.protocol != "plain"
@@ -316,12 +325,12 @@ class SharingParty(Party):
         labels = expect(await self.link.receive(), kind)["values"]
         if len(labels) != count:
             raise ProtocolError(f"{self.address} received {len(labels)} labels, not one per record ({count})")
-        return torch.from_numpy(np.array(labels)).to(self.setup.device)
+        return to_device(np.array(labels), self.setup.device)
 
     def _labels_of(self, rows: Rows) -> Tensor:
         if self.labels is None:
             raise ProtocolError(f"{self.address} trains before it has the labels")
-        return self.labels[torch.from_numpy(rows)]
+        return self.labels[self._index(rows)]
 
     async def epoch(self) -> None:
         await self.sums.begin()

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
-from torch import Tensor, nn
+from torch import Tensor
 
 from securevfl.data.binning import raw_columns
 from securevfl.data.columns import Column
 from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.transfers import OnHost, to_device
 
 Floats = NDArray[np.float64]
 ROUNDS, LEAVES = 100, 31
@@ -86,7 +87,7 @@ def _places(labels: NDArray[Any], outputs: int) -> tuple[NDArray[np.intp], Float
     return (present if len(present) > 2 else present[1:]), biases
 
 
-class BoostedTrees(nn.Module):
+class BoostedTrees(OnHost):
     """Scikit-learn's HistGradientBoosting as tensors; the input is the columns of all parties side by side.
 
     Args:
@@ -185,7 +186,7 @@ class BoostedTrees(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Raw outputs (rows, outputs): logits, or values."""
         rows = self.raw(inputs.detach().cpu().double().numpy().reshape(len(inputs), -1))
-        return torch.from_numpy(self.outputs_of(rows)).to(inputs.device)
+        return to_device(self.outputs_of(rows), inputs.device)
 
     def outputs_of(self, raw: Floats) -> Floats:
         """Raw outputs (rows, outputs) from raw values of the columns."""

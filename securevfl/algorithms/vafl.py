@@ -299,23 +299,29 @@ class TopModelServer(LabelHolder):
         outputs: Tensor = self.top.module(fused)
         return outputs
 
-    def _step(self, inputs: Tensor, index: Tensor, sizes: list[int]) -> tuple[list[Tensor], float]:
+    def _step(
+        self, inputs: Tensor, index: Tensor, sizes: list[int], senders: Sequence[str]
+    ) -> tuple[list[Tensor], float]:
         """One step on the mean of the batches' mean losses.
 
         Args:
             inputs: What the model takes, of all batches.
             index: Their records.
             sizes: How many records each batch has.
+            senders: Whom the gradients are for: one per batch, or on a shared schedule all for the one.
 
         Returns:
-            The gradient of each batch's mean loss with respect to the inputs, and the mean loss.
+            For each sender the gradient of its batch's mean loss with respect to the inputs, by the loss that
+            it descends on; and the mean loss of the run.
         """
+        own = [self._own_gradient(inputs, index, sizes, place, name) for place, name in enumerate(senders)]
         inputs.requires_grad_()
-        task, labels = self.setup.data.task, self.labels.index_select(0, index)
+        labels, loss = self.labels.index_select(0, index), self.setup.loss()
+        outputs, task = self._outputs(inputs), self.setup.data.task
         if len(sizes) == 1:
-            total = task_loss(task, self._outputs(inputs), labels)
+            total = task_loss(task, outputs, labels, loss=loss)
         else:
-            each = task_loss(task, self._outputs(inputs), labels, reduction="none")
+            each = task_loss(task, outputs, labels, reduction="none", loss=loss)
             total = torch.stack([piece.mean() for piece in torch.split(each, sizes)]).sum()
         optimiser = self.top.optimiser
         if optimiser is not None:
@@ -327,17 +333,41 @@ class TopModelServer(LabelHolder):
             optimiser.step()
         if inputs.grad is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
-        gradients = [inputs.grad] if len(sizes) == 1 else list(torch.split(inputs.grad, sizes))
-        return gradients, total.item() / len(sizes)
+        usual = list(torch.split(inputs.grad.cpu(), sizes))
+        usual = usual * len(senders) if self.shared_schedule else usual
+        found = [given if mine is None else mine for mine, given in zip(own, usual, strict=True)]
+        return found, total.item() / len(sizes)
 
-    async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
-        """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
-        observers = self.observers[message.sender]
-        if observers and self.setup.plan.encoder_training == "none":
-            await self.link.reply(message, Received())
-            return
-        released = self.answers.release(gradient, rows=rows, observers=observers)
-        await self.link.reply(message, Gradient(values=released))
+    def _own_gradient(
+        self, inputs: Tensor, index: Tensor, sizes: list[int], place: int, sender: str
+    ) -> Tensor | None:
+        """The gradient for a party that descends on a loss of its own; None for all others."""
+        if sender not in self.setup.plan.losses:
+            return None
+        place = 0 if self.shared_schedule else place
+        mine, rows = torch.split(inputs, sizes)[place], torch.split(index, sizes)[place]
+        leaf = mine.detach().clone().requires_grad_()
+        labels, loss = self.labels.index_select(0, rows), self.setup.loss(sender)
+        mean = task_loss(self.setup.data.task, self._outputs(leaf), labels, loss=loss)
+        (gradient,) = torch.autograd.grad(mean, leaf)
+        return gradient.cpu()
+
+    async def _answer(
+        self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Sequence[Tensor]
+    ) -> None:
+        """Sends gradients through the label holder's gate, all together; frozen encoders get none."""
+        frozen = self.setup.plan.encoder_training == "none"
+        contents: list[Received | Gradient] = []
+        with self.gate.ledger.together():
+            for message, batch, gradient in zip(messages, rows, gradients, strict=True):
+                observers = self.observers[message.sender]
+                if observers and frozen:
+                    contents.append(Received())
+                else:
+                    released = self.answers.release(gradient, rows=batch, observers=observers)
+                    contents.append(Gradient(values=released))
+        for message, content in zip(messages, contents, strict=True):
+            await self.link.reply(message, content)
 
 
 class Upload(NamedTuple):
@@ -357,7 +387,7 @@ class VAFLServer(TopModelServer):
     def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
         super().__init__(setup, wait_for=wait_for, shared_schedule=shared_schedule)
         shape = setup.data.n_train, len(self.parties)
-        self.embeddings = torch.zeros((*shape, setup.plan.embedding), device=setup.device)
+        self.embeddings = torch.zeros((*shape, self.fusion.widest), device=setup.device)
         self.updated_at: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
         self.oldest_used = 0
 
@@ -380,7 +410,7 @@ class VAFLServer(TopModelServer):
         return self._upload_of(self.parties.index(message.sender), rows, values)
 
     def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
-        return Upload(party, rows, torch.from_numpy(rows).to(self.setup.device), values)
+        return Upload(party, rows, self._index(rows), values)
 
     def _store(self, upload: Upload) -> None:
         self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
@@ -407,10 +437,13 @@ class VAFLServer(TopModelServer):
             await self._refresh(upload)
         where = [upload.where for upload in uploads[: len(batches)]]
         index = where[0] if len(where) == 1 else torch.cat(where)
-        gradients, loss = self._step(self.embeddings.index_select(0, index), index, [len(b) for b in batches])
-        answers = gradients * len(messages) if self.shared_schedule else gradients
-        for message, upload, gradient in zip(messages, uploads, answers, strict=True):
-            await self._answer(message, upload.rows, gradient.select(1, upload.party))
+        inputs, senders = self.embeddings.index_select(0, index), [message.sender for message in messages]
+        gradients, loss = self._step(inputs, index, [len(b) for b in batches], senders)
+        answers = [
+            gradient.select(1, upload.party)[:, : self.widths[sender]]
+            for sender, upload, gradient in zip(senders, uploads, gradients, strict=True)
+        ]
+        await self._answer(messages, shared, answers)
         self._count(sum(len(upload.rows) for upload in uploads), loss)
 
     async def _refresh(self, upload: Upload) -> None:
@@ -484,9 +517,9 @@ class SummingServer(TopModelServer):
         missing = rows[~self.known[rows]]
         if missing.size:
             summed = (await self.sums.total(missing, purpose)).summed
-            self.others[torch.from_numpy(missing)] = self._tensor(SERVER, summed, len(missing))
+            self.others[self._index(missing)] = self._tensor(SERVER, summed, len(missing))
             self.known[missing] = True
-        others = self.others[torch.from_numpy(rows)]
+        others = self.others[self._index(rows)]
         holder = self.setup.label_holder
         return others + await self._ask(holder, rows, purpose) if holder in self.parties else others
 
@@ -494,14 +527,14 @@ class SummingServer(TopModelServer):
         """Obtains the sums, updates, answers."""
         batches = self._rows_of_all(messages)
         totals = torch.cat([await self._collect(rows, TRAINING) for rows in batches])
-        index = torch.from_numpy(np.concatenate(batches)).to(self.setup.device)
-        gradients, loss = self._step(totals, index, [len(rows) for rows in batches])
+        index, senders = self._index(np.concatenate(batches)), [message.sender for message in messages]
+        gradients, loss = self._step(totals, index, [len(rows) for rows in batches], senders)
         times = len(messages) if self.shared_schedule else 1
-        for message, rows, gradient in zip(messages, batches * times, gradients * times, strict=True):
+        for message, rows, gradient in zip(messages, batches * times, gradients, strict=True):
             if message.sender in self.sums.gone:
                 await self._late(message)  # its part is not in the sum, so the gradient is not for it
             else:
-                await self._answer(message, rows, gradient)
+                await self._answer([message], [rows], [gradient])
         self._count(sum(len(rows) for rows in batches) * times, loss)
 
     def absences(self) -> dict[str, int]:

@@ -33,7 +33,7 @@ from securevfl.errors import DataError, LedgerError, PlanError, RunError, Secure
 from securevfl.federation.run import Run, predictions
 from securevfl.privacy.ledger import read_agreement, read_homes
 from securevfl.settings.plan import Plan
-from securevfl.settings.source import load_planned
+from securevfl.settings.source import load_planned, shown_data
 
 Step = Callable[[str, float], None]
 
@@ -295,7 +295,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "mode": plan.mode,
-        "data": plan.source.data,
+        "data": shown_data(plan.source.data),
         "parties": list(source.parties),
         "label_holder": source.label_holder,
         "clip": plan.clip,

@@ -164,7 +164,7 @@ def _missing(source: Source) -> str:
         kept = [seen.fields["values"] for seen in View(files.journal(name)).messages(DATA)]
         if any(not np.array_equal(each, given) for each in kept):
             return f"the data that was given is not what {name} trained on; give the run's own with --data"
-    if plan.hidden_noise:
+    if any(plan.encoder(party).hidden_noise for party in source.parties):
         return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from securevfl.cli.show import print_json
 
 if TYPE_CHECKING:
     from securevfl.auditing.cards import Line
@@ -19,20 +23,34 @@ def scorecard(
     pdo: Annotated[float, typer.Option(help="Points that double the odds.")] = 20.0,
     base_score: Annotated[float, typer.Option(help="Points at the base odds.")] = 600.0,
     base_odds: Annotated[float, typer.Option(help="Negative to positive labels at the base score.")] = 50.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print a scorecard: points, evidence, information value and noisy counts of every bin."""
     from securevfl.auditing.cards import read_card, to_csv, to_page
     from securevfl.files import write_text
 
     lines = read_card(run, party=party, pdo=pdo, base=base_score, odds=base_odds)
+    written = {"card": csv, "page": html}
     if csv is not None:
         write_text(csv, to_csv(lines))
-        typer.echo(f"card: {csv}")
     if html is not None:
         write_text(html, to_page(lines, title=f"Scorecard of {run.resolve().name}"))
-        typer.echo(f"page: {html}")
+    if json:
+        print_json({"lines": [_mapping(line) for line in lines]})
+        return
+    for what, path in written.items():
+        if path is not None:
+            typer.echo(f"{what}: {path}")
     if csv is None and html is None:
         _show(lines)
+
+
+def _mapping(line: Line) -> dict[str, Any]:
+    """The line as JSON has it: an end that is open is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(line).items()
+    }
 
 
 def _show(lines: list[Line]) -> None:

@@ -71,6 +71,7 @@ def _mapping(found: Suggestion, source: DataSource) -> dict[str, Any]:
         "alone": None if found.alone is None else dict(found.alone),
         "model": None if found.plan is None else found.plan.model,
         "basis": found.basis,
+        "absent": list(found.absent),
         "reasons": list(found.reasons),
         "warnings": list(found.warnings),
     }
@@ -89,6 +90,8 @@ def _words(found: Suggestion) -> list[str]:
         lines = ["Do not federate for this as it stands: no way of training fits the data."]
         return [*lines, *(f"  {reason}" for reason in found.reasons)]
     alone = "" if found.best_alone is None else f"the label holder alone reaches {number(found.best_alone)}"
+    if found.absent:
+        return _words_without_files(found, alone)
     verdict = f"It pays: {alone}." if alone else "The label holder has no features to go alone with."
     if not found.worth_it:
         verdict = f"Do not federate for this: {alone}, at no cost in privacy."
@@ -97,5 +100,18 @@ def _words(found: Suggestion) -> list[str]:
         verdict,
         f"Forecast: {found.metric} {number(found.expected)}, {between}; sealed, model {found.plan.model}.",
         f"It rests on {found.basis}.",
+        *(f"note: {text}." for text in found.warnings),
+    ]
+
+
+def _words_without_files(found: Suggestion, alone: str) -> list[str]:
+    """What can be said where somebody's file is elsewhere: the price, not the gain."""
+    names = ", ".join(found.absent)
+    return [
+        f"Not known here: it depends on the columns of {names}, whose files are not at hand.",
+        f"Even if those are worth nothing, 19 runs of 20 end above {found.metric} {number(found.low)}"
+        + (f"; {alone}." if alone else "."),
+        f"Sealed, model {'' if found.plan is None else found.plan.model}. It rests on {found.basis}.",
+        "What they are worth shows before any training: securevfl profile, with all organisations.",
         *(f"note: {text}." for text in found.warnings),
     ]

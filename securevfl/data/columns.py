@@ -127,6 +127,12 @@ class Column:
             own = (low, high)
         return [own, (0.0, 1.0)] if self.missing == "bin" else [own]
 
+    def chance(self, count: int, draw: np.random.Generator) -> Floats:
+        """Raw values that the column could have, drawn at random."""
+        if self.kind == "number":
+            return draw.normal(size=count) if self.bounds is None else draw.uniform(*self.bounds, size=count)
+        return draw.integers(0, self.codes or 2, size=count).astype(np.float64)
+
     def read(self, cells: Sequence[str], where: str) -> Floats:
         """Raw values: numbers as they are, 0/1 for flags, codes for categories, NaN where missing.
 

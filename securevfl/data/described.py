@@ -38,7 +38,51 @@ class Source:
 def load_description(path: Path | str, *, seed: int) -> VerticalData:
     """See `VerticalData.from_description`."""
     described = read_description(path)
-    sources = [_train_source(described, party) for party in described.parties]
+    return _load(described, [_train_source(described, party) for party in described.parties], seed)
+
+
+def absent_parties(path: Path | str) -> tuple[str, ...]:
+    """The parties whose files are not at hand, where the label holder's is."""
+    described = read_description(path)
+    away = tuple(party.name for party in described.parties if not party.file.exists())
+    return () if described.label_holder in away else away
+
+
+def load_with_stand_ins(path: Path | str, *, seed: int) -> VerticalData:
+    """As the description says, with chance values in place of the files that are not at hand.
+
+    A stand-in has the columns that the description names, for the label holder's records, and tells nothing
+    about a label.
+
+    Raises:
+        DataError: The columns of such a party are not described, or the test part is a file.
+    """
+    described, away = read_description(path), absent_parties(path)
+    if away and described.test is None:
+        raise DataError(
+            f"{described.where('parties', away[0], 'test')}: {away[0]}'s files are not at hand, and the test "
+            "part is one of them; write test = 0.2 at the top instead"
+        )
+    present = {p.name: _train_source(described, p) for p in described.parties if p.name not in away}
+    ids, draw = present[described.label_holder].ids, np.random.default_rng(seed)
+    made = {name: _stand_in(described, described.party(name), ids, draw) for name in away}
+    return _load(described, [(present | made)[party.name] for party in described.parties], seed)
+
+
+def _stand_in(
+    described: Description, party: PartyDescription, ids: NDArray[Any], draw: np.random.Generator
+) -> Source:
+    columns = tuple(column for column in party.columns.values() if column.kind != "ignore")
+    if not columns:
+        raise DataError(
+            f"{described.where('parties', party.name)}: {party.file.name} is not at hand and none of its "
+            f"columns is described; name them under [parties.{party.name}.columns]"
+        )
+    raw = np.column_stack([column.chance(len(ids), draw) for column in columns])
+    return Source(ids=ids, columns=columns, raw=raw, labels=None)
+
+
+def _load(described: Description, sources: Sequence[Source], seed: int) -> VerticalData:
     rows, settings = _join(described, sources)
     labels = np.asarray(rows.labels)
     settings = replace(

@@ -18,13 +18,15 @@ import numpy as np
 
 from securevfl.data.columns import FLAGS, toml_key, toml_text
 from securevfl.data.described import read_source
-from securevfl.data.readers import Table, is_missing, parse_numbers
+from securevfl.data.readers import Table, is_missing, parse_numbers, read_bytes
 from securevfl.errors import DataError
 from securevfl.files import create
 
 MOST_VALUES = 20
 LEAST_COUNT = 10
 """A value that fewer rows have is never suggested."""
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)*(\s*[^\d\s]{1,4})?$")
+"""A number, maybe with a comma in it or a unit behind it; parts of dates and codes of letters are none."""
 _HEAD = """\
 # The description of the data: what everybody in the federation may know of it. Fill in these three lines.
 label = ""            # the column to predict
@@ -51,6 +53,7 @@ class _Party:
     file: Path
     table: Table
     libsvm: bool
+    delimiter: str
 
 
 def draft_description(files: Sequence[Path | str], out: Path | str) -> Path:
@@ -81,12 +84,11 @@ def draft_description(files: Sequence[Path | str], out: Path | str) -> Path:
 
 
 def _party(file: Path) -> _Party:
-    table, libsvm = read_source(file)
-    if len(table.header) == 1 and any(sign in table.header[0] for sign in ";\t|"):
-        sign = next(sign for sign in ";\t|" if sign in table.header[0])
-        raise DataError(f"{file} separates its cells by {sign!r}; a draft reads commas: convert it first")
+    names = read_bytes(file).partition(b"\n")[0].decode(errors="replace")
+    odd = "" if "," in names else next((sign for sign in ";\t|" if sign in names), "")
+    table, libsvm = read_source(file, odd)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.name.partition(".")[0]).strip("-._")
-    return _Party(name=stem or "party", file=file, table=table, libsvm=libsvm)
+    return _Party(name=stem or "party", file=file, table=table, libsvm=libsvm, delimiter=odd)
 
 
 def _text(parties: Sequence[_Party], out: Path) -> str:
@@ -131,6 +133,8 @@ def _is_fraction(cells: Sequence[str]) -> bool:
 def _section(party: _Party, id_column: str, out: Path) -> str:
     path = os.path.relpath(party.file, out.parent)
     lines = [f"\n[parties.{toml_key(party.name)}]", f"file = {toml_text(path)}"]
+    if party.delimiter:
+        lines.append(f"delimiter = {toml_text(party.delimiter)}")
     lines.append(f"[parties.{toml_key(party.name)}.columns]")
     if party.libsvm:
         lines.append('"*" = { kind = "number" }    # every column: f1, f2, ...; rows are numbered from 1')
@@ -156,10 +160,16 @@ def _line(name: str, cells: Sequence[str]) -> str:
         if common and np.all(values == np.round(values)):
             hint += f" or, if these are codes, {{ values = [{', '.join(common)}] }}"
         return f'{key} = {{ kind = "number" }}    # could be {hint}{gaps}'
+    if sum(map(_begins_like_a_number, filled)) > len(filled) / 2:
+        return f'{key} = {{ kind = "category" }}    # numbers with a unit or a comma? Write them as 1234.5'
     if len(set(filled)) > max(MOST_VALUES, len(filled) / 2):
         return f'{key} = "ignore"    # text that differs from row to row'
     hint = f"could be {{ values = [{', '.join(map(toml_text, common))}] }}{gaps}" if common else gaps[2:]
     return f'{key} = {{ kind = "category" }}' + (f"    # {hint}" if hint else "")
+
+
+def _begins_like_a_number(cell: str) -> bool:
+    return _NUMBER.match(cell) is not None
 
 
 def _common(cells: Sequence[str]) -> list[str]:

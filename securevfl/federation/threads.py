@@ -21,8 +21,12 @@ LARGE = 20_000_000
 
 def step_work(plan: Plan, data: VerticalData) -> int:
     """Multiply-adds of the widest party's first layer for one batch."""
-    hidden = plan.hidden if plan.model in ("mlp", "cnn", "lstm") else ()
-    return min(plan.batch, data.n_train) * max(data.widths) * max((plan.embedding, data.outputs, *hidden))
+    work = []
+    for party, width in zip(data.parties, data.widths, strict=True):
+        own = plan.encoder(party)
+        hidden = own.hidden if own.model in ("mlp", "cnn", "lstm") else ()
+        work.append(width * max((own.embedding, data.outputs, *hidden)))
+    return min(plan.batch, data.n_train) * max(work)
 
 
 @contextmanager

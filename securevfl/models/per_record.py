@@ -85,10 +85,15 @@ def _fresh_noise(encoder: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
 
 
 def _clip_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Which records have a finite gradient, and the factor min(1, clip / norm) for those."""
+    """Which records have a finite gradient, and the factor min(1, clip / norm) for those, else 0."""
     keep = torch.isfinite(squares)
-    norms = squares[keep].sqrt()
-    return keep, (clip * CLIP_MARGIN / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
+    norms = squares.sqrt().clamp_min(torch.finfo(squares.dtype).tiny)
+    return keep, torch.where(keep, (clip * CLIP_MARGIN / norms).clamp_max(1), 0)
+
+
+def _only(keep: Tensor, values: Tensor) -> Tensor:
+    """The values, with zeros for records that are left out: picking the others would make a GPU wait."""
+    return torch.where(keep.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
 
 def _is_closed_form(encoder: nn.Module) -> bool:
@@ -121,8 +126,8 @@ def _closed_form(encoder: nn.Module, inputs: Tensor, upstream: Tensor, clip: flo
     keep, factors = _clip_factors(squares, clip)
     sums: list[Tensor] = []
     for layer, (given, _), delta in zip(layers, trace, deltas, strict=True):
-        scaled = delta[keep] * factors.unsqueeze(1)
-        sums.append(scaled.T @ given.detach()[keep])
+        scaled = _only(keep, delta) * factors.unsqueeze(1)
+        sums.append(scaled.T @ _only(keep, given.detach()))
         if layer.bias is not None:
             sums.append(scaled.sum(0))
     return sums
@@ -142,7 +147,7 @@ def _explicit(
         squares = torch.stack([value.flatten(1).square().sum(1) for value in found]).sum(0)
         keep, factors = _clip_factors(squares, clip)
         for value, more in zip(total, found, strict=True):
-            value += torch.tensordot(factors, more[keep], dims=1)
+            value += torch.tensordot(factors, _only(keep, more), dims=1)
     return total
 
 

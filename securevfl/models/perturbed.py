@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from securevfl.errors import PlanError
 from securevfl.models.encoders import HiddenLayer, LSTMLayer
+from securevfl.transfers import to_device
 
 
 class NoiseSource(Protocol):
@@ -71,7 +72,7 @@ class HiddenNoise(nn.Module):
             values = self.source.gaussian(shape, self.level)
         else:
             values = self.source.uniform(shape, math.sqrt(3) * self.level)
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device=like.device, dtype=like.dtype)
+        return to_device(np.ascontiguousarray(values), like.device, like.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Adds noise to a batch and remembers it in `drawn`, or replays what is there."""

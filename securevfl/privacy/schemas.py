@@ -96,6 +96,11 @@ def records(*, default: Any = MISSING) -> Any:
     return _field(Form(ROWS, optional=default is None))
 
 
+def numbers() -> Any:
+    """A list of public whole numbers."""
+    return _field(Form(LIST, types=(int,)))
+
+
 def names(*, default: Any = MISSING) -> Any:
     """A list of public names."""
     return _field(Form(LIST, types=(str,), optional=default is None))

@@ -18,6 +18,7 @@ __all__ = [
     "FAMILIES",
     "AfsgdSettings",
     "DataSource",
+    "EncoderSettings",
     "FdmlSettings",
     "FlexSettings",
     "LocalSettings",
@@ -30,6 +31,8 @@ DELAYS = ("constant", "poisson", "exponential", "trace")
 PROTECTS = ("person", "features", "label")
 ADVERSARIES = ("auto", "malicious", "semi-honest")
 DEVICES = ("cpu", "cuda", "auto")
+ENCODER_MODELS = ("linear", "mlp", "cnn", "lstm", "fm")
+MODELS = ("auto", *ENCODER_MODELS, "scorecard", "profile", "trees")
 FULL_BATCH = 2**31 - 1  # as many records as there are
 
 
@@ -140,6 +143,19 @@ class SealedSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderSettings(Settings):
+    """The encoder of one party; each field as the plan's field of the same name says it for all."""
+
+    model: str = choice("linear", MODELS)
+    embedding: int = whole(0)
+    hidden: tuple[int, ...] = whole((32,), low=1)
+    hidden_noise: tuple[float, ...] = number(())
+    channels: tuple[int, ...] = whole((8, 16), low=1)
+    units: int = whole(16, low=1)
+    steps: int = whole(0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulationSettings(Settings):
     """How time passes where parties are simulated.
 
@@ -236,6 +252,7 @@ FAMILIES: dict[str, Family] = {
             name="afsgd",
             algorithms=("afsgd", "afsvrg", "afsaga", "fsgd", "fsvrg", "fsaga"),
             settings=AfsgdSettings,
+            defaults={"sampling": "draws"},
         ),
         Family(
             name="flex",

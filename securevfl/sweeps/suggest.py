@@ -22,6 +22,8 @@ from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms.alone import main_metric, reached_alone
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
+from securevfl.data.described import absent_parties, load_with_stand_ins
+from securevfl.data.description import is_description
 from securevfl.data.split import divide_rows
 from securevfl.errors import PlanError, SecureVFLError
 from securevfl.federation.run import train
@@ -60,6 +62,8 @@ class Suggestion:
         basis: What the forecast rests on, in words.
         reasons: Why candidates do not fit.
         warnings: What the user must know.
+        absent: Parties whose files are not at hand. Then `low` is the lower end for columns that are
+            worth nothing, and nothing above it is known.
     """
 
     fields: Mapping[str, Any] | None
@@ -72,6 +76,7 @@ class Suggestion:
     basis: str = ""
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     @property
     def best_alone(self) -> float | None:
@@ -87,8 +92,8 @@ class Suggestion:
         return True if self.best_alone is None else self.expected > self.best_alone
 
     def command(self, source: DataSource) -> str | None:
-        """The command line that trains it, into a folder that is free; None where nothing fits."""
-        if self.fields is None:
+        """The command line that trains it, into a free folder; None where nothing fits, or files are away."""
+        if self.fields is None or self.absent:
             return None
         words = ["securevfl", "train"]
         for name in named_files(source.data) or [source.data]:
@@ -132,7 +137,7 @@ def suggest(
     """
     if not plan.epsilon:
         raise PlanError("a suggestion needs the promise: give --epsilon")
-    data = load_planned(plan)
+    data, absent = _rows_at_hand(plan, public)
     if len(data.parties) < 2:
         raise PlanError("one party alone has nobody to hide from; give data of at least two")
     common = {"parties": plan.source.parties} if plan.source.parties else {}
@@ -152,11 +157,21 @@ def suggest(
             reasons.append(f"{candidate.get('model', 'auto')}: {error}")
             continue
         expected, low, high = _interval(metric, scores, data if public is None else rows)
+        known = {"low": low} if absent else {"expected": expected, "low": low, "high": high}
         return Suggestion(
-            fields=fields, plan=settled, metric=metric, expected=expected, low=low, high=high, alone=alone,
+            fields=fields, plan=settled, metric=metric, **known, alone=alone, absent=absent,
             basis=_basis(rows, trials, public is not None), reasons=tuple(reasons), warnings=warnings,
         )  # fmt: skip
     return Suggestion(fields=None, plan=None, alone=alone, reasons=tuple(reasons), warnings=warnings)
+
+
+def _rows_at_hand(plan: Plan, public: VerticalData | None) -> tuple[VerticalData, tuple[str, ...]]:
+    """The data, and whose files were replaced by chance values because they are elsewhere."""
+    if public is None and is_description(plan.source.data):
+        absent = absent_parties(plan.source.data)
+        if absent:
+            return load_with_stand_ins(plan.source.data, seed=plan.seed), absent
+    return load_planned(plan), ()
 
 
 def _forecast(

@@ -1,4 +1,7 @@
-"""Documents' commands and programs inside the test's own process: each new process would load torch again."""
+"""Documents' commands and programs inside the test's own process: each new process would load torch again.
+
+Attacks and points of sweeps, which have processes of their own elsewhere, run in this one, too.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,19 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
+from sweep_helpers import InProcess as Points
+
+from securevfl.attacks.jobs import InProcess
 from securevfl.cli import main
 
 
 def run_command(line: str) -> int:
     """Runs ``securevfl ...`` in the current folder; returns its exit code."""
-    with patch.object(sys, "argv", shlex.split(line, comments=True)):
+    with (
+        patch.object(sys, "argv", shlex.split(line, comments=True)),
+        patch("securevfl.attacks.runner.AttackProcess", InProcess),
+        patch("securevfl.sweeps.engine.LocalExecutor", lambda workers, log: Points()),
+    ):
         try:
             main()
         except SystemExit as stop:

@@ -377,6 +377,23 @@ def test_foreign_loops_can_be_audited(tmp_path: Path, sigma: float) -> None:
     assert "no gate enforced it" in render(report.content)
 
 
+def test_foreign_loops_on_described_columns_without_bounds(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name, own in (("p0", "late"), ("p1", "orders")):
+        rows = "".join(f"c{i},{draw.normal():.3f},{draw.integers(2)}\n" for i in range(80))
+        (tmp_path / f"{name}.csv").write_text(f"id,x{name},{own}\n{rows}")
+    (tmp_path / "data.toml").write_text(
+        'id = "id"\nlabel = "late"\nlabel_holder = "p0"\ntask = "binary"\n'
+        '[parties.p0]\nfile = "p0.csv"\n[parties.p1]\nfile = "p1.csv"\n'
+    )
+    data = VerticalData.from_description(tmp_path / "data.toml")
+    plan = Plan(algorithm="vafl-sync", sigma=2.0, clip=1.0, embedding=2, encoder_training="none")
+    with Recorder(tmp_path / "run", plan, parties=("p0", "p1"), label_holder="p0") as recorder:
+        recorder.exchange("p1", np.arange(16), draw.normal(size=(16, 2)))
+        recorder.finish(test={"loss": 0.6})
+    assert audit(tmp_path / "run", "none", data=data).owners["p1"]["observers"]["p0"]["releases"] == 16
+
+
 def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
     def run(*arguments: object) -> tuple[int, str, str]:
         code = run_command(shlex.join(map(str, ("securevfl", *arguments))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from securevfl.data.description import key_lines, parse_description
 from securevfl.data.draft import draft_description
 from securevfl.errors import DataError, InputError, MissingExtra, PlanError
 from securevfl.federation.stepped import pack_share, unpack_share
+from securevfl.settings.source import shown_data
 
 TOP = """\
 name = "bank and shop"
@@ -741,3 +743,41 @@ def test_credit_bends_and_its_second_party_helps() -> None:
     bent, alone, both = (roc_auc_score(data.y_test, each) for each in scores)
     # The standard error of an AUC of .85 with 600 of 4,000 positive is about .01.
     assert both > bent + 0.05 and both > alone + 0.03
+
+
+def test_a_draft_finds_the_delimiter_and_names_numbers_that_are_text(tmp_path: Path) -> None:
+    rows = "\n".join(f"c{i};{i % 7},{i % 10};{i % 9} km;x{i % 3}" for i in range(40))
+    (tmp_path / "bank.csv").write_text(f"id;debt;way;shelf\n{rows}\n")
+    (tmp_path / "shop.csv").write_text("id,age\n" + "".join(f"c{i},{20 + i}\n" for i in range(40)))
+    text = draft_description(
+        [tmp_path / "bank.csv", tmp_path / "shop.csv"], tmp_path / "data.toml"
+    ).read_text()
+    assert 'file = "bank.csv"\ndelimiter = ";"\n' in text and text.count("delimiter") == 1
+    assert [line.split(" ")[0] for line in text.splitlines() if "unit or a comma" in line] == ["debt", "way"]
+    assert 'shelf = { kind = "category" }    # could be { values = ["x0", "x1", "x2"] }' in text
+
+
+def test_a_draft_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) -> None:
+    for name in ("bank", "shop"):
+        (tmp_path / f"{name}.csv").write_text("id,age\n" + "".join(f"c{i},{20 + i}\n" for i in range(9)))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(DataError, match=r"data.toml cannot be written: No space left on device"):
+            draft_description([tmp_path / "bank.csv", tmp_path / "shop.csv"], tmp_path / "data.toml")
+    assert not (tmp_path / "data.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("/home/ann/secret client/data.toml", "data.toml"),
+        ("a/x.csv,/b/y.csv", "x.csv, y.csv"),
+        ("credit", "credit"),
+    ],
+)
+def test_reports_do_not_tell_where_files_lie(data: str, shown: str) -> None:
+    assert shown_data(data) == shown

@@ -130,8 +130,8 @@ def test_a_page_of_a_task_runs_top_to_bottom(page: str, tmp_path: Path, monkeypa
 
 
 TASKS = (
-    "install", "data", "profile", "sweeps", "clusters", "extending", "network", "predict",
-    "certificates", "operations",
+    "install", "quickstart", "data", "suggest", "profile", "scorecards", "sweeps", "clusters", "extending",
+    "network", "network-scorecard", "align", "predict", "certificates", "operations",
 )  # fmt: skip
 
 

@@ -46,10 +46,17 @@ def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"optimiser": "momentum"}, {"optimiser": "adam"}, {"optimiser": "malicious"}, {"decay": "sqrt"}],
+    [
+        {"optimiser": "momentum"},
+        {"optimiser": "adam"},
+        {"optimiser": "malicious"},
+        {"decay": "sqrt"},
+        {"decay": "inverse"},
+        {"decay": "step"},
+    ],
 )
 def test_optimisers_with_memory_or_hooks_keep_them(changes: dict[str, str]) -> None:
-    plan = Plan.from_flat(changes)  # type: ignore[arg-type]
+    plan = Plan.from_flat({**changes, "decay_steps": 3})  # type: ignore[arg-type]
     whole, halves = parameters(), parameters()
     built = build_optimiser([{"params": whole}], plan, 0.05)
     assert not isinstance(built, PlainSGD)

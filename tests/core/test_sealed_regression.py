@@ -135,6 +135,7 @@ def test_what_noise_would_drown_is_refused_and_what_it_shakes_is_said() -> None:
     said = {e: found.notes(plan.with_changes(epsilon=e), data) for e in (0.1, 4.0)}
     assert any("differs much from run to run" in note for note in said[0.1])
     assert not any("differs much" in note for note in said[4.0])
+    assert any("expect about 15% of what" in note for note in said[0.1])
     assert signal(plan.with_changes(epsilon=4.0), data) == pytest.approx(
-        gdp_mu(4.0, 1e-5) * data.n_train / math.sqrt(64 * 10)
+        gdp_mu(4.0, 1e-5) * data.n_train / math.sqrt(64 * 2)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import json
 import math
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def test_every_opening_carries_the_noise_that_it_is_accounted_with(monkeypatch, 
 
     def watch(self, total, count):
         scores = None if self.opening == "labels" else self._train_scores()
-        opened[self.steps][self.index] = (self.opening, self._operand(), scores, self.labels, total)
+        operand = self._operand() / self._protocol().operand_one
+        opened[self.steps][self.index] = (self.opening, operand, scores, self.labels, total)
         learn(self, total, count)
 
     monkeypatch.setattr(CardMember, "_learn", watch)
@@ -108,7 +110,7 @@ def test_every_opening_carries_the_noise_that_it_is_accounted_with(monkeypatch, 
         else:
             residuals = settings.series(sum(each[2] for each in members.values())) - y
         for member, (_, operand, _, _, total) in members.items():
-            exact = operand.astype(float) @ residuals * 2.0**-14
+            exact = operand @ residuals
             noise[opening, member] += list(((total - exact) / settings.noise.std(opening, member)).ravel())
     assert {opening for opening, _ in noise} == {"labels", "first", "residuals", "last"}
     for (_, member), found in noise.items():
@@ -258,6 +260,14 @@ def test_the_command_prints_one_party(credit):
     assert done.exit_code == 0 and "points to start with" in done.output and "p0" not in done.output
     wrong = CliRunner().invoke(app, ["scorecard", str(folder), "--party", "nobody"])
     assert wrong.exit_code != 0 and "not of nobody" in str(wrong.exception)
+
+
+def test_the_command_prints_one_object(credit):
+    _, _, folder = credit
+    shown = CliRunner().invoke(app, ["scorecard", str(folder), "--json"])
+    lines = json.loads(shown.stdout)["lines"]
+    assert lines[0]["kind"] == "constant" and {line["party"] for line in lines[1:]} == {"p0", "p1"}
+    assert any(line["low"] is None for line in lines[1:]) and all("points" in line for line in lines)
 
 
 def test_auto_decides_by_public_facts(tmp_path):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from securevfl import VerticalData, train
 from securevfl.cli import app
+from securevfl.data.described import load_with_stand_ins
 from securevfl.errors import DataError, PlanError
 from securevfl.settings.plan import Plan
 from securevfl.sweeps.suggest import CANDIDATES, held_back, public_rows, suggest
@@ -139,3 +140,38 @@ def test_more_rows_than_a_trial_has_weigh_as_much(monkeypatch: pytest.MonkeyPatc
     result = train(VerticalData.load(whole.source.data, parties=2), Plan(epsilon=2.0))
     assert found.low is not None and found.high is not None
     assert found.low <= float(result.test["auc"] or 0) <= found.high
+
+
+def test_without_the_others_file_it_says_what_is_not_known(tmp_path: Path) -> None:
+    described = files(tmp_path, helpful=True)
+    (tmp_path / "shop.csv").unlink()
+    found = json.loads(cli("suggest", "--data", described, "--epsilon", 8, "--json").stdout)
+    assert found["absent"] == ["shop"]
+    assert all(found[name] is None for name in ("command", "worth_it", "expected", "high"))
+    assert 0.3 < found["low"] < max(found["alone"]["linear"], found["alone"]["trees"])
+    shown = cli("suggest", "--data", described, "--epsilon", 8).stdout
+    assert shown.startswith("Not known here: it depends on the columns of shop"), shown
+
+
+def test_chance_columns_tell_nothing_about_labels(tmp_path: Path) -> None:
+    described = files(tmp_path, helpful=True, rows=4000)
+    whole = VerticalData.from_description(described)
+    (tmp_path / "shop.csv").unlink()
+    made = load_with_stand_ins(described, seed=0)
+    assert made.parties == whole.parties and made.columns == whole.columns
+    told, chance = (np.corrcoef(each.train[1][:, 0], each.y_train)[0, 1] for each in (whole, made))
+    # 3,200 rows: the correlation of independent columns has a standard error of 0.018.
+    assert abs(told) > 0.3 and abs(chance) < 0.09
+
+
+@pytest.mark.parametrize("missing", ["bank.csv", "columns"])
+def test_a_stand_in_needs_the_labels_and_the_columns(tmp_path: Path, missing: str) -> None:
+    described = Path(files(tmp_path, helpful=True))
+    (tmp_path / "shop.csv").unlink()
+    if missing == "columns":
+        text = described.read_text()
+        described.write_text(text[: text.index("[parties.shop.columns]")])
+    else:
+        (tmp_path / missing).unlink()
+    done = cli("suggest", "--data", described, "--epsilon", 8)
+    assert done.exit_code != 0 and isinstance(done.exception, DataError | SystemExit)

@@ -29,9 +29,11 @@ def test_noise():
 
 
 def test_alignment():
-    results = run("protocols-alignment.md")["results"]
+    results = run("align.md")["results"]
     assert results[0].rows.tolist() == [1, 2]
     assert results[1].rows.tolist() == [1, 0]
+    found = [machine.alignment().rows.tolist() for machine in run("protocols-alignment.md")["parties"]]
+    assert sorted(zip(*found, strict=True)) == [(1, 1), (2, 0)]
 
 
 def test_figures_of_the_homomorphic_document():

@@ -9,7 +9,7 @@ from sealed_federation import Federation, copies
 
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError, WireError
 from securevfl.protocols import DEALER, Envelope, SealedParty, SealedProtocol
-from securevfl.protocols.sealed import identity_series, logistic_series
+from securevfl.protocols.sealed import class_series, identity_series, logistic_series
 from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Share, encode_phase
 
 
@@ -38,6 +38,16 @@ def test_the_identity_series_serves_least_squares():
     exact = federation.operands[0] * 2.0**-14 @ (sum(federation.scores) - federation.labels)
     near = np.abs(sum(federation.scores)).max() < 1.2
     assert not near or np.abs(totals[0] - exact).max() < 12 * 0.02  # records times the series' error
+
+
+def test_residuals_of_classes_need_no_product():
+    """Half a period at a record's own class turns one series into both of its residuals."""
+    series = class_series(5)
+    federation = Federation(3, records=20, outputs=5, series=series, scale=2.0)
+    federation.labels[:] = 0.0
+    federation.scores[0] += series.period / 2 * np.eye(5)[np.arange(20) % 5]
+    federation.setup()
+    federation.check(federation.totals())
 
 
 @pytest.mark.parametrize("members", [2, 3])

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise
-from securevfl.accountants.sealed import SealedShifts
-from securevfl.algorithms.base import SERVER
+from securevfl.accountants.sealed import SealedShifts, Variances
+from securevfl.algorithms.base import SERVER, expect
+from securevfl.algorithms.messages import SealedJoins
 from securevfl.algorithms.sealed import tables
 from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.sealed.member import SealedMember
@@ -40,7 +41,13 @@ from securevfl.errors import PlanError, ProtocolError
 from securevfl.protocols.contract import Machine
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
+from securevfl.protocols.sealed.protocol import (
+    DEALT,
+    OPERAND_BITS,
+    TAIL,
+    SealedProtocol,
+    narrow_fraction,
+)
 from securevfl.settings.plan import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +60,10 @@ NO_NOISE = 1e5
 """What stands for mu where nothing is protected."""
 _ROOM = 1 + 2.0**-40  # sqrt(f) may be rounded down; a one-hot row has norm sqrt(f) exactly
 RATE = 10.0  # over the sum of squared clips
+HISTOGRAMS = ("labels", "residuals")
+"""Openings whose operands are one-hot."""
+NARROW_STD = 64
+"""Least integer noise in words of 32 bits; what discreteness costs (9 of its square) is counted."""
 KINDS = {
     "labels": "label histogram",
     "first": "first fit",
@@ -94,7 +105,41 @@ class CardGeometry(SealedGeometry):
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
             contributors=self.contributors,
+            cutting=len(self.members) * 2.0**-self._fraction if self._fraction else 0.0,
         )
+
+    @property
+    def _fraction(self) -> int | None:
+        """Fraction bits of residuals where histograms may have words of 32 bits, by public facts."""
+        return None if self.checked or self.dealing != DEALT else narrow_fraction(self.data.n_train)
+
+    def fraction_of(self, opening: str) -> int | None:
+        """Fraction bits of an opening's residuals in words of 32 bits; None where they have 64.
+
+        Noise must fit as well: fine enough to be discrete, with room for its tails.
+        """
+        if opening not in HISTOGRAMS or self._fraction is None:
+            return None
+        deviations = [
+            [math.sqrt(v) * 2**self._fraction for v in row] for row in self.noise.variances[opening]
+        ]
+        used = [std for row in deviations for std in row if std] if self.plan.sigma else []
+        fits = all(std >= NARROW_STD for std in used) and TAIL * max(map(sum, deviations)) < 2**30
+        return self._fraction if fits or not used else None
+
+    def total_bits(self, opening: str) -> int:
+        """Fraction bits of an opening's totals."""
+        fraction = self.fraction_of(opening)
+        return self.unit_bits if fraction is None else fraction
+
+    def added(self, opening: str) -> Variances:
+        """The noise of an opening that is really added, as real Gaussians that protect no better."""
+        return real_variances(self.stds_of(opening), bits=self.total_bits(opening))
+
+    def session_of(self, opening: str) -> str:
+        """Openings of one session use the same masked operands: short ones are opened once for both."""
+        both = all(name in self.openings and self.fraction_of(name) is not None for name in HISTOGRAMS)
+        return "histograms" if both and opening in HISTOGRAMS else opening
 
     @property
     def evaluates(self) -> bool:
@@ -128,24 +173,25 @@ class CardGeometry(SealedGeometry):
         members = len(self.members)
         if not self.plan.sigma:
             return ((0,) * members,) * members
-        return integer_stds(self.noise.variances[opening], self.total_bits)
+        narrow = self.fraction_of(opening) is not None
+        least = {"least": NARROW_STD} if narrow else {}
+        return integer_stds(self.noise.variances[opening], bits=self.total_bits(opening), **least)
 
     def cost_of(self, opening: str, member: int) -> tuple[float, float]:
         """What an opening costs the member's records: sensitivity and sigma, both 0 without a guarantee."""
         if not self.plan.sigma:
             return 0.0, 0.0
         shifts: SealedShifts = self.noise.shifts[opening]
-        added = real_variances(self.stds_of(opening), self.total_bits)
-        mu = shifts.mu(added, colluders=self.plan.collusion, owner=member)
+        mu = shifts.mu(self.added(opening), colluders=self.plan.collusion, owner=member)
         sigma = shifts.diameter * math.sqrt(TOTALS.get(opening, 1)) / self.noise.mu_of(opening)
         return mu * sigma * (1 + 1e-12), sigma
 
     def widths_of(self, opening: str) -> tuple[int, ...]:
-        """Width of every member's operand."""
+        """Width of every member's operand; of histograms the most that it can have."""
         found = []
         for member, name in enumerate(self.members):
             mine = () if name == SERVER else self.columns[member]
-            if opening in ("labels", "residuals"):
+            if opening in HISTOGRAMS:
                 width = sum(most_bins(column) for column in mine)
                 found.append(width or int(opening == "labels"))
             else:
@@ -155,7 +201,7 @@ class CardGeometry(SealedGeometry):
 
     def protocol_of(self, opening: str) -> SealedProtocol:
         """The public configuration of an opening's protocol."""
-        one_hot = opening in ("labels", "residuals")
+        one_hot = opening in HISTOGRAMS
         return SealedProtocol(
             widths=self.widths_of(opening),
             static=(True,) * len(self.members),
@@ -171,6 +217,7 @@ class CardGeometry(SealedGeometry):
             groups=self.groups_of(opening) if self.checked and one_hot else (),
             complement=self.checked and opening == "labels",
             dealing=self.dealing,
+            fraction=self.fraction_of(opening),
         )
 
     def groups_of(self, opening: str) -> tuple[tuple[int, ...], ...]:
@@ -327,6 +374,8 @@ class CardMember(SealedMember):
         self.rate = 0.5
         self.fit: tables.PartyFit | None = None
         self._opened = ""
+        self._kept: SealedParty | None = None
+        self._joins: npt.NDArray[np.intp] | None = None
         self._prices: dict[str, tuple[float, float]] = {}
 
     @property
@@ -380,10 +429,37 @@ class CardMember(SealedMember):
     # -- the protocol ---------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Starts a phase; each kind of opening has masks and operands of its own."""
-        if self._opened != self.opening:
-            self._party, self._opened = None, self.opening
+        """Starts a phase; each kind of opening has masks and operands of its own, or histograms one."""
+        going_on = self._opened == self.opening
+        if not going_on:
+            shared = self.settings.session_of(self.opening) == self.settings.session_of("labels")
+            self._party, self._opened = self._kept if shared else None, self.opening
         await super().begin()
+        if self.settings.session_of(self.opening) != "histograms":
+            return
+        if not going_on and self._party is not None and self._party is self._kept:
+            await self._take_up(self._party)
+        self._kept = self._party if self.opening == "labels" else None
+
+    async def _take_up(self, kept: SealedParty) -> None:
+        """The residuals' round over the label histogram's operands: all say which bins they have joined.
+
+        Which these are follows from noisy totals, so that it may be told.
+        """
+        party = kept.continued(self._protocol())
+        mine = self._joins if self._joins is not None and party.protocol.widths[self.index] else np.arange(0)
+        others = [name for name in self.settings.members if name != self.address]
+        for name in others:
+            await self.link.send(name, SealedJoins(places=mine.tolist()))
+        party.join(self.index, np.asarray(mine, np.intp))
+        told: set[str] = set()
+        while len(told) < len(others):
+            message = expect(await self.link.receive(), SealedJoins.kind)
+            if message.sender not in others or message.sender in told:
+                raise ProtocolError(f"{message.sender} tells its joined bins out of turn")
+            told.add(message.sender)
+            party.join(self.settings.members.index(message.sender), np.array(message["places"], np.intp))
+        self._party = party
 
     def _remaining(self) -> int:
         opening, done = self.opening, self.steps
@@ -394,25 +470,32 @@ class CardMember(SealedMember):
         return self.settings.protocol_of(self.opening)
 
     def _operand(self) -> npt.NDArray[np.int32]:
-        if self.opening in ("labels", "residuals"):
+        if self.opening in HISTOGRAMS:
             return self._one_hot()
         if self.fit is None:
             self.fit = self._new_fit()
         return self._table_columns()
 
     def _one_hot(self) -> npt.NDArray[np.int32]:
-        width, count = self._protocol().widths[self.index], self.setup.data.n_train
+        protocol, count = self._protocol(), self.setup.data.n_train
+        width, one = protocol.widths[self.index], protocol.operand_one
+        if protocol.narrow and self.columns:
+            width = sum(feature.bins.size for feature in self.features)
         operand = np.zeros((width, count), np.int32)
         if width and not self.columns:
-            operand[0] = 1 << OPERAND_BITS
+            operand[0] = one
         everybody = np.arange(count)
         for start, index in zip(self._starts(), self._indices(), strict=True):
-            operand[start + index, everybody] = 1 << OPERAND_BITS
+            operand[start + index, everybody] = one
         return operand
 
     def _starts(self) -> list[int]:
         """Where each column's cells begin."""
-        return [int(s) for s in np.cumsum([0, *(most_bins(column) for column in self.columns)])[:-1]]
+        narrow = self.settings.fraction_of(self.opening) is not None
+        sizes = [
+            f.bins.size if narrow else most_bins(c) for f, c in zip(self.features, self.columns, strict=True)
+        ]
+        return [int(start) for start in np.cumsum([0, *sizes])[:-1]]
 
     def _session_labels(self) -> Floats | None:
         labels = self.labels
@@ -460,6 +543,7 @@ class CardMember(SealedMember):
 
     def _take_histogram(self, total: Floats) -> None:
         std, records = self.settings.noise.std("labels", self.index), self.setup.data.n_train
+        joins: list[npt.NDArray[np.intp]] = []
         for start, feature in zip(self._starts(), self.features, strict=True):
             cells = total[start : start + feature.bins.size]
             counts = tables.Counts(
@@ -469,7 +553,9 @@ class CardMember(SealedMember):
                 own_missing=feature.bins.own_missing,
             )
             place = tables.join_weak_bins(counts, std)
+            joins.append(place + (joins[-1].max() + 1 if joins else 0))
             feature.bins, feature.counts = feature.bins.joined(place), tables.joined(counts, place)
+        self._joins = np.concatenate(joins) if joins else None
         alone = tables.Counts(positive=total[:1, 0], negative=total[:1, 1], ordered=False)
         found = [f.counts for f in self.features if f.counts is not None] or [alone]
         self.rate = tables.rate(found, records, std)

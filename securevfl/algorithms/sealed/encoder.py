@@ -11,17 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from securevfl.data.binning import BINS, CodeBins, NumberBins, most_bins, raw_columns
 from securevfl.data.columns import Column
+from securevfl.transfers import OnHost, to_device
 
 Floats = NDArray[np.float64]
 PARTS = ("values", "errors", "evidence", "positive", "negative")
 """Per bin: what it adds to the score, its deviation, weight of evidence, noisy positives and negatives."""
 
 
-class ScorecardEncoder(nn.Module):
+class ScorecardEncoder(OnHost):
     """h(x) = constant + sum over columns of the value of the column's bin.
 
     Args:
@@ -100,4 +101,4 @@ class ScorecardEncoder(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Scores (rows, features)."""
         rows = inputs.detach().cpu().double().numpy().reshape(len(inputs), -1)
-        return torch.from_numpy(self.score(rows)).to(inputs.device)
+        return to_device(self.score(rows), inputs.device)

@@ -134,7 +134,7 @@ class Evaluation:
             batch=self.records,
             outputs=2 * totals.harmonics,
             series=self._waves(totals),
-            share_stds=integer_stds(tuple(map(tuple, shares)), settings.total_bits)
+            share_stds=integer_stds(tuple(map(tuple, shares)), bits=settings.unit_bits)
             if each
             else ((0,) * members,) * members,
             entry=1.0,

@@ -37,13 +37,19 @@ from securevfl.protocols.sealed.protocol import DEALT, SealedProtocol
 POOL = 8
 """Correlations that are made ahead, at most."""
 
+LARGE_BATCH = 1 << 16
+
 
 def shared_schedule(settings: SealedGeometry) -> Batches | None:
-    """The public batches that everybody draws alike; None where each iteration takes all records."""
+    """The public batches that everybody draws alike; None where each iteration takes all records.
+
+    Large ones are made of blocks of neighbours, so that rows are read and masks are made in pieces.
+    """
     if settings.iterations == 1:
         return None
     generator = numpy_generator(settings.plan.seed, "batches", 0)
-    return Batches(settings.data.n_train, settings.batch, generator)
+    block = min(8192, settings.batch // 64) if settings.batch >= LARGE_BATCH else 1
+    return Batches(settings.data.n_train, settings.batch, generator, block=block)
 
 
 class SealedMember:
@@ -141,9 +147,10 @@ class SealedMember:
 
     def _new_party(self, protocol: SealedProtocol) -> SealedParty:
         labels = self._session_labels() if protocol.checked else None
-        return party_of(
-            protocol, self.index, operand=self._operand(), labels=labels, noise=self.gate.noise.stream
-        )
+        operand = self._operand()
+        if protocol.checked and operand is not None:
+            operand = operand.astype(np.int32)  # proofs square it
+        return party_of(protocol, self.index, operand=operand, labels=labels, noise=self.gate.noise.stream)
 
     def _session_labels(self) -> npt.NDArray[np.float64] | None:
         """Labels as a checked session proves them, once for all its rounds."""
@@ -211,8 +218,10 @@ class SealedMember:
         model, bound = self.ready_model, self.settings.score_bound(self.index)
         scores = np.clip(model.scores(rows), -bound, bound)
         labels = None if self.labels is None else self.labels[chosen]
-        if labels is not None and self.setup.data.task == "regression":
-            scores, labels = scores - labels, np.zeros_like(labels)
+        if labels is not None and self.settings.label_range == (0.0, 0.0):
+            # Inside the score: what a regression misses, or half a period for the record's own class.
+            moved = self.settings.series.period / 2 if self.settings.weighted else -1.0
+            scores, labels = scores + moved * labels, np.zeros_like(labels)
         if isinstance(party, CheckedParty):
             return party.round(round=self.exchange.next_round(), rows=rows, scores=scores)
         return party.round(

@@ -60,7 +60,7 @@ class ScoringMember:
         party = party_of(scoring_protocol(self.settings), exchange.index, **self._nothing())
         await exchange.follow(self._session(party))
         machine = party.score(
-            self._scores(),
+            self.own_scores(),
             round=exchange.next_round(),
             agreed=setup.agreement.encode(),
             records=records_named(self.numbers),
@@ -84,7 +84,7 @@ class ScoringMember:
             return party.setup()
         return hidden(self.exchange, self.gate, party.setup(), party.protocol, self.setup.plan)
 
-    def _scores(self) -> npt.NDArray[np.float64]:
+    def own_scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""
         setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)

@@ -128,7 +128,7 @@ class SealedServer(ServerRole):
         figures = None if self.member is None else await self.member.evaluate()
         if self.member is None and self.evaluation.offered:
             figures = np.array((await self._from_home(SealedOutputs.kind))["values"])[0]
-        self.test = dict.fromkeys(metric_names(self.setup.data.task))
+        self.test = dict.fromkeys(metric_names(self.setup.data.task, self.setup.data.outputs))
         if figures is not None:
             self.test |= {
                 name: float(value) if math.isfinite(value) else None
@@ -195,7 +195,7 @@ class DealerRole(Role):
         self.exchange = SealedExchange(self.link, settings)
         self.batches = shared_schedule(settings)
         self.dealer = dealer_of(self._protocol(0))
-        self._session = False
+        self._dealers: dict[str, SealedDealer] = {}
         self._round = 0
         self._done = 0
 
@@ -205,6 +205,13 @@ class DealerRole(Role):
         if isinstance(settings, CardGeometry):
             return settings.protocol_of(settings.opening_after(done))
         return settings.protocol(*member_shapes(self.setup, settings))
+
+    def _session(self, done: int) -> str:
+        """What masked operands the next opening uses: those of an earlier one, where it has the same."""
+        settings = self.settings
+        if isinstance(settings, CardGeometry):
+            return settings.session_of(settings.opening_after(done))
+        return ""
 
     async def _hear(self, kind: str) -> list[Packet]:
         """One message of this kind from every member."""
@@ -235,12 +242,16 @@ class DealerRole(Role):
     async def _begin(self) -> None:
         """Starts a phase, or a new session if one has lost its."""
         hellos = await self._hear(SealedHello.kind)
-        fresh = not (self._session and all(hello["session"] for hello in hellos))
-        if fresh:
-            self._session = False
-            self.dealer = dealer_of(self._protocol(self._done))
+        name, protocol = self._session(self._done), self._protocol(self._done)
+        kept = self._dealers.pop(name, None)
+        fresh = kept is None or not all(hello["session"] for hello in hellos)
+        if kept is None or fresh:
+            self.dealer = dealer_of(protocol)
+        else:
+            self.dealer = kept if kept.protocol == protocol else kept.continued(protocol)
         await self._lead(hellos, self.dealer, fresh=fresh)
-        self._session = True
+        shared = {each: dealer for each, dealer in self._dealers.items() if each == "histograms"}
+        self._dealers = shared | {name: self.dealer}
 
     async def _lead(self, hellos: list[Packet], dealer: SealedDealer, *, fresh: bool) -> None:
         """All go on above every round that anybody has used; where masks are new, they are dealt."""

@@ -20,7 +20,13 @@ from securevfl.protocols.sealed.protocol import (
     TOTAL_BITS,
     SealedProtocol,
 )
-from securevfl.protocols.sealed.series import SineSeries, identity_series, logistic_series
+from securevfl.protocols.sealed.series import (
+    SineSeries,
+    class_reach,
+    class_series,
+    identity_series,
+    logistic_series,
+)
 from securevfl.settings.plan import Plan
 
 DEALER = "dealer"
@@ -86,15 +92,27 @@ class SealedGeometry:
         """
         if self.dealing == ENCRYPTED:
             return Kernel()
+        if self.weighted:
+            return class_series(self.data.outputs)
         return identity_series(period=4.0) if self.data.task == "regression" else logistic_series()
 
     @property
+    def weighted(self) -> bool:
+        """Of several classes: whether a record's residuals are bounded together, whatever their number.
+
+        It rests on clamped scores and on labels inside the scores, which nobody proves.
+        """
+        return self.data.task == "multiclass" and not self.checked
+
+    @property
     def label_range(self) -> tuple[float, float]:
-        """Labels as the protocol subtracts them; those of a regression are inside the score."""
-        return (0.0, 0.0) if self.data.task == "regression" else (0.0, 1.0)
+        """Labels as the protocol subtracts them; those of regression and of classes are inside the score."""
+        return (0.0, 0.0) if self.data.task == "regression" or self.weighted else (0.0, 1.0)
 
     def score_bound(self, member: int) -> float:
         """What a member's own scores are clamped to, a rule for each record by itself."""
+        if self.weighted:
+            return class_reach() / len(self.members)
         if self.data.task != "regression":
             return math.inf
         return 1.0 if member == self.label_holder else 1.0 / (len(self.members) - 1)
@@ -118,8 +136,8 @@ class SealedGeometry:
         return THIRD if len(self.members) > 2 else ENCRYPTED
 
     @property
-    def total_bits(self) -> int:
-        """Fraction bits of totals and of the noise on them."""
+    def unit_bits(self) -> int:
+        """Fraction bits of totals and of the noise on them, where words are long."""
         return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else TOTAL_BITS
 
     @property
@@ -161,6 +179,8 @@ class SealedGeometry:
     @cached_property
     def shifts(self) -> SealedShifts:
         """How far one record moves the totals of one iteration."""
+        if self.weighted:
+            return self._class_shifts()
         low, high = self.series.range
         rounding = self.series.rounding
         label_low, label_high = self.label_range
@@ -176,6 +196,29 @@ class SealedGeometry:
             contributors=self.contributors,
         )
 
+    def _class_shifts(self) -> SealedShifts:
+        """Of residuals of all classes together: one of the record's own class, the others smaller."""
+        series, reach = class_series(self.data.outputs), class_reach()
+        half = series.period / 2
+        own, other = series.between(half - reach, half + reach), series.between(-reach, reach)
+        off, count = series.rounding, self.data.outputs - 1
+
+        def together(one: float, rest: float) -> float:
+            return math.hypot(one + off, math.sqrt(count) * (rest + off))
+
+        # The label comes or goes at one score: harmonics that half a period turns round count twice.
+        moved = tuple(2 * c * (k % 2) for c, k in zip(series.coefficients, series.harmonics, strict=True))
+        turned = replace(series, coefficients=moved, offset=0.0, low=-2.0, high=2.0)
+        apart = max(map(abs, turned.between(-reach, reach))) + 2 * off
+        return SealedShifts(
+            clips=self.clips,
+            label_holder=self.label_holder,
+            protects=self.plan.settings.protect,
+            residual_bound=together(max(map(abs, own)), max(map(abs, other))),
+            residual_change=together(own[1] - own[0] + off, other[1] - other[0] + off),
+            label_change=math.sqrt(2) * apart,
+        )
+
     @cached_property
     def share_stds(self) -> tuple[tuple[int, ...], ...]:
         """Integer noise [target][member] such that every coalition faces what `sigma` promises."""
@@ -184,13 +227,13 @@ class SealedGeometry:
             return ((0,) * members,) * members
         return integer_stds(
             self.shifts.variances(mu=self.shifts.diameter / self.sigma, colluders=self.plan.collusion),
-            self.total_bits,
+            bits=self.unit_bits,
         )
 
     @cached_property
     def variances(self) -> Variances:
         """The noise that is really added, as real Gaussians that protect no better."""
-        return real_variances(self.share_stds, self.total_bits)
+        return real_variances(self.share_stds, bits=self.unit_bits)
 
     def cost(self, member: int) -> tuple[float, float]:
         """What an iteration costs the member's records: sensitivity and sigma, both 0 without a guarantee.
@@ -275,22 +318,29 @@ def dealing_organisation(plan: Plan) -> dict[str, str]:
     return {} if name == NOBODY else {DEALER: DEALER if name == "auto" else name}
 
 
-def integer_stds(variances: Variances, bits: int = TOTAL_BITS) -> tuple[tuple[int, ...], ...]:
+def integer_stds(
+    variances: Variances, *, bits: int = TOTAL_BITS, least: int = _MIN_STD
+) -> tuple[tuple[int, ...], ...]:
     """Integer noise [target][member] that protects like real noise of these variances.
+
+    Args:
+        variances: Of real noise.
+        bits: Fraction bits of the totals.
+        least: The smallest integer standard deviation.
 
     Raises:
         PlanError: It would be too small for the ring.
     """
     stds = tuple(tuple(_integer_std(v, bits) for v in row) for row in variances)
-    least = min(std for row in stds for std in row if std)
-    if least < _MIN_STD:
+    found = min(std for row in stds for std in row if std)
+    if found < least:
         raise PlanError(
-            f"noise of std {least * 2.0**-bits:.3g} is below the resolution of the ring; raise sigma"
+            f"noise of std {found * 2.0**-bits:.3g} is below the resolution of the ring; raise sigma"
         )
     return stds
 
 
-def real_variances(stds: tuple[tuple[int, ...], ...], bits: int = TOTAL_BITS) -> Variances:
+def real_variances(stds: tuple[tuple[int, ...], ...], *, bits: int = TOTAL_BITS) -> Variances:
     """Integer noise as real Gaussians that protect no better."""
     unit = 4.0**-bits
     return tuple(tuple(max(0, std * std - _ROUNDING_VARIANCE) * unit for std in row) for row in stds)
