@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import EncodingError, ProtocolError
-from securevfl.protocols.sealed.series import QUARTER, WAVE_BITS, Waves, phase_places, sine_table
+from securevfl.protocols.sealed.series import (
+    QUARTER,
+    WAVE_BITS,
+    Waves,
+    encode_phase,
+    phase_places,
+    sine_table,
+)
 
 FACTOR_BITS = 10
 ADDED_BITS = 2 * FACTOR_BITS
@@ -100,8 +107,6 @@ class WaveKernel:
 
     def factors(self, scores: npt.NDArray[np.float64], second: bool) -> tuple[Integers, Integers]:
         """Nothing is added; sines and cosines of the own score, (rows, 2 K)."""
-        from securevfl.protocols.sealed.protocol import encode_phase
-
         table = sine_table().view(np.int64) * 2.0 ** (FACTOR_BITS - WAVE_BITS)
         sizes = np.ones(len(self.waves.coefficients)) if second else np.array(self.waves.coefficients)
         places = list(phase_places(encode_phase(scores[:, 0], self.waves.period), self.waves.harmonics))

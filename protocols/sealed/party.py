@@ -30,11 +30,10 @@ from securevfl.protocols.sealed.protocol import (
     SealedProtocol,
     Seed,
     check_operand,
-    encode_phase,
 )
 from securevfl.protocols.sealed.round import Places, RoundMachine, SealedMachine
 from securevfl.protocols.sealed.scoring import ScoreMachine
-from securevfl.protocols.sealed.series import Waves
+from securevfl.protocols.sealed.series import Waves, encode_phase
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]

@@ -459,19 +459,6 @@ def check_operand(
         )
 
 
-def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
-    """Scores as phases on Z_2^32: a whole turn is one period.
-
-    Raises:
-        EncodingError: A score is not finite.
-    """
-    turns = np.asarray(scores, np.float64) / period
-    if not np.isfinite(turns).all():
-        raise EncodingError("a score is not finite; lower the learning rate or the weight bound")
-    turns -= np.floor(turns)
-    return np.rint(turns * 2.0**32).astype(np.uint64).astype(np.uint32)  # 2^32 wraps to 0
-
-
 def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Ring:
     """Uniform words that dealer and member both derive from a seed, for one purpose."""
     return stream_of(seed, purpose).words(shape, dtype)

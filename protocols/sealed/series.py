@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import InputError
+from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.ring import Ring
 
 TABLE_BITS = 16
@@ -207,6 +207,19 @@ def turned(
         if phases:
             place = place + np.uint16(phases[index])
         yield table[place], table[place + QUARTER], waves[0, index], waves[1, index]
+
+
+def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
+    """Scores as phases on Z_2^32: a whole turn is one period.
+
+    Raises:
+        EncodingError: A score is not finite.
+    """
+    turns = np.asarray(scores, np.float64) / period
+    if not np.isfinite(turns).all():
+        raise EncodingError("a score is not finite; lower the learning rate or the weight bound")
+    turns -= np.floor(turns)
+    return np.rint(turns * 2.0**32).astype(np.uint64).astype(np.uint32)  # 2^32 wraps to 0
 
 
 def phase_places(delta: Ring, harmonics: tuple[int, ...]) -> Iterator[Ring]:

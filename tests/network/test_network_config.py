@@ -77,7 +77,7 @@ def test_algorithms_bring_their_defaults(folder):
     text = SERVER.replace('"vafl"', '"sealed"')
     server = read_server_config(written(folder, text))
     assert server.others == ("clinic",)
-    named = SERVER.replace('"vafl"', '"sealed"\ndealer = "broker"')
+    named = text + '\n[plan.sealed]\ndealer = "broker"\n'
     assert read_server_config(written(folder, named)).others == ("clinic", "broker")
     assert server.plan.mode == "sealed"
 
