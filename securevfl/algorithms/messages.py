@@ -87,6 +87,19 @@ class Embedding(Content, kind="embedding", senders=(PARTY,)):
     weight: float | None = fact(float, default=None, families=FLEX)
 
 
+class Also(Content, kind="also", senders=(PARTY,), phases=(EPOCH,)):
+    """Fresh embeddings of records that are in no batch now; nobody answers."""
+
+    rows: Rows = records()
+    values: Any = released("refresh")
+
+
+class Query(Content, kind="query", senders=(PARTY,), phases=(EPOCH,)):
+    """Asks for the gradient of the batch that was uploaded last."""
+
+    rows: Rows = records()
+
+
 class Ready(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
     """The party's batch is ready for a secure sum; iteration in FDML, pace in Flex."""
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from securevfl.algorithms.base import ABSENT, ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.channels import SUMS, build_channel, check_holder_sum
 from securevfl.algorithms.local import StackedModels, Trained, build_local_model
-from securevfl.algorithms.messages import Embed, Embedding, End, Ended, Gradient, Late, Received
+from securevfl.algorithms.messages import Also, Embed, Embedding, End, Ended, Gradient, Late, Query, Received
 from securevfl.algorithms.roles import GradientAnswers, LabelHolder, Party, pieces
 from securevfl.algorithms.steps import build_batches, build_delay, build_optimiser, regularised, step_shares
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
@@ -45,7 +45,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import task_loss
 from securevfl.privacy.messages import Packet, Stop
-from securevfl.privacy.payloads import Contribution, Inside
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
 
@@ -63,7 +63,7 @@ _NONE = np.empty(0, np.int32)
 class VAFLParty(Party):
     """A party: works through its batches, and answers the server's requests for fresh embeddings."""
 
-    kept = ("model", "batches", "delay", "ready_at")
+    kept = ("model", "batches", "delay", "ready_at", "turn")
 
     def __init__(self, setup: Setup, party: str, *, shared_schedule: bool) -> None:
         super().__init__(setup, party)
@@ -74,6 +74,8 @@ class VAFLParty(Party):
         self.batches = build_batches(setup, 0 if shared_schedule else self.index)
         self.delay = build_delay(setup, party)
         self.ready_at: float | None = None
+        self.turn = 0
+        self._open: tuple[Rows, Released | Inside] | None = None
         self.handlers = {Embed.kind: self._answer}
 
     async def prepare(self) -> None:
@@ -83,7 +85,7 @@ class VAFLParty(Party):
         await self._serve()
 
     async def epoch(self) -> None:
-        self._ended = Stop()
+        self._ended, self._open = Stop(), None
         async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
             tasks.create_task(self._listen())
             await self._work()
@@ -122,10 +124,34 @@ class VAFLParty(Party):
             await self._upload(self.batches.next())
 
     async def _upload(self, rows: Rows) -> None:
+        if self._open is not None:  # lines 6 and 7 of the batch before come first
+            earlier, sent = self._open
+            self._learn(sent, await self.link.call(SERVER, Query(rows=earlier)), earlier)
         released = self.model.release(rows, kind=TRAINING, observers=self.training_observers, learning=True)
+        await self._send_others(rows)
         answer = await self.link.call(SERVER, Embedding(rows=rows, values=released))
+        if self.setup.plan.settings.query_first:
+            self._open = (rows, released) if answer.kind == Received.kind else None
+        else:
+            self._learn(released, answer, rows)
+
+    def _learn(self, released: Released | Inside, answer: Packet, rows: Rows) -> None:
         if answer.kind == Gradient.kind:
             self.model.learn(released, answer.fields["values"], rows)
+
+    async def _send_others(self, rows: Rows) -> None:
+        """Step 5 for records that were not selected in step 4, whose turn it is."""
+        count = self.setup.plan.settings.also
+        if not count:
+            return
+        total = self.setup.data.n_train
+        due = np.setdiff1d((self.turn + np.arange(min(count, total))) % total, rows)
+        self.turn = (self.turn + count) % total
+        if due.size:
+            others = self.model.release(
+                due, kind="refresh", observers=self.training_observers, learning=False
+            )
+            await self.link.send(SERVER, Also(rows=due, values=others))
 
 
 class SummingParty(VAFLParty):
@@ -390,6 +416,8 @@ class VAFLServer(TopModelServer):
         self.embeddings = torch.zeros((*shape, self.fusion.widest), device=setup.device)
         self.updated_at: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
         self.oldest_used = 0
+        self.query_first = setup.plan.settings.query_first
+        self._open: dict[str, Rows] = {}
 
     async def prepare(self) -> None:
         await self._begin()
@@ -399,6 +427,35 @@ class VAFLServer(TopModelServer):
 
     async def _collect(self, rows: Rows, purpose: str) -> Tensor:
         return await self._ask_all(rows, purpose)
+
+    async def _begin(self, *, everybody: bool = False) -> None:
+        await super()._begin(everybody=everybody)
+        self._open = {}
+
+    async def _receive(self) -> Packet:
+        """The next message that begins or ends something; others are kept or answered on the way."""
+        while True:
+            message = await super()._receive()
+            if message.kind == Also.kind:
+                self._store(self._upload(message, self._rows(message)))
+            elif message.kind == Query.kind:
+                await self._answer_query(message)
+            else:
+                return message
+
+    async def _answer_query(self, message: Packet) -> None:
+        """Algorithm 1, lines 11 to 13: the gradient by the embeddings that there are now."""
+        rows, place = self._rows(message), self.parties.index(message.sender)
+        if not np.array_equal(self._open.pop(message.sender, _NONE), rows):
+            raise ProtocolError(f"{message.sender} asks for gradients of records that it did not upload last")
+        leaf = self.embeddings.index_select(0, self._index(rows)).requires_grad_()
+        loss = self._mean_loss(self._outputs(leaf), rows, message.sender)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        await self._answer([message], [rows], [self._of_party(gradient.cpu(), place)])
+
+    def _of_party(self, gradient: Tensor, place: int) -> Tensor:
+        """A party's part of a gradient by the table of embeddings."""
+        return gradient.select(1, place)[:, : self.fusion.widths[place]]
 
     async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
@@ -439,11 +496,16 @@ class VAFLServer(TopModelServer):
         index = where[0] if len(where) == 1 else torch.cat(where)
         inputs, senders = self.embeddings.index_select(0, index), [message.sender for message in messages]
         gradients, loss = self._step(inputs, index, [len(b) for b in batches], senders)
-        answers = [
-            gradient.select(1, upload.party)[:, : self.widths[sender]]
-            for sender, upload, gradient in zip(senders, uploads, gradients, strict=True)
-        ]
-        await self._answer(messages, shared, answers)
+        if self.query_first:
+            for message, upload in zip(messages, uploads, strict=True):
+                self._open[message.sender] = upload.rows
+                await self.link.reply(message, Received())
+        else:
+            answers = [
+                self._of_party(gradient, upload.party)
+                for upload, gradient in zip(uploads, gradients, strict=True)
+            ]
+            await self._answer(messages, shared, answers)
         self._count(sum(len(upload.rows) for upload in uploads), loss)
 
     async def _refresh(self, upload: Upload) -> None:
@@ -580,6 +642,14 @@ class VAFL(Algorithm):
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """Secure sums are always fresh and must be possible with these parties."""
+        footnote = plan.settings.also or plan.settings.query_first
+        if footnote and (plan.protocol != "plain" or self.name != VAFL.name):
+            raise PlanError("also and query_first are variants of algorithm 'vafl' on protocol 'plain'")
+        if plan.settings.also > plan.batch or (plan.settings.also and plan.encoder_training == "none"):
+            raise PlanError(
+                f"also is {plan.settings.also}; it may be as large as the batch ({plan.batch}), and frozen "
+                "encoders have nothing newer to send"
+            )
         if plan.protocol == "plain":
             return
         if plan.settings.delay_bound:
@@ -608,6 +678,10 @@ class VAFL(Algorithm):
 
         On a secure sum every party's step releases all parties' embeddings.
         """
+        return float(self.updates(plan, data) * (1 + plan.settings.also / min(plan.batch, data.n_train)))
+
+    def updates(self, plan: Plan, data: VerticalData) -> float:
+        """The passes without records that are sent besides."""
         if self.shared_schedule:
             return float(plan.epochs)
         if plan.protocol != "plain":

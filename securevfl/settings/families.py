@@ -55,10 +55,17 @@ class VaflSettings(Settings):
     Attributes:
         wait_for: t of the t-synchronous algorithm; 0 is half of the parties, two at least.
         delay_bound: D: no embedding older than D iterations is used; 0 sets no bound.
+        also: How many further records a party sends fresh embeddings of with every upload, in turn (``vafl``,
+            the footnote of Algorithm 1). Each is a release like any other.
+        query_first: A party asks for the gradient of its last batch, steps, and only then uploads the next
+            (``vafl``, the other order of that footnote), so that the server has embeddings of the newest
+            model. Of the last batch of an epoch nobody learns.
     """
 
     wait_for: int = whole(0)
     delay_bound: int = whole(0)
+    also: int = whole(0)
+    query_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,8 @@ sizes = st.floats(1e-3, 1e6)
 OWN = {
     "wait_for": st.integers(0, 99),
     "delay_bound": st.integers(0, 99),
+    "also": st.integers(0, 99),
+    "query_first": st.booleans(),
     "staleness": st.integers(0, 99),
     "active": st.lists(texts),
     "snapshot_every": st.integers(1, 99),
