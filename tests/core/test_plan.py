@@ -258,7 +258,7 @@ def test_a_setting_of_another_family_is_refused_by_name(algorithm: str, name: st
         ({"data": "wine"}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"epoch": 3}, "no field 'epoch'; did you mean 'epochs'"),
         ({"Sigma": 3}, "did you mean 'sigma'"),
-        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, scaling, "),
+        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, record_views, "),
         ({"settings": {"epochs": 3}}, r"epochs is a common field .*; write Plan\(epochs=...\)"),
         ({"settings": {"data": "wine"}}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"settings": {"centr": 3}}, "sealed has no setting 'centr'; did you mean 'centring'"),
