@@ -156,6 +156,13 @@ def _repeats(rows: NDArray[np.int64]) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
+def _counted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
+    """Each row once, in order, and how often it was named."""
+    if (rows[1:] > rows[:-1]).all():
+        return rows, 1
+    return np.unique(rows, return_counts=True)
+
+
 class Filter:
     """The privacy budget of one owner, against all observers together.
 
@@ -268,7 +275,7 @@ class Filter:
         if shared or record.rows is None:
             self._allow(record, self._common + square * record.vectors + self._worst)
             return None, self._own[:0], square * record.vectors
-        rows, counts = np.unique(record.rows, return_counts=True)
+        rows, counts = _counted(record.rows)
         if rows.size and rows[-1] >= self.records:
             raise AccountingError(
                 f"row index {rows[-1]} is out of range; the owner has {self.records} records"

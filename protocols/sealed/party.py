@@ -21,7 +21,7 @@ from securevfl.protocols.contract import (
 )
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.large import give_back, masked_operand
+from securevfl.protocols.sealed.large import Left, choose, masked_operand
 from securevfl.protocols.sealed.protocol import (
     ENCRYPTED,
     RESIDUAL_BITS,
@@ -234,7 +234,7 @@ class SealedParty:
         # Half of what all members may drop: the error is then as often above as below.
         return (scaled + (protocol.members << protocol.cut >> 1 if protocol.cut else 0)).view(np.uint64)
 
-    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:
+    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Left:
         protocol = self.protocol
         if (operand is None) != protocol.static[self.index]:
             raise InputError(f"member {self.index} brings an operand to a round exactly if it is not static")
@@ -244,18 +244,13 @@ class SealedParty:
             return operand
         if self.operand is None:
             raise InputError(f"member {self.index} has no operand")
-        return self.operand if rows is None else self.operand[:, rows]
+        return choose(self.operand, rows)
 
-    def _masked(self, rows: Rows | None) -> dict[int, Ring]:
+    def _masked(self, rows: Rows | None) -> dict[int, Left]:
         static = [m for m in self.others if self.protocol.static[m]]
         if any(m not in self.masked for m in static):
             raise ProtocolError("the masked operands have not been exchanged; run the setup first")
-        if rows is None:
-            return {m: self.masked[m] for m in static}
-        chosen = {m: self.masked[m][:, rows] for m in static}
-        for m in static:
-            give_back(self.masked[m])
-        return chosen
+        return {m: choose(self.masked[m], rows) for m in static}
 
     def noise_for(self, target: int) -> Ring:
         """This member's secret noise on the total of `target`, drawn afresh: a round draws its own."""

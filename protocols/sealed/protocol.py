@@ -33,7 +33,7 @@ from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
 from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
-from securevfl.protocols.sealed.large import SeedMask, held_pieces, stream_of
+from securevfl.protocols.sealed.large import Chosen, Left, SeedMask, held_pieces, stream_of
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, PEERS
 from securevfl.protocols.sealed.parts import Parts
 from securevfl.protocols.sealed.proof import Claim
@@ -468,7 +468,7 @@ PIECE = 1 << 15
 """Integers that are widened at a time: they stay in the cache."""
 
 
-def ring_product(left: npt.NDArray[Any] | SeedMask, right: Ring) -> Ring:
+def ring_product(left: Left, right: Ring) -> Ring:
     """The product left @ right modulo 2^64, or 2^32 where both have words of 32 bits.
 
     Args:
@@ -484,6 +484,9 @@ def ring_product(left: npt.NDArray[Any] | SeedMask, right: Ring) -> Ring:
         raise InputError(f"a ring product of {left.dtype} by {right.dtype} is not offered")
     if isinstance(left, SeedMask):
         return left.product(right)
+    if isinstance(left, Chosen):
+        parts = [ring_product(piece, right[place]) for place, piece in left.pieces()]
+        return np.asarray(np.sum(parts, axis=0, dtype=right.dtype))
     out = np.empty((left.shape[0], right.shape[1]), right.dtype)
     for column, values in enumerate(np.ascontiguousarray(right.T)):
         for place, piece in held_pieces(left):

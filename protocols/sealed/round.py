@@ -11,7 +11,7 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.large import blocks
+from securevfl.protocols.sealed.large import Left, blocks
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
@@ -57,8 +57,8 @@ class RoundMachine(SealedMachine):
         phase: Ring | None,
         count: int,
         offset: Ring | None,
-        operand: npt.NDArray[np.int32],
-        masked: dict[int, Ring],
+        operand: Left,
+        masked: dict[int, Left],
         noise: dict[int, Ring],
         joined: dict[int, Places] | None = None,
     ) -> None:

@@ -31,6 +31,7 @@ from securevfl.auditing.words import headline, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.run import Run, predictions
+from securevfl.models.threads import few_threads
 from securevfl.privacy.ledger import read_agreement, read_homes
 from securevfl.settings.plan import Plan
 from securevfl.settings.source import load_planned, shown_data
@@ -38,6 +39,7 @@ from securevfl.settings.source import load_planned, shown_data
 Step = Callable[[str, float], None]
 
 
+@few_threads(0)
 def audit(
     run: Run | Path | str,
     attacks: str | Iterable[str] = "all",

@@ -48,8 +48,10 @@ def shared_schedule(settings: SealedGeometry) -> Batches | None:
     if settings.iterations == 1:
         return None
     generator = numpy_generator(settings.plan.seed, "batches", 0)
-    block = min(8192, settings.batch // 64) if settings.batch >= LARGE_BATCH else 1
-    return Batches(settings.data.n_train, settings.batch, generator, block=block)
+    size, block = settings.batch, 1
+    if size >= LARGE_BATCH:
+        block = next(b for b in range(min(8192, size // 32), 0, -1) if size % b == 0)
+    return Batches(settings.data.n_train, size, generator, block=block)
 
 
 class SealedMember:
