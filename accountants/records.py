@@ -135,12 +135,13 @@ class ReleaseRecord:
         return sensitivity / sigma
 
 
+_MOST_KEPT = 1 << 16
 _checked: list[NDArray[np.int64] | None] = [None]  # the indices that were checked last, which are read-only
 
 
 def _indices(rows: object) -> NDArray[np.int64] | None:
     if rows is None or rows is _checked[0]:  # one batch is often released to several observers
-        return rows  # type: ignore[return-value]
+        return rows
     array = np.asarray(rows)
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
@@ -149,7 +150,7 @@ def _indices(rows: object) -> NDArray[np.int64] | None:
     kept = array.dtype == np.int64 and not array.flags.writeable and array.base is None
     indices = array if kept else array.astype(np.int64)
     indices.setflags(write=False)
-    _checked[0] = indices
+    _checked[0] = indices if indices.size <= _MOST_KEPT else None
     return indices
 
 

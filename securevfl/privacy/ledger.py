@@ -88,11 +88,12 @@ def rows_to_text(rows: Rows) -> str:
     if rows is _written[0]:
         return str(_written[1])
     text = _ranges(rows)
-    if not rows.flags.writeable and rows.base is None:  # what cannot change need not be written anew
-        _written[:] = rows, text
+    if rows.size <= _MOST_KEPT and not rows.flags.writeable and rows.base is None:
+        _written[:] = rows, text  # what cannot change need not be written anew
     return text
 
 
+_MOST_KEPT = 1 << 16
 _written: list[Any] = [None, ""]  # the rows of the last entry, and their text
 
 
