@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise
+from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise, most_bins_for
 from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER, expect
 from securevfl.algorithms.messages import SealedJoins
@@ -139,6 +139,11 @@ class CardGeometry(SealedGeometry):
         """Openings of one session use the same masked operands: short ones are opened once for both."""
         both = all(name in self.openings and self.fraction_of(name) is not None for name in HISTOGRAMS)
         return "histograms" if both and opening in HISTOGRAMS else opening
+
+    @property
+    def bins(self) -> int:
+        """Most bins of a number, by public facts: few where noise is large."""
+        return most_bins_for(self.noise)
 
     @property
     def evaluates(self) -> bool:
@@ -276,7 +281,8 @@ def obstacle(plan: Plan, data: VerticalData) -> str:
     """Why there can be no scorecard of this data; empty where there can."""
     found = {
         f"the task is {data.task}, and cards are for two classes or numbers": data.task == "multiclass",
-        "a profile is for two classes": plan.model == PROFILE and data.task != "binary",
+        f"the task is {data.task}, and a profile is for two classes": plan.model == PROFILE
+        and data.task != "binary",
         f"protect is {plan.settings.protect!r}, and cards cover the whole person": plan.settings.protect
         != "person",
         "columns that were scaled have no readable bins; give them as they are": data.scaling != "none",
@@ -404,7 +410,16 @@ class CardMember(SealedMember):
             observers=self.observers,
         )
         self.features = [
-            Feature(bins=bin_column(column, values, noisy, stds=noise.bin_stds, list_std=noise.list_std))
+            Feature(
+                bins=bin_column(
+                    column,
+                    values,
+                    noisy,
+                    stds=noise.bin_stds,
+                    list_std=noise.list_std,
+                    bins=self.settings.bins,
+                )
+            )
             for column, values in zip(self.columns, self._values(test=False), strict=True)
         ]
 

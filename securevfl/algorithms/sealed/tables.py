@@ -196,10 +196,17 @@ def _differences(
 
 
 def expected_information(counts: Counts, *, q: float, records: int, std: float) -> float:
-    """The information value of a feature, averaged over all priors: a ranking with hardly any ties."""
+    """The information value of a feature, averaged over all priors and over what each leaves open.
+
+    A mean alone would be too small, the more so the more noise a feature has: a ranking would follow it.
+    """
     found, variance, n = _differences(counts, q, records, std)
     posterior = Posterior.of(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
-    values = [float((n / n.sum()) @ (mean * _log_odds(mean, q))) for mean in posterior.means]
+    shares = n / n.sum()
+    values = [
+        float(shares @ (mean * _log_odds(mean, q) + spread))
+        for mean, spread in zip(posterior.means, posterior.spreads, strict=True)
+    ]
     return max(float(posterior.weights @ np.array(values)), 0.0)
 
 
