@@ -582,8 +582,8 @@ class CardMember(SealedMember):
         alone = tables.Counts(positive=total[:1, 0], negative=total[:1, 1], ordered=False)
         found = [f.counts for f in self.features if f.counts is not None] or [alone]
         self.rate = tables.rate(found, records, std)
-        start = 2 * self.rate - 1 if self._regression else math.log(self.rate / (1 - self.rate))
-        self.bias = start if self._holds_labels else 0.0
+        first = 2 * self.rate - 1 if self._regression else math.log(self.rate / (1 - self.rate))
+        self.bias = first if self._holds_labels else 0.0
         made = tables.means if self._regression else tables.evidence
         for feature, counts in zip(self.features, found, strict=False):
             table = made(counts, q=self.rate, records=records, std=std)
