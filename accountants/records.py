@@ -156,6 +156,13 @@ def _repeats(rows: NDArray[np.int64]) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
+def _counted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
+    """Each row once, in order, and how often it was named."""
+    if (rows[1:] > rows[:-1]).all():
+        return rows, 1
+    return np.unique(rows, return_counts=True)
+
+
 class Filter:
     """The privacy budget of one owner, against all observers together.
 
@@ -165,12 +172,17 @@ class Filter:
         mode: The accounting mode; records of another mode are refused.
         budget_mu: The GDP parameter never to be exceeded by any record; infinity counts without refusing.
         records: How many records the owner has; row indices lie below.
+
+    Attributes:
+        predicted: How many scores of single records have been opened, all predictions together.
+        predictions: By how many entries.
     """
 
     def __init__(self, *, mode: str, budget_mu: float, records: int) -> None:
         self.mode = checks.choice("mode", mode, MODES)
         self.budget_mu = checks.non_negative("budget_mu", budget_mu)
         self.records = checks.count("records", records, least=1)
+        self.predicted = self.predictions = 0
         self._common = 0.0  # squared mu that every record has paid
         self._own: NDArray[np.float64] = np.zeros(records)  # squared mu of each record on top
         self._worst = 0.0  # largest entry of _own
@@ -231,6 +243,8 @@ class Filter:
         """
         rows, own, common = self._demand(record)
         written = write(record)
+        if record.kind == PREDICTION and record.mechanism not in HIDDEN:
+            self.predicted, self.predictions = self.predicted + record.vectors, self.predictions + 1
         self._common += common
         self.sessions += record.is_checked_session
         if rows is not None and rows.size:
@@ -261,7 +275,7 @@ class Filter:
         if shared or record.rows is None:
             self._allow(record, self._common + square * record.vectors + self._worst)
             return None, self._own[:0], square * record.vectors
-        rows, counts = np.unique(record.rows, return_counts=True)
+        rows, counts = _counted(record.rows)
         if rows.size and rows[-1] >= self.records:
             raise AccountingError(
                 f"row index {rows[-1]} is out of range; the owner has {self.records} records"

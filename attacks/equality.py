@@ -72,8 +72,10 @@ class EqualitySolving(PredictionAttack):
 
     def why_not(self, info: Info) -> str:
         """The model must be linear from features to logits."""
-        if info.plan.model != "linear" or info.plan.head not in ("linear", "sum"):
-            return f"a {info.plan.model} encoder with a {info.plan.head} head gives no linear equations"
+        kinds = info.plan.models(info.parties)
+        if kinds != {"linear"} or info.plan.head not in ("linear", "sum"):
+            odd = min(kinds - {"linear"}, default="linear")
+            return f"a {odd} encoder with a {info.plan.head} head gives no linear equations"
         if info.plan.mode == "sealed":
             return "rows are clipped before the linear model, which is not linear"
         if info.plan.sigma > 0:
@@ -137,7 +139,7 @@ class GenerativeRegression(PredictionAttack):
 
     def why_not(self, info: Info) -> str:
         """Recurrent encoders are too slow to be searched."""
-        if info.plan.model == "lstm":
+        if "lstm" in info.plan.models(info.parties):
             return "a search through lstm encoders takes longer than an audit may"
         return super().why_not(info)
 

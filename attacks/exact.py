@@ -44,8 +44,9 @@ class LinearAttack(FeatureAttack):
 
     def why_not(self, info: Info) -> str:
         """Products of other models are not linear in the features."""
-        if info.plan.model != "linear":
-            return f"it solves linear equations; {info.owner} has a {info.plan.model} encoder"
+        model = info.plan.encoder(info.owner).model
+        if model != "linear":
+            return f"it solves linear equations; {info.owner} has a {model} encoder"
         return self.misfit(info)
 
     @classmethod

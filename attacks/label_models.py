@@ -128,13 +128,12 @@ def _complete(
     progress: Callable[[float], None],
 ) -> NDArray[np.int64]:
     """MixMatch (Berthelot et al. 2019) on encoder and new head; returns labels of the unlabelled records."""
-    head = nn.Linear(info.plan.embedding, info.classes)
+    own = info.plan.encoder(info.observer)
+    head = nn.Linear(own.embedding, info.classes)
     with torch.no_grad():
         head.weight.normal_(0, 0.1, generator=generator)
         head.bias.zero_()
-    model = nn.Sequential(
-        encoder.requires_grad_(), nn.ReLU() if info.plan.model == "mlp" else nn.Identity(), head
-    )
+    model = nn.Sequential(encoder.requires_grad_(), nn.ReLU() if own.model == "mlp" else nn.Identity(), head)
 
     def loss(step: int) -> Tensor:
         return _mixmatch_loss(model, task, generator, min(1.0, step / (_STEPS / 2)))
@@ -195,8 +194,9 @@ class BatchLabelInversion(LabelAttack):
 
     def misfit(self, info: Info) -> str:
         """Only for linear encoders is the weights' gradient a function of features and residuals alone."""
-        if info.plan.model != "linear":
-            return f"the {info.plan.model} encoder's weights at each step are not in the view"
+        model = info.plan.encoder(info.observer).model
+        if model != "linear":
+            return f"the {model} encoder's weights at each step are not in the view"
         if info.plan.head != "sum":
             return f"the label holder's {info.plan.head} model stands between embeddings and logits"
         return ""

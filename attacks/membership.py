@@ -62,7 +62,7 @@ class MembershipAttack(Attack):
         """Models must be rebuilt and learn classes."""
         if info.task == "regression":
             return "it compares confidences in a class; the task is regression"
-        if info.plan.model == "lstm":
+        if "lstm" in info.plan.models(info.parties):
             return "shadow models of lstm encoders cannot be trained side by side"
         return cannot_rebuild(info) or self.misfit(info)
 
@@ -202,13 +202,15 @@ class Shadows:
 
         outputs = vmap(one)(self._weights, blocks, noise)
         labels = self._labels[rows]
-        mean = task_loss(self.info.task, outputs.flatten(0, 1), labels.flatten(0, 1))
+        mean = task_loss(
+            self.info.task, outputs.flatten(0, 1), labels.flatten(0, 1), loss=self.info.plan.loss
+        )
         return mean * SHADOWS
 
     def _noise(self, party: str, shape: torch.Size) -> Tensor:
         leaves = party != self.info.label_holder and clips_embeddings(self.info.plan)
         sigma = self.info.plan.sigma if leaves else 0.0
-        size = (*shape, self.info.plan.embedding)
+        size = (*shape, *self.info.plan.widths([party]))
         return sigma * torch.randn(size, generator=self._generator) if sigma else torch.zeros(size)
 
     def outputs(self) -> Tensor:

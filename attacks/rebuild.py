@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from securevfl.algorithms import SERVER
-from securevfl.algorithms.local import Records
+from securevfl.algorithms.local import Records, party_encoder
 from securevfl.attacks.contract import Arrays, Info
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError
 from securevfl.federation.folder import RunFolder
-from securevfl.models import Fusion, build_encoder, build_head, load_module, output_width
+from securevfl.models import Fusion, build_head, load_module, output_width
 from securevfl.privacy.gate import clip_rows
 from securevfl.settings.plan import Plan
 
-_REBUILT = ("linear", "mlp", "lstm")
+_REBUILT = ("linear", "mlp", "lstm", "fm")
 
 
 def cannot_rebuild(info: Info) -> str:
     """Why models cannot be rebuilt from the plan; empty if they can."""
-    if info.plan.model not in _REBUILT:
-        return f"the shape of the parties' images, which {info.plan.model} encoders need, is not public"
+    if odd := info.plan.models(info.parties) - {*_REBUILT}:
+        return f"the shape of the parties' images, which {min(odd)} encoders need, is not public"
     if not info.widths:
         return "the number of the parties' columns is not known"
     return ""
@@ -45,19 +45,12 @@ def generator_from(rng: np.random.Generator) -> torch.Generator:
 def fresh_encoder(info: Info, party: str, generator: torch.Generator) -> nn.Module:
     """An encoder of the plan's architecture with new weights."""
     width = info.widths[info.parties.index(party)]
-    return build_encoder(
-        info.plan.model,
-        width,
-        info.plan.embedding,
-        generator=generator,
-        hidden=info.plan.hidden,
-        prepared=info.plan.mode == "sealed",
-    )
+    return party_encoder(info.plan, party, width, generator=generator)
 
 
 def fresh_head(info: Info, generator: torch.Generator) -> nn.Module:
     """A head of the plan's architecture with new weights."""
-    fusion = Fusion(info.plan.fusion, (info.plan.embedding,) * len(info.parties))
+    fusion = Fusion(info.plan.fusion, info.plan.widths(info.parties))
     outputs = output_width(info.task, info.classes)
     return build_head(info.plan.head, fusion.width, outputs, generator=generator, hidden=info.plan.hidden)
 
@@ -94,7 +87,7 @@ class JointModel(nn.Module):
         super().__init__()
         self.info = info
         self.encoders, self.head = nn.ModuleList(encoders), head
-        self.fusion = Fusion(info.plan.fusion, (info.plan.embedding,) * len(info.parties))
+        self.fusion = Fusion(info.plan.fusion, info.plan.widths(info.parties))
 
     @classmethod
     def granted(cls, info: Info, weights: Arrays) -> JointModel:
@@ -139,7 +132,7 @@ def minimise(
     decay: float = 0.0,
 ) -> None:
     """Adam on the loss of each step, a function of the step's number."""
-    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     for step in range(steps):
         optimiser.zero_grad(set_to_none=True)
         loss(step).backward()  # type: ignore[no-untyped-call]
@@ -209,8 +202,8 @@ class Deployed:
 
     def predict(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Probabilities of each class (two columns for binary tasks), or the predicted value."""
-        vectors = torch.stack([torch.from_numpy(self.embed(party, rows)) for party in self.parties])
-        fusion = Fusion(self.plan.fusion, (self.plan.embedding,) * len(self.parties))
+        vectors = [torch.from_numpy(self.embed(party, rows)) for party in self.parties]
+        fusion = Fusion(self.plan.fusion, self.plan.widths(self.parties))
         with torch.no_grad():
             outputs = self.modules[SERVER](fusion(vectors)).reshape(len(rows), -1)
         if self._task == "regression":

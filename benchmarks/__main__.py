@@ -20,6 +20,8 @@ NAMES = (
     "network",
     "durations",
     "alignment",
+    "growth",
+    "scoring",
 )
 
 

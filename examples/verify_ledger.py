@@ -50,6 +50,7 @@ def verify(owner: str, lines: list[str]) -> list[str]:
     """Verifies the chain and all signatures; returns the hashes of the entries."""
     hashes: list[str] = []
     key: Ed25519PublicKey | None = None
+    every, signed = True, 0  # whether each entry has a signature; how many entries the last one covers
     for index, line in enumerate(lines):
         try:
             content, digest, signature = parse(line)
@@ -58,20 +59,26 @@ def verify(owner: str, lines: list[str]) -> list[str]:
             if content.get("previous") != (hashes[-1] if hashes else FIRST):
                 raise Forged("does not follow the entry before it")
             if content.get("kind") == "session":
-                key = session_key(content)
+                if signed < index:
+                    raise Forged("a session before the last one has signed")
+                key, every = session_key(content), content.get("format") == 1
             if key is None:
                 raise Forged("no session has announced a key")
-            key.verify(bytes.fromhex(signature), bytes.fromhex(digest))
+            if signature or every:
+                key.verify(bytes.fromhex(signature), bytes.fromhex(digest))
+                signed = index + 1
         except InvalidSignature:
             raise Forged(f"entry {index}: not signed with the session's key") from None
         except Forged as error:
             raise Forged(f"entry {index}: {error}") from None
         hashes.append(digest)
+    if signed < len(hashes):
+        raise Forged(f"entry {signed}: no signature covers it")
     return hashes
 
 
 def session_key(content: dict[str, Any]) -> Ed25519PublicKey:
-    """The key that a session entry announces; the entry itself is signed with it, too."""
+    """The key that a session entry announces; it signs the entry itself, too, or one that follows."""
     try:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(content["public_key"]))
     except (KeyError, ValueError, TypeError) as error:

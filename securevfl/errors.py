@@ -198,6 +198,10 @@ class BudgetExceeded(SecureVFLError):
     notice = "budget"
 
 
+class QuotaExceeded(BudgetExceeded):
+    """A scoring service is asked for more than was agreed on. Nothing has left the party."""
+
+
 class LedgerError(SecureVFLError):
     """A ledger was edited, cut, reordered or signed by somebody else."""
 

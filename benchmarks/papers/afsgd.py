@@ -23,6 +23,7 @@ from benchmarks.papers.common import arguments, plot, say, table, write
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.linear import ESTIMATORS, Batch, LinearBlock, loss_derivative
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.steps import Draws
 from securevfl.errors import TrainingDiverged
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.virtual import VirtualCarrier
@@ -78,7 +79,7 @@ def rehearse(problem: Problem, estimator: str, rate: float, limit: float) -> flo
     n, width = problem.features.shape
     block = LinearBlock(problem.features, problem.features[:1], np.zeros((width + 1, 1)), bias=True)
     memory = ESTIMATORS[estimator](block)
-    batches = memory.batches(n, problem.batch, np.random.default_rng(0))
+    batches = Draws(n, problem.batch, np.random.default_rng(0))
     rows = np.arange(n)
     curve: Curve = ([], [])
     for step in range(math.ceil((limit + 1) * problem.steps) + 1):

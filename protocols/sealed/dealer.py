@@ -10,10 +10,11 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import Left, SeedMask, blocks, choose, operand_mask, stream_of
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.scoring import score_mask, tag_key
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
-from securevfl.protocols.stream import KEY_BYTES
+from securevfl.protocols.stream import KEY_BYTES, apply_masks
 
 Rows = npt.NDArray[np.int64]
 
@@ -23,7 +24,7 @@ class SealedDealer:
 
     Promises: what it deals is uniform and independent from round to round. It must see no message between
     members: together with any one of them it could unmask everything. Round seeds are not kept; the masks of
-    static operands live in memory as long as this object.
+    static operands, or of large ones their seeds, live in memory as long as this object.
 
     Args:
         protocol: The public configuration.
@@ -31,7 +32,7 @@ class SealedDealer:
 
     def __init__(self, protocol: SealedProtocol) -> None:
         self.protocol = protocol
-        self._operands: dict[int, Ring] | None = None
+        self._operands: dict[int, Ring | SeedMask] | None = None
         self._next_round = 0
 
     def setup(self) -> list[Envelope]:
@@ -39,9 +40,7 @@ class SealedDealer:
         protocol = self.protocol
         seeds = [os.urandom(KEY_BYTES) for _ in range(protocol.members)]
         self._operands = {
-            member: expand(
-                seed, "operand", protocol.operand_shape(member, protocol.records), protocol.words.dtype
-            )
+            member: operand_mask(seed, protocol.operand_shape(member, protocol.records), protocol.words.dtype)
             for member, seed in enumerate(seeds)
             if protocol.static[member]
         }
@@ -104,12 +103,12 @@ class SealedDealer:
             return np.empty(0, np.uint64)
         mask = np.zeros(shape, np.uint32)
         for seed in seeds:
-            mask += expand(seed, "phase", shape, np.uint32)
-        waves = waves_of(mask, protocol.series)
+            apply_masks(mask, [stream_of(seed, "phase")], [])
+        waves = np.empty(protocol.wave_shape(count), np.uint64)
+        for here in blocks(count):
+            waves[:, :, here] = waves_of(mask[here], protocol.series)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
-        for seed in seeds[1:]:
-            waves -= expand(seed, "waves", waves.shape)
-        return waves
+        return apply_masks(waves, [], [stream_of(seed, "waves") for seed in seeds[1:]])
 
     def _blinds(self, seeds: list[bytes], count: int) -> list[Ring]:
         shape = count, self.protocol.outputs
@@ -129,11 +128,10 @@ class SealedDealer:
             products.append(product)
         return products
 
-    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring:
+    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Left:
         if not self.protocol.static[member] or self._operands is None:
             return expand(seed, "operand", self.protocol.operand_shape(member, count))
-        mask = self._operands[member]
-        return mask if rows is None else np.ascontiguousarray(mask[:, rows])
+        return choose(self._operands[member], rows)
 
     def deal_scores(self, *, round: int, count: int, agreed: bytes = b"") -> list[Envelope]:  # noqa: A002
         """Masks that cancel in the sum of all members' scores of `count` records, for the label holder.

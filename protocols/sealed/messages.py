@@ -66,6 +66,7 @@ class Coin(Message):
 
     kind: ClassVar[str] = "sealed-coin"
     unmasked: ClassVar[tuple[str, ...]] = ("corrections",)
+    fresh: ClassVar[tuple[str, ...]] = ("coin",)
     stage: int
     coin: bytes
     corrections: npt.NDArray[Any]
@@ -126,6 +127,7 @@ class Commitment(Message):
     """
 
     kind: ClassVar[str] = "sealed-commitment"
+    fresh: ClassVar[tuple[str, ...]] = ("digest",)
     digest: bytes
     seen: bytes
 
@@ -136,6 +138,7 @@ class Opening(Message):
 
     kind: ClassVar[str] = "sealed-opening"
     unmasked: ClassVar[tuple[str, ...]] = ("word",)
+    fresh: ClassVar[tuple[str, ...]] = ("nonce",)
     nonce: bytes
     word: npt.NDArray[Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from securevfl.protocols.contract import (
 )
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import Left, choose, masked_operand
 from securevfl.protocols.sealed.protocol import (
     RESIDUAL_BITS,
     SCORES,
@@ -28,7 +30,6 @@ from securevfl.protocols.sealed.protocol import (
     Seed,
     check_operand,
     encode_phase,
-    expand,
 )
 from securevfl.protocols.sealed.round import Places, RoundMachine, SealedMachine
 from securevfl.protocols.sealed.scoring import ScoreMachine
@@ -36,7 +37,8 @@ from securevfl.protocols.sealed.series import Waves
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]
-Integers = npt.NDArray[np.int32]
+Integers = npt.NDArray[Any]
+"""Of int16, or int32 where that is too narrow."""
 
 
 class SealedParty:
@@ -45,7 +47,7 @@ class SealedParty:
     Args:
         protocol: The public configuration.
         index: Which member.
-        operand: Its static operand, (width, records) of int32; None where operands change.
+        operand: Its static operand, (width, records) of int16 or int32; None where operands change.
         noise: The secret stream of its noise; keyed by the operating system by default.
 
     Raises:
@@ -138,7 +140,7 @@ class SealedParty:
                 totalled; None where the protocol has no series.
             rows: The batch, indices below `records`; all records by default. The same at all members.
             labels: Of the label holder only: (rows, outputs); nobody's where waves are totalled.
-            operand: Where operands change: (width, rows * outputs) of int32.
+            operand: Where operands change: (width, rows * outputs) of int16 or int32.
 
         Raises:
             ProtocolError: The round number was used before, or the session has not been set up.
@@ -221,7 +223,7 @@ class SealedParty:
         # Half of what all members may drop: the error is then as often above as below.
         return (scaled + (protocol.members << protocol.cut >> 1 if protocol.cut else 0)).view(np.uint64)
 
-    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Integers:
+    def _left(self, rows: Rows | None, operand: Integers | None, count: int) -> Left:
         protocol = self.protocol
         if (operand is None) != protocol.static[self.index]:
             raise InputError(f"member {self.index} brings an operand to a round exactly if it is not static")
@@ -231,13 +233,13 @@ class SealedParty:
             return operand
         if self.operand is None:
             raise InputError(f"member {self.index} has no operand")
-        return self.operand if rows is None else self.operand[:, rows]
+        return choose(self.operand, rows)
 
-    def _masked(self, rows: Rows | None) -> dict[int, Ring]:
+    def _masked(self, rows: Rows | None) -> dict[int, Left]:
         static = [m for m in self.others if self.protocol.static[m]]
         if any(m not in self.masked for m in static):
             raise ProtocolError("the masked operands have not been exchanged; run the setup first")
-        return {m: self.masked[m] if rows is None else self.masked[m][:, rows] for m in static}
+        return {m: choose(self.masked[m], rows) for m in static}
 
     def noise_for(self, target: int) -> Ring:
         """This member's secret noise on the total of `target`, drawn afresh: a round draws its own."""
@@ -292,9 +294,7 @@ class SetupMachine(SealedMachine):
         operand = self._party.operand
         words = None
         if operand is not None:
-            dtype = self._party.protocol.words.dtype
-            words = expand(seed, "operand", operand.shape, dtype)
-            np.subtract(operand.astype(np.dtype(f"i{dtype.itemsize}")).view(dtype), words, out=words)
+            words = masked_operand(seed, operand, self._party.protocol.words.dtype)
         elif len(seed) != KEY_BYTES:
             raise ProtocolError(f"the dealer sent a seed of {len(seed)} bytes; {KEY_BYTES} are expected")
         self._needs_seed = False

@@ -28,14 +28,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import EncodingError, InputError, WireError
+from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.large import Chosen, Left, SeedMask, held_pieces, stream_of
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
 from securevfl.protocols.sealed.proof import Claim
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
-from securevfl.protocols.stream import KEY_BYTES, KeyStream, derive_key
 from securevfl.protocols.wire import Value, unpack
 
 OPERAND_BITS = 14
@@ -381,18 +381,21 @@ def narrow_fraction(records: int) -> int | None:
     return min(left, RESIDUAL_BITS) if left >= LEAST_FRACTION else None
 
 
+INTEGERS = (np.int16, np.int32)
+
+
 def check_operand(
-    operand: npt.NDArray[np.int32], clip: float, outputs: int = 1, *, one: int = 1 << OPERAND_BITS
+    operand: npt.NDArray[Any], clip: float, outputs: int = 1, *, one: int = 1 << OPERAND_BITS
 ) -> None:
     """Raises `EncodingError` unless each record's integers have an L2 norm of at most clip * 2^14.
 
     Args:
-        operand: (width, records * outputs) of int32; a record's outputs lie next to each other.
+        operand: (width, records * outputs) of int16 or int32; a record's outputs lie next to each other.
         clip: The bound.
         outputs: Columns per record.
         one: What stands for 1.
     """
-    if operand.dtype != np.int32 or operand.ndim != 2 or operand.shape[1] % outputs:
+    if operand.dtype not in INTEGERS or operand.ndim != 2 or operand.shape[1] % outputs:
         raise EncodingError(f"an operand of type {operand.dtype} and shape {operand.shape} is not offered")
     squares = np.einsum("dn,dn->n", operand, operand, dtype=np.float64)  # exact below 2^53
     largest = float(squares.reshape(-1, outputs).sum(1).max(initial=0.0))
@@ -418,20 +421,18 @@ def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
 
 def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Ring:
     """Uniform words that dealer and member both derive from a seed, for one purpose."""
-    if len(seed) != KEY_BYTES:
-        raise WireError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
-    return KeyStream(derive_key(seed, purpose=f"sealed/{purpose}")).words(shape, dtype)
+    return stream_of(seed, purpose).words(shape, dtype)
 
 
 PIECE = 1 << 15
 """Integers that are widened at a time: they stay in the cache."""
 
 
-def ring_product(left: npt.NDArray[Any], right: Ring) -> Ring:
+def ring_product(left: Left, right: Ring) -> Ring:
     """The product left @ right modulo 2^64, or 2^32 where both have words of 32 bits.
 
     Args:
-        left: (width, records); as right, or int32 integers that stand for their residues.
+        left: (width, records); as right, or int16 or int32 integers that stand for their residues.
         right: (records, columns) of uint64 or uint32.
 
     Raises:
@@ -439,11 +440,17 @@ def ring_product(left: npt.NDArray[Any], right: Ring) -> Ring:
     """
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
         raise InputError(f"a product of shapes {left.shape} and {right.shape} does not exist")
-    if right.dtype not in (np.uint64, np.uint32) or left.dtype not in (right.dtype, np.int32):
+    if right.dtype not in (np.uint64, np.uint32) or left.dtype not in (right.dtype, *INTEGERS):
         raise InputError(f"a ring product of {left.dtype} by {right.dtype} is not offered")
+    if isinstance(left, SeedMask):
+        return left.product(right)
+    if isinstance(left, Chosen):
+        parts = [ring_product(piece, right[place]) for place, piece in left.pieces()]
+        return np.asarray(np.sum(parts, axis=0, dtype=right.dtype))
     out = np.empty((left.shape[0], right.shape[1]), right.dtype)
-    for column, values in enumerate(right.T):
-        out[:, column] = _by_vector(left, np.ascontiguousarray(values))
+    for column, values in enumerate(np.ascontiguousarray(right.T)):
+        for place, piece in held_pieces(left):
+            out[place, column] = _by_vector(piece, values)
     return out
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
+from securevfl.protocols.sealed.large import Left, blocks
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
@@ -49,8 +50,8 @@ class RoundMachine(SealedMachine):
         phase: Ring | None,
         count: int,
         offset: Ring | None,
-        operand: npt.NDArray[np.int32],
-        masked: dict[int, Ring],
+        operand: Left,
+        masked: dict[int, Left],
         noise: dict[int, Ring],
         joined: dict[int, Places] | None = None,
     ) -> None:
@@ -148,7 +149,8 @@ class RoundMachine(SealedMachine):
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
-        share += self._protocol.series.share(delta, waves)
+        for here in blocks(len(delta)):
+            share[here] += self._protocol.series.share(delta[here], waves[:, :, here])
         share >>= np.uint64(self._protocol.cut)
         return share.astype(self._words.dtype, copy=False)
 

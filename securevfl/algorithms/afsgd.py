@@ -44,7 +44,7 @@ from securevfl.algorithms.messages import (
     Update,
 )
 from securevfl.algorithms.roles import LabelHolder, Party, pieces
-from securevfl.algorithms.steps import build_batches, build_delay
+from securevfl.algorithms.steps import build_batches, build_delay, decayed
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
@@ -92,7 +92,7 @@ class LinearWorker(Party):
         active: Whether the worker gets the labels.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("block", "estimator", "labels", "delay")
+    kept: ClassVar[tuple[str, ...]] = ("block", "estimator", "labels", "delay", "steps")
 
     def __init__(
         self, setup: Setup, party: str, *, channels: list[Channel], estimator: str, active: bool
@@ -105,6 +105,7 @@ class LinearWorker(Party):
         self.estimator = ESTIMATORS[estimator](self.block)
         self.labels: npt.NDArray[Any] | None = None
         self.delay = build_delay(setup, party)
+        self.steps = 0
         self.handlers = {
             REQUEST: self._join,
             Labels.kind: self._take_labels,
@@ -172,10 +173,11 @@ class LinearWorker(Party):
             raise ProtocolError(f"{self.address} received {len(labels)} labels, not one per record")
         self.labels = labels
 
-    def _derivative(self, rows: Rows, scores: Floats) -> Floats:
+    def _derivative(self, rows: Rows, scores: Floats, party: str) -> Floats:
+        """Derivatives of the loss that a party descends on."""
         if self.labels is None:
             raise ProtocolError(f"{self.address} has no labels to compare scores with")
-        return loss_derivative(self.setup.data.task, scores, self.labels[rows])
+        return loss_derivative(self.setup.data.task, scores, self.labels[rows], self.setup.loss(party))
 
     def _read(self, message: Packet) -> tuple[Rows, Floats]:
         """Rows and loss derivatives that the coordinator sends: to active workers as scores."""
@@ -183,7 +185,7 @@ class LinearWorker(Party):
         shape = len(rows), self.block.weights.shape[1]
         if values.shape != shape:
             raise ProtocolError(f"{self.address} received values of shape {values.shape}, not {shape}")
-        return rows, self._derivative(rows, values) if self.active else values
+        return rows, self._derivative(rows, values, self.address) if self.active else values
 
     async def _remember(self, message: Packet) -> None:
         self.estimator.remember(*self._read(message))
@@ -211,7 +213,9 @@ class LinearWorker(Party):
 
     def _step(self, batch: Batch, rows: Rows, derivative: Floats) -> None:
         direction = self.estimator.direction(batch, rows, derivative)
-        self.block.step(direction, self.setup.rate(self.address), self.setup.plan.l2)
+        self.steps += 1
+        rate = self.setup.rate(self.address) * decayed(self.setup.plan, self.steps)
+        self.block.step(direction, rate, self.setup.plan.l2)
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
@@ -227,7 +231,7 @@ class AsyncWorker(LinearWorker):
         self, setup: Setup, party: str, *, channels: list[Channel], estimator: str, active: bool
     ) -> None:
         super().__init__(setup, party, channels=channels, estimator=estimator, active=active)
-        self.batches = build_batches(setup, self.index, self.estimator.batches)
+        self.batches = build_batches(setup, self.index)
         self.postponed: Rows | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._derivatives: dict[int, asyncio.Future[Floats]] = {}
@@ -274,9 +278,9 @@ class AsyncWorker(LinearWorker):
     async def _resolve(self, request: SumRequest) -> Floats:
         """Waits for a total and compares it with the labels; the label holder reports the loss."""
         scores = (await self.sums.result(request)).values
-        derivative = self._derivative(request.rows, scores)
+        derivative = self._derivative(request.rows, scores, request.requester)
         if self.address == self.setup.label_holder and self.labels is not None:
-            loss = mean_loss(self.setup.data.task, scores, self.labels[request.rows])
+            loss = mean_loss(self.setup.data.task, scores, self.labels[request.rows], self.setup.loss())
             await self.link.send(SERVER, Loss(value=Inside(values=loss)))
         return derivative
 
@@ -373,7 +377,8 @@ class SumCoordinator(LabelHolder):
             if observers:
                 return self.gate.hand_on(scores, kind="scores", observers=observers)
             return Inside(values=scores)
-        derivative = loss_derivative(self.setup.data.task, scores, self.setup.data.y_train[rows])
+        data, loss = self.setup.data, self.setup.loss(party)
+        derivative = loss_derivative(data.task, scores, data.y_train[rows], loss)
         return self._exact(derivative, party, rows=rows, kind="derivative")
 
     async def _share_scores(self) -> None:
@@ -435,7 +440,7 @@ class SyncCoordinator(SumCoordinator):
         self, setup: Setup, *, channels: list[Channel], active: tuple[str, ...], estimator: str
     ) -> None:
         super().__init__(setup, channels=channels, active=active, estimator=estimator)
-        self.batches = build_batches(setup, kind=self.estimator.batches)
+        self.batches = build_batches(setup)
 
     async def _train(self, target: int, snapshot: bool) -> None:
         data = self.setup.data
@@ -444,7 +449,7 @@ class SyncCoordinator(SumCoordinator):
         while self.processed < target:
             rows = self.batches.next()
             scores = (await self.sums.total(rows, JOINT_STEP)).values
-            self._losses.append(mean_loss(data.task, scores, data.y_train[rows]))
+            self._losses.append(mean_loss(data.task, scores, data.y_train[rows], self.setup.loss()))
             calls = []
             for party in self.parties:
                 given = self._scores_for(party, rows, scores)
@@ -481,14 +486,16 @@ class AFSGD(Algorithm):
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """The plan must describe a linear model whose label holder has features, and a sum that can run."""
-        if plan.model != "linear" or plan.hidden_noise or plan.embedding not in (0, data.outputs):
+        odd = plan.hidden_noise or any("hidden_noise" in own for own in plan.encoders.values())
+        wide = set(plan.widths(data.parties)) - {0, data.outputs}
+        if plan.models(data.parties) != {"linear"} or odd or wide:
             raise PlanError(f"{self.name} trains linear models; set model 'linear' and leave the embedding")
         if plan.fusion == "concat" or plan.head not in ("auto", "sum"):
             raise PlanError(f"{self.name} sums the parties' products; leave fusion and head on 'auto'")
         if plan.encoder_training != "raw":
             raise PlanError(f"{self.name} trains on raw records; encoder_training can only be 'raw'")
-        if plan.decay != "none":
-            raise PlanError(f"{self.name} has a constant learning rate; set decay 'none'")
+        if ESTIMATORS[self.estimator].draws and plan.sampling != "draws":
+            raise PlanError(f"{self.name} remembers gradients and is unbiased only with sampling 'draws'")
         if plan.label_holder == "server" or data.label_holder not in data.parties:
             raise PlanError(f"{self.name} needs a label holder with features: active workers have both")
         unknown = set(plan.settings.active) - set(data.parties)

@@ -18,6 +18,7 @@ import torch
 from securevfl.algorithms.solved import BoostedTrees, fit_linear
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
+from securevfl.data.mapped import Mapped
 from securevfl.data.scaling import standard
 from securevfl.errors import RunError
 from securevfl.files import read_json, write_json
@@ -36,7 +37,9 @@ def main_metric(test: dict[str, Any]) -> str:
 
 
 def reached_alone(data: VerticalData, *, holds_features: bool = True) -> dict[str, Any] | None:
-    """The label holder's own test metric: ``metric``, ``linear`` and ``trees``; None without features.
+    """The label holder's own test metric: ``metric``, ``linear`` and ``trees``.
+
+    None without features, or where they are larger than memory.
 
     Args:
         data: The data, or the label holder's share of it.
@@ -46,6 +49,8 @@ def reached_alone(data: VerticalData, *, holds_features: bool = True) -> dict[st
     if not holds_features or holder not in data.parties or holder in data.absent:
         return None
     index = data.parties.index(holder)
+    if isinstance(data.train[index], Mapped):
+        return None  # both fits hold all rows in memory
     own = [data.train[index], data.test[index], data.y_train, data.y_test]
     if data.described:
         own += [data.described[index].train, data.described[index].test]

@@ -114,6 +114,10 @@ class Setup:
         """The party's learning rate."""
         return float(self.plan.learning_rates.get(party, self.plan.learning_rate))
 
+    def loss(self, party: str = "") -> str:
+        """The loss that a party descends on; without a name that of the run."""
+        return str(self.plan.losses.get(party, self.plan.loss))
+
     @property
     def server_rate(self) -> float:
         """The server's learning rate."""

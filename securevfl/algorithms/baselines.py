@@ -18,14 +18,13 @@ from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerR
 from securevfl.algorithms.local import Records, Trained
 from securevfl.algorithms.roles import LabelHolder, pieces
 from securevfl.algorithms.solved import BoostedTrees, fit_linear
-from securevfl.algorithms.steps import Batches, build_optimiser, regularised
+from securevfl.algorithms.steps import build_batches, build_optimiser, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
 from securevfl.models import Fusion
 from securevfl.models.encoders import LinearEncoder
 from securevfl.models.heads import SumHead
-from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.rows import Rows
 from securevfl.settings.families import FULL_BATCH
 from securevfl.settings.plan import Plan
@@ -57,7 +56,7 @@ def joined(plan: Plan, parties: tuple[str, ...]) -> Callable[[Sequence[Tensor]],
     """How the parties' embeddings become the head's input; trees take the columns side by side."""
     if plan.model == TREES:
         return lambda blocks: torch.cat([block.flatten(1) for block in blocks], dim=1)
-    return Fusion(plan.fusion, (plan.embedding,) * len(parties))
+    return Fusion(plan.fusion, plan.widths(parties))
 
 
 def pooled_trees(data: VerticalData, *, alone: bool) -> BoostedTrees:
@@ -90,10 +89,10 @@ class PooledTrainer(LabelHolder):
             self.models[name] = Trained(name, module, optimiser)
         self.encoders = nn.ModuleList([self.models[party].module for party in parties])
         self.join = joined(plan, parties)
-        holds = plan.patience > 0 and plan.model != "linear" and data.n_train >= 20
+        holds = plan.patience > 0 and plan.models(parties) != {"linear"} and data.n_train >= 20
         self.held_out = np.arange(data.n_train - holds * round(HELD_OUT * data.n_train), data.n_train)
         count = data.n_train - len(self.held_out)
-        self.batches = Batches(count, plan.batch, numpy_generator(plan.seed, "batches", 0))
+        self.batches = build_batches(setup, records=count)
         self.best: dict[str, dict[str, Tensor]] = {}
         self.least = np.inf
 
@@ -248,10 +247,12 @@ class Central(Algorithm):
                 head="sum",
                 scaling="none",
             )
-        if plan.optimiser == SOLVED or (plan.model in ("linear", "auto") and not stepwise):
-            if plan.model not in ("linear", "auto"):
+        solvable = plan.model in ("linear", "auto") and not plan.encoders and plan.loss == "auto"
+        if plan.optimiser == SOLVED or (solvable and not stepwise):
+            if not solvable:
                 raise PlanError(
-                    f"optimiser {SOLVED!r} is for models 'linear' and 'trees', not {plan.model!r}"
+                    f"optimiser {SOLVED!r} is for models 'linear' and 'trees' of all parties with their "
+                    f"usual loss, not for {plan.model!r} with loss {plan.loss!r}"
                 )
             return plan.with_changes(
                 model="linear",

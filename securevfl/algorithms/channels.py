@@ -238,6 +238,7 @@ class Channel:
         rows: Rows | None,
         kind: str,
         also: tuple[str, ...] = (),
+        name: str = "",
     ) -> Contribution | Inside:
         """Passes a party's vectors through its gate on their way into the sum.
 
@@ -249,7 +250,9 @@ class Channel:
         observers = self.observers(party, also)
         if not observers:
             return Inside(values=vectors.detach().to("cpu").double().numpy(), source=vectors)
-        return gate.contribute(vectors, rows=rows, kind=kind, observers=observers, noise=self.noise)
+        return gate.contribute(
+            vectors, rows=rows, kind=kind, observers=observers, noise=self.noise, name=name
+        )
 
     def floats(self, entered: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """What a party put into the sum, noise included, in the unit of its values."""

@@ -207,7 +207,8 @@ class FDMLWorker(SharingParty):
         await clock.sleep_until(clock.now() + self.delay.draw())
         self.iteration += 1
         outputs, released = await self._pull(rows)
-        gradient = output_gradient(self.setup.data.task, outputs, self._labels_of(rows))
+        task, loss = self.setup.data.task, self.setup.loss(self.address)
+        gradient = output_gradient(task, outputs, self._labels_of(rows), loss)
         self.model.learn(released, gradient, rows)
 
     async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
@@ -221,10 +222,10 @@ class FDMLWorker(SharingParty):
         return to_device(np.array(total, np.float32), self.setup.device), released
 
 
-def output_gradient(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+def output_gradient(task: str, outputs: Tensor, labels: Tensor, loss: str = "auto") -> Tensor:
     """H of eq. (7): the gradient of the batch's mean loss with respect to the summed predictions."""
     leaf = outputs.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(task_loss(task, leaf, labels), leaf)
+    (gradient,) = torch.autograd.grad(task_loss(task, leaf, labels, loss=loss), leaf)
     return gradient
 
 
@@ -306,8 +307,8 @@ class KeyHolder(FDMLWorker):
         """Decrypts the sum and hands it on."""
         request, contribution = await self._join(rows, {"iteration": self.iteration}, learning=True)
         given = self._hand_on(obtained := await self._obtain(request), "sum")
-        total = to_device(obtained, self.setup.device)
-        loss = float(task_loss(self.setup.data.task, total, self._labels_of(rows)))
+        total, task = to_device(obtained, self.setup.device), self.setup.data.task
+        loss = float(task_loss(task, total, self._labels_of(rows), loss=self.setup.loss()))
         self._losses.append(loss * len(rows))
         self._last = request.number
         for party in self.setup.data.parties:
@@ -348,9 +349,8 @@ class KeyHolder(FDMLWorker):
     def _metrics(self) -> dict[str, float | None]:
         if self.test_labels is None:
             raise ProtocolError(f"{self.address} measures before it has the test labels")
-        return metrics(
-            self.setup.data.task, torch.from_numpy(np.concatenate(self._outputs)), self.test_labels
-        )
+        task, outputs = self.setup.data.task, torch.from_numpy(np.concatenate(self._outputs))
+        return metrics(task, outputs, self.test_labels, self.setup.loss())
 
 
 def key_holder_among(parties: tuple[str, ...], host: str) -> str:
@@ -404,10 +404,10 @@ class FDML(Algorithm):
             raise PlanError(
                 "fdml sums local predictions; leave fusion and head at 'auto' or set both to 'sum'"
             )
-        if plan.embedding not in (0, data.outputs):
+        odd = set(plan.widths(data.parties)) - {0, data.outputs}
+        if odd:
             raise PlanError(
-                f"fdml's local predictions have {data.outputs} values, not {plan.embedding}; "
-                "leave embedding at 0"
+                f"fdml's local predictions have {data.outputs} values, not {min(odd)}; leave embedding at 0"
             )
         if plan.encoder_training == "none":
             raise PlanError("fdml trains local models only; with encoder_training 'none' nothing would learn")
@@ -415,6 +415,11 @@ class FDML(Algorithm):
             raise PlanError(
                 f"protocol {plan.protocol!r} has a sum only when every worker has contributed; "
                 "set staleness to 0"
+            )
+        if plan.protocol in ENCRYPTED and plan.sampling != "passes":
+            raise PlanError(
+                f"fdml on {plan.protocol!r} tells the server mean losses; those of drawn records would be a "
+                "linear system for each record's: set sampling to 'passes'"
             )
         if plan.protocol in ENCRYPTED:
             check_encrypted(plan, data)

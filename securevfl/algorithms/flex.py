@@ -28,7 +28,16 @@ from securevfl.algorithms.channels import SUMS, check_holder_sum
 from securevfl.algorithms.local import Trained, build_local_model
 from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
-from securevfl.algorithms.steps import MOMENTUM, Groups, fastest_step, known_steps, regularised, speed_of
+from securevfl.algorithms.steps import (
+    MOMENTUM,
+    Groups,
+    PlainSGD,
+    decayed,
+    fastest_step,
+    known_steps,
+    regularised,
+    speed_of,
+)
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import Fusion, task_loss
@@ -86,7 +95,7 @@ def gradient_weights(kind: str, steps: int, *, rate: float, proximal: float) -> 
     raise PlanError(f"no weights are known for optimiser {kind!r}; use one of {', '.join(LOCAL_OPTIMISERS)}")
 
 
-class LocalSGD(torch.optim.SGD):
+class LocalSGD(PlainSGD):
     """SGD whose memory lasts one round: plain, with momentum, proximal, or with a rate eta / sqrt(t + 1).
 
     Call `begin` at the start of a round.
@@ -111,17 +120,19 @@ class LocalSGD(torch.optim.SGD):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One local step on the gradients that are there."""
         rate = self.rate / math.sqrt(self.taken + 1) if self.kind == "decaying" else self.rate
-        for group in self.param_groups:
-            group["lr"] = rate
         with torch.no_grad():
             for parameter, anchor in zip(self._parameters(), self._anchors, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter - anchor, alpha=self.proximal)
+        for group in self.param_groups:
+            group["lr"] = rate
         self.taken += 1
-        return super().step(closure)
+        super().step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # see `PlainSGD`
 
     def largest_weight(self, steps: int) -> float:
         """The largest weight of a round of so many steps at the present rate."""
@@ -181,10 +192,12 @@ class FlexServer(SharingServer):
         steps = self._steps(uploads)
         rates = self._rates(uploads)
         gradients, loss = self._gradients(snapshot, rows)
+        own = self.setup.plan.losses if self.setup.plan.settings.private_labels else {}
         tables = {} if self.setup.plan.settings.private_labels else self._tables(snapshot)
         for index, (party, message) in enumerate(uploads.items()):
             facts = {"steps": steps[party], "rate": rates[party]}
-            gradient = gradients[:, index] if gradients.ndim == 3 else gradients
+            every = self._gradients(snapshot, rows, party)[0] if party in own else gradients
+            gradient = every[:, index, : self.widths[party]] if every.ndim == 3 else every
             await self._answer(message, rows, facts, tables, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
@@ -208,8 +221,7 @@ class FlexServer(SharingServer):
         """Everybody's learning rate in this round (Alg. 2, line 17: A / (tau * w), of the round before)."""
         setup = self.setup
         rates = {party: setup.rate(party) for party in self.parties} | {SERVER: setup.server_rate}
-        if setup.plan.decay == "sqrt":
-            rates = {name: rate / math.sqrt(self.round + 1) for name, rate in rates.items()}
+        rates = {name: rate * decayed(setup.plan, self.round + 1) for name, rate in rates.items()}
         if not self.adaptive:
             return rates
         reports = {party: (int(m["steps"]), float(m["weight"])) for party, m in uploads.items()}
@@ -224,17 +236,19 @@ class FlexServer(SharingServer):
         steps, weight = self.reported if self.round else (1, 1.0)
         return steps, weight
 
-    def _gradients(self, snapshot: Tensor, rows: Rows) -> tuple[Tensor, float]:
-        """Gradients of the mean loss with respect to the snapshot, and the loss."""
+    def _gradients(self, snapshot: Tensor, rows: Rows, party: str = "") -> tuple[Tensor, float]:
+        """Gradients of the mean loss (the run's, or a party's) with respect to the snapshot, and the loss."""
         inputs = snapshot.clone().requires_grad_()
-        loss = self._mean_loss(self._outputs(inputs), rows)
+        loss = self._mean_loss(self._outputs(inputs), rows, party)
         (gradients,) = torch.autograd.grad(loss, inputs)
         private = self.setup.plan.settings.private_labels
         return gradients.cpu() if private else gradients, float(loss.detach())
 
+    def _fused(self, vectors: Tensor) -> Tensor:
+        return self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
+
     def _outputs(self, vectors: Tensor) -> Tensor:
-        fused = self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
-        outputs: Tensor = self.top.module(fused)
+        outputs: Tensor = self.top.module(self._fused(vectors))
         return outputs
 
     async def _answer(
@@ -271,9 +285,12 @@ class FlexServer(SharingServer):
         begun = self.setup.clock.now()
         if self.optimiser is not None:
             self.optimiser.begin(rate)
+            fused = self._fused(snapshot)
+            labels, task, chosen = self.labels[self._index(rows)], self.setup.data.task, self.setup.loss()
             for _ in range(steps):
                 self.optimiser.zero_grad(set_to_none=True)
-                self._mean_loss(self._outputs(snapshot), rows).backward()  # type: ignore[no-untyped-call]
+                loss = task_loss(task, self.top.module(fused), labels, loss=chosen)
+                loss.backward()  # type: ignore[no-untyped-call]
                 self.optimiser.step()
             self.reported = [steps, self.optimiser.largest_weight(steps)]
             end = round_end(
@@ -305,8 +322,8 @@ class FlexParty(SharingParty):
             model.optimiser = self.optimiser = build_local_optimiser(setup.encoders[party], plan, party)
         super().__init__(setup, party, model=model, observers=observers, share_labels=not private)
         self.waits_for_timeout = waits_for_timeout
-        self.head = copy.deepcopy(setup.head)
-        self.fusion = Fusion(plan.fusion, (plan.embedding,) * len(setup.data.parties))
+        self.head = copy.deepcopy(setup.head).requires_grad_(False)
+        self.fusion = Fusion(plan.fusion, plan.widths(setup.data.parties))
         self.reported: list[Any] | None = None
 
     async def _round(self, rows: Rows) -> None:
@@ -348,10 +365,18 @@ class FlexParty(SharingParty):
         if due == Snapshot.kind:
             self._take_head(answer)
             values = self._without_own(values, released)
+        inputs, private = self.model.records[rows], self.model.private
+        labels = None if due == Gradient.kind else self._labels_of(rows)
         for _ in range(steps):
-            source = self.model.embed(rows)
-            gradient = values if due == Gradient.kind else self._gradient(source, values, rows)
-            self.model.learn(source, gradient, rows)
+            source = self.model.embed(inputs)
+            if labels is None:
+                self.model.learn(source, values, rows)
+            elif private:
+                own = source.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self._loss(own, values, labels), own)
+                self.model.learn(source, gradient, rows)
+            else:
+                self.model.descend(self._loss(source, values, labels))
         self.reported = [steps, self.optimiser.largest_weight(steps)]
 
     def _take_head(self, answer: Packet) -> None:
@@ -371,16 +396,15 @@ class FlexParty(SharingParty):
             return shared - to_device(np.array(released.values, np.float32), shared.device)
         return shared.transpose(0, 1)
 
-    def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:
-        """Gradient of the batch's mean loss by the party's own, fresh embeddings."""
-        own = source.detach().requires_grad_()
+    def _loss(self, own: Tensor, others: Tensor, labels: Tensor) -> Tensor:
+        """The batch's mean loss with the party's own, fresh embeddings."""
         if self.fusion.kind == "sum":
             fused = others + own
         else:
-            fused = self.fusion([own if i == self.index else each for i, each in enumerate(others)])
-        loss = task_loss(self.setup.data.task, self.head(fused), self._labels_of(rows))
-        (gradient,) = torch.autograd.grad(loss, own)
-        return gradient
+            parts = [each[:, :width] for each, width in zip(others, self.fusion.widths, strict=True)]
+            fused = self.fusion([own if i == self.index else each for i, each in enumerate(parts)])
+        task, chosen = self.setup.data.task, self.setup.loss(self.address)
+        return task_loss(task, self.head(fused), labels, loss=chosen)
 
 
 # -- the algorithms -----------------------------------------------------------------------------------------

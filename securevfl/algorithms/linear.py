@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import sparse, special
 
-from securevfl.algorithms.steps import Batches, Draws
 from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.models.losses import USUAL, task_loss
 from securevfl.privacy.rows import Rows
 
 Floats = npt.NDArray[np.float64]
@@ -28,12 +29,17 @@ _quietly = np.errstate(over="ignore", invalid="ignore")
 
 
 @_quietly
-def loss_derivative(task: str, scores: Floats, labels: npt.NDArray[Any]) -> Floats:
+def loss_derivative(task: str, scores: Floats, labels: npt.NDArray[Any], loss: str = "auto") -> Floats:
     """The derivative of each record's loss with respect to its scores, one row per record.
 
     Binary: logistic loss of one score, labels 0 and 1. Multiclass: cross entropy. Regression: half the
-    squared error.
+    squared error. Other losses are differentiated by torch.
     """
+    if loss not in ("auto", USUAL[task]):
+        leaf = torch.from_numpy(np.array(scores)).requires_grad_()
+        each = task_loss(task, leaf, torch.from_numpy(np.array(labels)), reduction="none", loss=loss)
+        found: Floats = torch.autograd.grad(each.sum(), leaf)[0].numpy()
+        return found
     if task == "multiclass":
         chances: Floats = special.softmax(scores, axis=1)
         chances[np.arange(len(labels)), labels.astype(np.int64)] -= 1.0
@@ -43,8 +49,11 @@ def loss_derivative(task: str, scores: Floats, labels: npt.NDArray[Any]) -> Floa
 
 
 @_quietly
-def mean_loss(task: str, scores: Floats, labels: npt.NDArray[Any]) -> float:
+def mean_loss(task: str, scores: Floats, labels: npt.NDArray[Any], loss: str = "auto") -> float:
     """The mean loss of records, without the regulariser."""
+    if loss not in ("auto", USUAL[task]):
+        given = torch.from_numpy(np.array(scores)), torch.from_numpy(np.array(labels))
+        return float(task_loss(task, *given, loss=loss))
     if task == "multiclass":
         chosen = scores[np.arange(len(labels)), labels.astype(np.int64)]
         return float(np.mean(special.logsumexp(scores, axis=1) - chosen))
@@ -160,7 +169,8 @@ class SGD:
     """v = derivative times features, averaged over the batch."""
 
     snapshots: ClassVar[str] = "never"
-    batches: ClassVar[type[Batches]] = Batches
+    draws: ClassVar[bool] = False
+    """Whether it is unbiased only where batches are drawn independently."""
 
     def __init__(self, block: LinearBlock) -> None:
         self.block = block
@@ -187,7 +197,7 @@ class SVRG(SGD):
     """v = (derivative - derivative at the snapshot) times features + full gradient at the snapshot."""
 
     snapshots = "repeated"
-    batches = Draws
+    draws = True
 
     def __init__(self, block: LinearBlock) -> None:
         super().__init__(block)

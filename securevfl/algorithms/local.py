@@ -22,6 +22,7 @@ from securevfl.algorithms.sealed.encoder import ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
+from securevfl.data.mapped import Mapped
 from securevfl.errors import PlanError, ProtocolError, TrainingDiverged
 from securevfl.models import (
     StackedEncoders,
@@ -39,14 +40,18 @@ from securevfl.transfers import Index, to_device
 
 
 class Records:
-    """A party's feature rows, training part first; sparse ones become dense a batch at a time."""
+    """A party's feature rows, training part first; sparse ones become dense, files are read, by batches."""
 
     def __init__(self, train: Any, test: Any, device: torch.device) -> None:
         self.device, self.index = device, Index(device)
         self._sparse: sparse.csr_matrix | None = None
+        self._files: tuple[Mapped, Mapped] | None = None
         if sparse.issparse(train):
             self._sparse = sparse.vstack([train, test]).tocsr()
             self.count = int(self._sparse.shape[0])
+        elif isinstance(train, Mapped):
+            self._files = train, test
+            self.count = len(train) + len(test)
         else:
             joined = np.concatenate([np.asarray(train, np.float32), np.asarray(test, np.float32)])
             self._dense = to_device(joined, device)
@@ -54,20 +59,32 @@ class Records:
 
     @property
     def sparse(self) -> bool:
-        """True where the rows are kept sparse."""
-        return self._sparse is not None
+        """True where the rows are kept sparse, or in a file."""
+        return self._sparse is not None or self._files is not None
 
     def first(self, count: int) -> Any:
         """The first rows as they are kept, flat."""
         if self._sparse is not None:
             return self._sparse[:count]
+        if self._files is not None:
+            return self._files[0][:count]
         return self._dense[:count].flatten(1).numpy(force=True)
 
     def __getitem__(self, rows: Rows) -> Tensor:
         if self._sparse is not None:
             dense = np.asarray(self._sparse[rows].todense(), dtype=np.float32)
             return to_device(dense, self.device)
+        if self._files is not None:
+            return to_device(self._read(*self._files, rows), self.device)
         return self._dense.index_select(0, self.index(rows))
+
+    def _read(self, train: Mapped, test: Mapped, rows: Rows) -> Any:
+        """Rows of the two files, of each those that are in it."""
+        out = np.empty((len(rows), train.shape[1]), np.float32)
+        apart = rows >= len(train)
+        out[~apart] = train[rows[~apart]]
+        out[apart] = test[rows[apart] - len(train)]
+        return out
 
 
 class Trained:
@@ -166,10 +183,10 @@ class LocalModel(Trained):
         if self.encoder.training != training:
             self.encoder.train(training)
 
-    def embed(self, rows: Rows) -> Tensor:
+    def embed(self, inputs: Tensor) -> Tensor:
         """Embeddings for a local step, as a release would compute them, with their graph; nothing leaves."""
         self._set_mode("")
-        vectors: Tensor = self.encoder(self.records[rows])
+        vectors: Tensor = self.encoder(inputs)
         if self.private:
             self._hidden_noise = drawn_noise(self.encoder)
         mechanism = self.gate.mechanism
@@ -229,6 +246,13 @@ class LocalModel(Trained):
             source.backward(upstream)
         self.optimiser.step()
 
+    def descend(self, loss: Tensor) -> None:
+        """One step of a model without private updates on a loss that was computed from its embeddings."""
+        if self.optimiser is not None:
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimiser.step()
+
     def _private_gradient(self, upstream: Tensor, rows: Rows) -> None:
         """Sum of per-record clipped gradients plus noise, over the batch size.
 
@@ -275,7 +299,7 @@ class StackedModels:
         """
         if plan.simulation.delays != "constant" or plan.simulation.latency:
             return None
-        alike = not (plan.optimisers or plan.learning_rates)
+        alike = not (plan.optimisers or plan.learning_rates or plan.encoders)
         plain = plan.optimiser == "sgd" and alike and not plan.hidden_noise
         dense = all(model.trains and not model.private and not model.records.sparse for model in models)
         if not plain or not dense or len(models) < 2 or why_not_stackable([m.encoder for m in models]):
@@ -317,13 +341,35 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
         return nn.Identity()  # trees take the columns as they are
     if plan.model in ("scorecard", "profile"):
         return ScorecardEncoder(card_columns(data)[index])
-    return build_encoder(
-        plan.model,
+    return party_encoder(
+        plan,
+        party,
         data.widths[index],
-        plan.embedding,
         generator=torch_generator(plan.seed, "encoder", index),
-        hidden=plan.hidden,
         image_shape=_image_shape(data, index),
+    )
+
+
+def party_encoder(
+    plan: Plan,
+    party: str,
+    width: int,
+    *,
+    generator: torch.Generator,
+    image_shape: tuple[int, ...] | None = None,
+) -> nn.Module:
+    """An encoder of the kind that the plan gives to a party with so many columns."""
+    own = plan.encoder(party)
+    return build_encoder(
+        own.model,
+        width,
+        own.embedding,
+        generator=generator,
+        hidden=own.hidden,
+        channels=own.channels,
+        units=own.units,
+        steps=own.steps or None,
+        image_shape=image_shape,
         prepared=plan.mode == "sealed",
     )
 

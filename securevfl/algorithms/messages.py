@@ -45,6 +45,8 @@ EMBEDDINGS = ("embedding", "initial", "refresh", "evaluation")
 GRADIENTS = ("gradient", *(f"gradient ({name})" for name in DEFENCES))
 MEMBERS = (PARTY, SERVER)
 FLEX = ("flex",)
+REFUSALS = ("quota", "known", "unknown", "masks", "disk", "budget")
+"""Why a request of a scoring service is refused."""
 HEAD = "head:"
 """Prefix of the server model's parameters in a snapshot."""
 
@@ -83,6 +85,19 @@ class Embedding(Content, kind="embedding", senders=(PARTY,)):
     capacity: int | None = fact(int, default=None, families=FLEX)
     steps: int | None = fact(int, default=None, families=FLEX)
     weight: float | None = fact(float, default=None, families=FLEX)
+
+
+class Also(Content, kind="also", senders=(PARTY,), phases=(EPOCH,)):
+    """Fresh embeddings of records that are in no batch now; nobody answers."""
+
+    rows: Rows = records()
+    values: Any = released("refresh")
+
+
+class Query(Content, kind="query", senders=(PARTY,), phases=(EPOCH,)):
+    """Asks for the gradient of the batch that was uploaded last."""
+
+    rows: Rows = records()
 
 
 class Ready(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
@@ -145,6 +160,7 @@ class SumRequest(Content, kind="sum-request", senders=(SERVER,), phases=(EPOCH, 
         rows: Records whose values are summed.
         purpose: What the release is for.
         requester: Address of the role on whose behalf the receiver obtains the total.
+        name: Of a scoring service: what the request is called, in all rounds that repeat it.
     """
 
     channel: str = fact(str)
@@ -152,6 +168,7 @@ class SumRequest(Content, kind="sum-request", senders=(SERVER,), phases=(EPOCH, 
     rows: Rows = records()
     purpose: str = fact(str)
     requester: str = fact(str, wire="for")
+    name: str | None = fact(str, default=None)
 
 
 class SumOwn(Content, kind="sum-own", senders=MEMBERS, phases=(EPOCH, EVALUATE)):
@@ -196,7 +213,7 @@ class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
 class Metrics(Content, kind="metrics", senders=(PARTY,), phases=(EVALUATE,)):
     """The metrics of the test part."""
 
-    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "r2")
+    figures: Any = released_table("metrics", "auc", "accuracy", "loss", "top5", "r2", "mae")
 
 
 # -- the AFSGD-VP family ------------------------------------------------------------------------------------
@@ -251,9 +268,35 @@ class Done(Content, kind="done", senders=(PARTY,), phases=(EPOCH,)):
 
 
 class Predict(Content, kind="predict", senders=(SERVER,), phases=(EVALUATE,)):
-    """Asks for embeddings of new records."""
+    """Asks for embeddings of new records; in a scoring service, under the name of a request."""
 
     rows: Rows = records()
+    name: str | None = fact(str, default=None)
+
+
+class ScoreAsk(Content, kind="score-ask", senders=MEMBERS, phases=(EVALUATE,)):
+    """The label holder of a scoring service asks for masked scores.
+
+    Attributes:
+        round: Number of the question; the answer carries it.
+        name: What the request is called, in all questions that repeat it.
+        rows: Records that are scored.
+        pool: Which masks to take, dealt ahead.
+        start: From which place on.
+    """
+
+    round: int = fact(int)
+    name: str = fact(str)
+    rows: Rows = records()
+    pool: int = fact(int)
+    start: int = fact(int)
+
+
+class ScoreRefused(Content, kind="score-refused", senders=MEMBERS, phases=(EVALUATE,)):
+    """A party does not score what it was asked for, and why; nothing was released."""
+
+    round: int = fact(int)
+    reason: str = fact(str, *REFUSALS)
 
 
 class Prediction(Content, kind="prediction", senders=(PARTY,), phases=(EVALUATE,)):

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms import SERVER, Algorithm, find_algorithm
+from securevfl.algorithms.steps import most_visits
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
+from securevfl.models.losses import find_loss
 from securevfl.privacy.defences import DEFENCES
 from securevfl.settings.plan import Plan
 
@@ -35,13 +37,15 @@ def planned_releases(plan: Plan, data: VerticalData) -> Releases:
     evaluations = plan.evaluations
     bounded = plan.family.name == "vafl" and plan.settings.delay_bound
     refreshes = plan.epochs * len(data.parties) if bounded else 0
-    training = math.ceil(passes * data.n_train) + 2 * plan.batch
+    size = min(plan.batch, data.n_train)
+    # The last of a pass's batches is as large as the others where batches are drawn.
+    pass_records = data.n_train if plan.sampling == "passes" else -(-data.n_train // size) * size
+    training = math.ceil(passes * pass_records) + 2 * plan.batch
+    visits = most_visits(plan, data.n_train, passes)
     return Releases(
         vectors=data.n_train * (initial + refreshes) + training + evaluations * data.n_test,
-        per_record=1
-        if plan.mode == "frozen"
-        else max(initial + math.ceil(passes) + 1 + refreshes, evaluations),
-        updates=math.ceil(algorithm.updates(plan, data)) + 1,
+        per_record=1 if plan.mode == "frozen" else max(initial + visits + 1 + refreshes, evaluations),
+        updates=most_visits(plan, data.n_train, algorithm.updates(plan, data)) + 1,
     )
 
 
@@ -71,6 +75,8 @@ def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Pla
             "baselines 'central' and 'local'"
         )
     _check_optimisers(plan, algorithm)
+    for loss in (plan.loss, *plan.losses.values()):
+        find_loss(loss, data.task)
     _check_threshold(plan, algorithm)
     _check_defence(plan, algorithm, data)
     if not algorithm.federated and plan.encoder_training != "raw":
@@ -104,6 +110,8 @@ def _check_names(plan: Plan, data: VerticalData) -> None:
         ("speeds", plan.simulation.speeds, (*data.parties, SERVER)),
         ("learning_rates", plan.learning_rates, data.parties),
         ("optimisers", plan.optimisers, (*data.parties, SERVER)),
+        ("encoders", plan.encoders, data.parties),
+        ("losses", plan.losses, data.parties),
     ):
         for name in given:
             if name not in known:
@@ -187,11 +195,19 @@ def _check_bounds(plan: Plan, data: VerticalData) -> None:
 
 def _with_models(plan: Plan, data: VerticalData) -> Plan:
     plan = plan.with_changes(model="linear") if plan.model == "auto" else plan
-    linear = plan.model == "linear"
-    embedding = plan.embedding or (data.outputs if linear else max(8, data.outputs))
+    predicts = plan.models(data.parties) <= {"linear", "fm"}
+    usual = plan.embedding or (data.outputs if predicts else max(8, data.outputs))
+    widths = plan.with_changes(embedding=usual).widths(data.parties)
+    embedding = widths[0] if len(set(widths)) == 1 else usual
     fusion = plan.fusion
     if fusion == "auto":
         fusion = "concat" if plan.protocol == "plain" else "sum"
+    if fusion == "sum" and len(set(widths)) > 1:
+        found = ", ".join(f"{party} {width}" for party, width in zip(data.parties, widths, strict=True))
+        raise PlanError(
+            f"fusion 'sum' adds embeddings, which must have one width; found {found}: give all the same, or "
+            "use fusion 'concat' on protocol 'plain'"
+        )
     head = plan.head
     if head == "auto":
         head = "sum" if fusion == "sum" and embedding == data.outputs else "linear"

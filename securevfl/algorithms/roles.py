@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup, expect
 from securevfl.algorithms.channels import Channel, build_channel
@@ -58,7 +59,8 @@ class LabelHolder(ServerRole):
         self.setup, data = setup, setup.data
         self.link = setup.links[SERVER]
         self.parties = data.parties
-        self.fusion = Fusion(setup.plan.fusion, (setup.plan.embedding,) * len(self.parties))
+        self.widths = dict(zip(self.parties, setup.plan.widths(self.parties), strict=True))
+        self.fusion = Fusion(setup.plan.fusion, tuple(self.widths.values()))
         self._index = Index(setup.device)
         self.labels = to_device(np.concatenate([data.y_train, data.y_test]), setup.device)
         self.processed = self.epochs_done = 0
@@ -93,17 +95,21 @@ class LabelHolder(ServerRole):
     def _measure(self, outputs: Tensor) -> dict[str, float | None]:
         """The metrics of the model's outputs for the test part, which are kept as predictions."""
         data, self.predictions = self.setup.data, outputs
-        return metrics(data.task, outputs, self.labels[data.n_train :])
+        return metrics(data.task, outputs, self.labels[data.n_train :], self.setup.loss())
 
-    def _mean_loss(self, outputs: Tensor, rows: Rows) -> Tensor:
-        return task_loss(self.setup.data.task, outputs, self.labels[self._index(rows)])
+    def _mean_loss(self, outputs: Tensor, rows: Rows, party: str = "") -> Tensor:
+        """The mean loss of records: the run's, or the one that a party descends on."""
+        labels = self.labels[self._index(rows)]
+        return task_loss(self.setup.data.task, outputs, labels, loss=self.setup.loss(party))
 
     def _tensor(self, sender: str, values: Any, rows: int) -> Tensor:
-        """Vectors that arrive, one per record."""
-        expected = rows, self.setup.plan.embedding
+        """Vectors that arrive, one per record, padded to the widest party's."""
+        expected = rows, self.widths.get(sender, self.setup.plan.embedding)
         if np.shape(values) != expected:
             raise ProtocolError(f"{sender} sent vectors of shape {np.shape(values)}; expected {expected}")
-        return to_device(np.array(values, np.float32), self.setup.device)
+        found = to_device(np.array(values, np.float32), self.setup.device)
+        missing = self.fusion.widest - expected[1]
+        return functional.pad(found, (0, missing)) if missing else found
 
     async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
         answer = await self.link.call(party, Embed(rows=rows, purpose=purpose))

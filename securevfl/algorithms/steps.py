@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import nn
 
 from securevfl.algorithms.base import SERVER, Setup
@@ -27,10 +28,17 @@ DELAYS = ("constant", "poisson", "exponential", "trace")
 
 
 class Batches:
-    """Endless batches without replacement within a pass; every record occurs once per pass."""
+    """Endless batches without replacement within a pass; every record occurs once per pass.
 
-    def __init__(self, records: int, size: int, generator: np.random.Generator) -> None:
-        self.records = records
+    Args:
+        records: How many records there are.
+        size: Of a batch.
+        generator: Draws the order.
+        block: So many neighbours stay together, for data that is read in pieces; it divides the size.
+    """
+
+    def __init__(self, records: int, size: int, generator: np.random.Generator, *, block: int = 1) -> None:
+        self.records, self.block = records, block
         self.size = min(size, records)
         self.generator = generator
         self._order: Rows = np.empty(0, np.int64)
@@ -44,11 +52,14 @@ class Batches:
     def next(self) -> Rows:
         """The next batch; the last one of a pass may be smaller."""
         if self._position >= len(self._order):
-            self._order = self.generator.permutation(self.records).astype(np.int64)
+            self._order = self.generator.permutation(-(-self.records // self.block)).astype(np.int64)
             self._position = 0
-        rows = self._order[self._position : self._position + self.size]
-        self._position += len(rows)
-        return rows
+        drawn = self._order[self._position : self._position + self.size // self.block]
+        self._position += len(drawn)
+        if self.block == 1:
+            return drawn
+        rows = (np.sort(drawn)[:, None] * self.block + np.arange(self.block)).reshape(-1)
+        return rows if rows[-1] < self.records else rows[rows < self.records]
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
@@ -68,8 +79,9 @@ class Batches:
 class Draws(Batches):
     """Batches drawn independently of each other, without repeats inside a batch.
 
-    Estimators that remember each record's last gradient are unbiased only with these: within a pass without
-    replacement, exactly the records with old memories are still to come.
+    One record at a time, they are the independent draws of VAFL's Algorithm 1 and AFSGD-VP's Algorithms 3 to
+    5. Estimators that remember each record's last gradient are unbiased only with these: within a pass
+    without replacement, exactly the records with old memories are still to come.
     """
 
     def next(self) -> Rows:
@@ -77,9 +89,30 @@ class Draws(Batches):
         return self.generator.choice(self.records, self.size, replace=False).astype(np.int64)
 
 
-def build_batches(setup: Setup, order: int = 0, kind: type[Batches] = Batches) -> Batches:
-    """A role's batches of training records; roles of the same order visit the records together."""
-    return kind(setup.data.n_train, setup.plan.batch, numpy_generator(setup.plan.seed, "batches", order))
+def build_batches(setup: Setup, order: int = 0, records: int | None = None) -> Batches:
+    """A role's batches of training records, as the plan samples them.
+
+    Args:
+        setup: What the run is built from.
+        order: Roles of the same order visit the records together.
+        records: How many of the first records there are to choose from; all by default.
+    """
+    plan, count = setup.plan, setup.data.n_train if records is None else records
+    kind = Draws if plan.sampling == "draws" else Batches
+    return kind(count, plan.batch, numpy_generator(plan.seed, "batches", order))
+
+
+def most_visits(plan: Plan, records: int, passes: float) -> int:
+    """How often one record is visited at most in so many passes: of draws, but for a chance of 1e-6.
+
+    A record is in each batch with the same chance, independently, so its visits are binomial; the bound holds
+    for all records at once. Whoever releases it more often than the budget allows is stopped by the gate.
+    """
+    if plan.sampling == "passes":
+        return math.ceil(passes)
+    size = min(plan.batch, records)
+    batches = math.ceil(passes * records / size) + 1
+    return int(stats.binom.isf(1e-6 / records, batches, size / records))
 
 
 # -- durations ----------------------------------------------------------------------------------------------
@@ -221,7 +254,7 @@ def fastest_step(plan: Plan, parties: tuple[str, ...]) -> float:
 
 
 class PlainSGD(torch.optim.SGD):
-    """Torch's SGD without momentum: the same updates bit for bit, without hooks.
+    """Torch's SGD: the same updates bit for bit, without hooks.
 
     The blocks of vertical models are small: what torch wraps around each call (a profiler's record, hooks,
     the choice of an implementation) takes several times as long as the update itself. The first wrapped call
@@ -242,15 +275,26 @@ class PlainSGD(torch.optim.SGD):
         """One step on the gradients that are there."""
         with torch.no_grad():
             for group in self.param_groups:
-                decay, rate = group["weight_decay"], group["lr"]
+                decay, rate, momentum = group["weight_decay"], group["lr"], group["momentum"]
                 for parameter in group["params"]:
                     gradient = parameter.grad
                     if gradient is not None:
                         if decay:
                             gradient = gradient.add(parameter, alpha=decay)
+                        if momentum:
+                            gradient = self._remembered(parameter, gradient, momentum)
                         parameter.add_(gradient, alpha=-rate)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps steps that do not say this
+
+    def _remembered(self, parameter: torch.Tensor, gradient: torch.Tensor, momentum: float) -> torch.Tensor:
+        memory = self.state[parameter]
+        if "momentum_buffer" in memory:
+            memory["momentum_buffer"].mul_(momentum).add_(gradient)
+        else:
+            memory["momentum_buffer"] = gradient.clone()
+        kept: torch.Tensor = memory["momentum_buffer"]
+        return kept
 
 
 Groups = list[dict[str, Any]]
@@ -275,28 +319,39 @@ def regularised(named: Iterable[tuple[str, nn.Parameter]], plan: Plan, owner: st
 def build_optimiser(groups: Groups, plan: Plan, rate: float, name: str = SERVER) -> torch.optim.Optimizer:
     """The optimiser that the plan gives to `name`, for parameters as `regularised` groups them."""
     kind = plan.optimisers.get(name, plan.optimiser)
-    if kind == "sgd" and plan.decay == "none":
-        return PlainSGD(groups, lr=rate)
+    momentum = MOMENTUM if kind == "momentum" else 0.0
+    if kind in ("sgd", "momentum") and plan.decay == "none":
+        return PlainSGD(groups, lr=rate, momentum=momentum)
     optimiser: torch.optim.Optimizer
     if kind == "adam":
         optimiser = torch.optim.Adam(groups, lr=rate)
     else:
-        momentum = MOMENTUM if kind == "momentum" else 0.0
         optimiser = torch.optim.SGD(groups, lr=rate, momentum=momentum)
     if kind == "malicious":
         optimiser.register_step_pre_hook(enlarge_gradients)
-    if plan.decay == "sqrt":
+    if plan.decay != "none":
         for group in optimiser.param_groups:
             group["steps"], group["first_rate"] = 0, rate
-        optimiser.register_step_pre_hook(_decay)
+
+        def decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+            for group in optimiser.param_groups:
+                group["steps"] += 1
+                group["lr"] = group["first_rate"] * decayed(plan, group["steps"])
+
+        optimiser.register_step_pre_hook(decay)
     return optimiser
 
 
-def _decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    """Gives step t the rate eta / sqrt(t)."""
-    for group in optimiser.param_groups:
-        group["steps"] += 1
-        group["lr"] = group["first_rate"] / math.sqrt(group["steps"])
+def decayed(plan: Plan, step: int) -> float:
+    """The factor of the learning rate at the given step, counted from 1."""
+    match plan.decay:
+        case "sqrt":
+            return 1 / math.sqrt(step)
+        case "inverse":
+            return plan.decay_steps / (step - 1 + plan.decay_steps)
+        case "step":
+            return float(0.5 ** ((step - 1) // plan.decay_steps))
+    return 1.0
 
 
 def enlarge_gradients(optimiser: torch.optim.Optimizer, *_: Any) -> None:

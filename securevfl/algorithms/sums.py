@@ -48,6 +48,7 @@ def read_request(packet: Packet) -> SumRequest:
         rows=fields["rows"].astype(np.int64),
         purpose=str(fields["purpose"]),
         requester=str(fields["for"]),
+        name=fields.get("name"),
     )
 
 
@@ -210,7 +211,14 @@ class SumParticipant:
                 return message
 
     async def announce(
-        self, rows: Rows, purpose: str, *, channel: str, requester: str = "", skip: tuple[str, ...] = ()
+        self,
+        rows: Rows,
+        purpose: str,
+        *,
+        channel: str,
+        requester: str = "",
+        skip: tuple[str, ...] = (),
+        name: str | None = None,
     ) -> SumRequest:
         """Announces a new round to all parties that are present.
 
@@ -222,11 +230,17 @@ class SumParticipant:
             channel: Who obtains the total.
             requester: On whose behalf; by default the one who obtains it.
             skip: Parties that learn of the round in another way.
+            name: Of a scoring service: the request's.
         """
         self._check_present(channel)
         self.number += 1
         request = SumRequest(
-            channel=channel, number=self.number, rows=rows, purpose=purpose, requester=requester or channel
+            channel=channel,
+            number=self.number,
+            rows=rows,
+            purpose=purpose,
+            requester=requester or channel,
+            name=name,
         )
         for party in self.parties:
             if party not in skip and party not in self.gone:

@@ -37,7 +37,7 @@ from torch import Tensor
 from securevfl.algorithms.base import ABSENT, ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.channels import SUMS, build_channel, check_holder_sum
 from securevfl.algorithms.local import StackedModels, Trained, build_local_model
-from securevfl.algorithms.messages import Embed, Embedding, End, Ended, Gradient, Late, Received
+from securevfl.algorithms.messages import Also, Embed, Embedding, End, Ended, Gradient, Late, Query, Received
 from securevfl.algorithms.roles import GradientAnswers, LabelHolder, Party, pieces
 from securevfl.algorithms.steps import build_batches, build_delay, build_optimiser, regularised, step_shares
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
@@ -45,7 +45,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import task_loss
 from securevfl.privacy.messages import Packet, Stop
-from securevfl.privacy.payloads import Contribution, Inside
+from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
 
@@ -63,7 +63,7 @@ _NONE = np.empty(0, np.int32)
 class VAFLParty(Party):
     """A party: works through its batches, and answers the server's requests for fresh embeddings."""
 
-    kept = ("model", "batches", "delay", "ready_at")
+    kept = ("model", "batches", "delay", "ready_at", "turn")
 
     def __init__(self, setup: Setup, party: str, *, shared_schedule: bool) -> None:
         super().__init__(setup, party)
@@ -74,6 +74,8 @@ class VAFLParty(Party):
         self.batches = build_batches(setup, 0 if shared_schedule else self.index)
         self.delay = build_delay(setup, party)
         self.ready_at: float | None = None
+        self.turn = 0
+        self._open: tuple[Rows, Released | Inside] | None = None
         self.handlers = {Embed.kind: self._answer}
 
     async def prepare(self) -> None:
@@ -83,7 +85,7 @@ class VAFLParty(Party):
         await self._serve()
 
     async def epoch(self) -> None:
-        self._ended = Stop()
+        self._ended, self._open = Stop(), None
         async with asyncio.TaskGroup() as tasks:  # a refusal in the listener ends the work too
             tasks.create_task(self._listen())
             await self._work()
@@ -122,10 +124,34 @@ class VAFLParty(Party):
             await self._upload(self.batches.next())
 
     async def _upload(self, rows: Rows) -> None:
+        if self._open is not None:  # lines 6 and 7 of the batch before come first
+            earlier, sent = self._open
+            self._learn(sent, await self.link.call(SERVER, Query(rows=earlier)), earlier)
         released = self.model.release(rows, kind=TRAINING, observers=self.training_observers, learning=True)
+        await self._send_others(rows)
         answer = await self.link.call(SERVER, Embedding(rows=rows, values=released))
+        if self.setup.plan.settings.query_first:
+            self._open = (rows, released) if answer.kind == Received.kind else None
+        else:
+            self._learn(released, answer, rows)
+
+    def _learn(self, released: Released | Inside, answer: Packet, rows: Rows) -> None:
         if answer.kind == Gradient.kind:
             self.model.learn(released, answer.fields["values"], rows)
+
+    async def _send_others(self, rows: Rows) -> None:
+        """Step 5 for records that were not selected in step 4, whose turn it is."""
+        count = self.setup.plan.settings.also
+        if not count:
+            return
+        total = self.setup.data.n_train
+        due = np.setdiff1d((self.turn + np.arange(min(count, total))) % total, rows)
+        self.turn = (self.turn + count) % total
+        if due.size:
+            others = self.model.release(
+                due, kind="refresh", observers=self.training_observers, learning=False
+            )
+            await self.link.send(SERVER, Also(rows=due, values=others))
 
 
 class SummingParty(VAFLParty):
@@ -299,23 +325,29 @@ class TopModelServer(LabelHolder):
         outputs: Tensor = self.top.module(fused)
         return outputs
 
-    def _step(self, inputs: Tensor, index: Tensor, sizes: list[int]) -> tuple[list[Tensor], float]:
+    def _step(
+        self, inputs: Tensor, index: Tensor, sizes: list[int], senders: Sequence[str]
+    ) -> tuple[list[Tensor], float]:
         """One step on the mean of the batches' mean losses.
 
         Args:
             inputs: What the model takes, of all batches.
             index: Their records.
             sizes: How many records each batch has.
+            senders: Whom the gradients are for: one per batch, or on a shared schedule all for the one.
 
         Returns:
-            The gradient of each batch's mean loss with respect to the inputs, and the mean loss.
+            For each sender the gradient of its batch's mean loss with respect to the inputs, by the loss that
+            it descends on; and the mean loss of the run.
         """
+        own = [self._own_gradient(inputs, index, sizes, place, name) for place, name in enumerate(senders)]
         inputs.requires_grad_()
-        task, labels = self.setup.data.task, self.labels.index_select(0, index)
+        labels, loss = self.labels.index_select(0, index), self.setup.loss()
+        outputs, task = self._outputs(inputs), self.setup.data.task
         if len(sizes) == 1:
-            total = task_loss(task, self._outputs(inputs), labels)
+            total = task_loss(task, outputs, labels, loss=loss)
         else:
-            each = task_loss(task, self._outputs(inputs), labels, reduction="none")
+            each = task_loss(task, outputs, labels, reduction="none", loss=loss)
             total = torch.stack([piece.mean() for piece in torch.split(each, sizes)]).sum()
         optimiser = self.top.optimiser
         if optimiser is not None:
@@ -327,17 +359,41 @@ class TopModelServer(LabelHolder):
             optimiser.step()
         if inputs.grad is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
-        gradients = list(torch.split(inputs.grad.cpu(), sizes))
-        return gradients, total.item() / len(sizes)
+        usual = list(torch.split(inputs.grad.cpu(), sizes))
+        usual = usual * len(senders) if self.shared_schedule else usual
+        found = [given if mine is None else mine for mine, given in zip(own, usual, strict=True)]
+        return found, total.item() / len(sizes)
 
-    async def _answer(self, message: Packet, rows: Rows, gradient: Tensor) -> None:
-        """Sends the gradient through the label holder's gate; frozen encoders get an empty answer."""
-        observers = self.observers[message.sender]
-        if observers and self.setup.plan.encoder_training == "none":
-            await self.link.reply(message, Received())
-            return
-        released = self.answers.release(gradient, rows=rows, observers=observers)
-        await self.link.reply(message, Gradient(values=released))
+    def _own_gradient(
+        self, inputs: Tensor, index: Tensor, sizes: list[int], place: int, sender: str
+    ) -> Tensor | None:
+        """The gradient for a party that descends on a loss of its own; None for all others."""
+        if sender not in self.setup.plan.losses:
+            return None
+        place = 0 if self.shared_schedule else place
+        mine, rows = torch.split(inputs, sizes)[place], torch.split(index, sizes)[place]
+        leaf = mine.detach().clone().requires_grad_()
+        labels, loss = self.labels.index_select(0, rows), self.setup.loss(sender)
+        mean = task_loss(self.setup.data.task, self._outputs(leaf), labels, loss=loss)
+        (gradient,) = torch.autograd.grad(mean, leaf)
+        return gradient.cpu()
+
+    async def _answer(
+        self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Sequence[Tensor]
+    ) -> None:
+        """Sends gradients through the label holder's gate, all together; frozen encoders get none."""
+        frozen = self.setup.plan.encoder_training == "none"
+        contents: list[Received | Gradient] = []
+        with self.gate.ledger.together():
+            for message, batch, gradient in zip(messages, rows, gradients, strict=True):
+                observers = self.observers[message.sender]
+                if observers and frozen:
+                    contents.append(Received())
+                else:
+                    released = self.answers.release(gradient, rows=batch, observers=observers)
+                    contents.append(Gradient(values=released))
+        for message, content in zip(messages, contents, strict=True):
+            await self.link.reply(message, content)
 
 
 class Upload(NamedTuple):
@@ -357,9 +413,11 @@ class VAFLServer(TopModelServer):
     def __init__(self, setup: Setup, *, wait_for: int, shared_schedule: bool) -> None:
         super().__init__(setup, wait_for=wait_for, shared_schedule=shared_schedule)
         shape = setup.data.n_train, len(self.parties)
-        self.embeddings = torch.zeros((*shape, setup.plan.embedding), device=setup.device)
+        self.embeddings = torch.zeros((*shape, self.fusion.widest), device=setup.device)
         self.updated_at: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
         self.oldest_used = 0
+        self.query_first = setup.plan.settings.query_first
+        self._open: dict[str, Rows] = {}
 
     async def prepare(self) -> None:
         await self._begin()
@@ -369,6 +427,35 @@ class VAFLServer(TopModelServer):
 
     async def _collect(self, rows: Rows, purpose: str) -> Tensor:
         return await self._ask_all(rows, purpose)
+
+    async def _begin(self, *, everybody: bool = False) -> None:
+        await super()._begin(everybody=everybody)
+        self._open = {}
+
+    async def _receive(self) -> Packet:
+        """The next message that begins or ends something; others are kept or answered on the way."""
+        while True:
+            message = await super()._receive()
+            if message.kind == Also.kind:
+                self._store(self._upload(message, self._rows(message)))
+            elif message.kind == Query.kind:
+                await self._answer_query(message)
+            else:
+                return message
+
+    async def _answer_query(self, message: Packet) -> None:
+        """Algorithm 1, lines 11 to 13: the gradient by the embeddings that there are now."""
+        rows, place = self._rows(message), self.parties.index(message.sender)
+        if not np.array_equal(self._open.pop(message.sender, _NONE), rows):
+            raise ProtocolError(f"{message.sender} asks for gradients of records that it did not upload last")
+        leaf = self.embeddings.index_select(0, self._index(rows)).requires_grad_()
+        loss = self._mean_loss(self._outputs(leaf), rows, message.sender)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        await self._answer([message], [rows], [self._of_party(gradient.cpu(), place)])
+
+    def _of_party(self, gradient: Tensor, place: int) -> Tensor:
+        """A party's part of a gradient by the table of embeddings."""
+        return gradient.select(1, place)[:, : self.fusion.widths[place]]
 
     async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
@@ -407,10 +494,18 @@ class VAFLServer(TopModelServer):
             await self._refresh(upload)
         where = [upload.where for upload in uploads[: len(batches)]]
         index = where[0] if len(where) == 1 else torch.cat(where)
-        gradients, loss = self._step(self.embeddings.index_select(0, index), index, [len(b) for b in batches])
-        answers = gradients * len(messages) if self.shared_schedule else gradients
-        for message, upload, gradient in zip(messages, uploads, answers, strict=True):
-            await self._answer(message, upload.rows, gradient.select(1, upload.party))
+        inputs, senders = self.embeddings.index_select(0, index), [message.sender for message in messages]
+        gradients, loss = self._step(inputs, index, [len(b) for b in batches], senders)
+        if self.query_first:
+            for message, upload in zip(messages, uploads, strict=True):
+                self._open[message.sender] = upload.rows
+                await self.link.reply(message, Received())
+        else:
+            answers = [
+                self._of_party(gradient, upload.party)
+                for upload, gradient in zip(uploads, gradients, strict=True)
+            ]
+            await self._answer(messages, shared, answers)
         self._count(sum(len(upload.rows) for upload in uploads), loss)
 
     async def _refresh(self, upload: Upload) -> None:
@@ -494,14 +589,14 @@ class SummingServer(TopModelServer):
         """Obtains the sums, updates, answers."""
         batches = self._rows_of_all(messages)
         totals = torch.cat([await self._collect(rows, TRAINING) for rows in batches])
-        index = self._index(np.concatenate(batches))
-        gradients, loss = self._step(totals, index, [len(rows) for rows in batches])
+        index, senders = self._index(np.concatenate(batches)), [message.sender for message in messages]
+        gradients, loss = self._step(totals, index, [len(rows) for rows in batches], senders)
         times = len(messages) if self.shared_schedule else 1
-        for message, rows, gradient in zip(messages, batches * times, gradients * times, strict=True):
+        for message, rows, gradient in zip(messages, batches * times, gradients, strict=True):
             if message.sender in self.sums.gone:
                 await self._late(message)  # its part is not in the sum, so the gradient is not for it
             else:
-                await self._answer(message, rows, gradient)
+                await self._answer([message], [rows], [gradient])
         self._count(sum(len(rows) for rows in batches) * times, loss)
 
     def absences(self) -> dict[str, int]:
@@ -547,6 +642,14 @@ class VAFL(Algorithm):
 
     def check(self, plan: Plan, data: VerticalData) -> None:
         """Secure sums are always fresh and must be possible with these parties."""
+        footnote = plan.settings.also or plan.settings.query_first
+        if footnote and (plan.protocol != "plain" or self.name != VAFL.name):
+            raise PlanError("also and query_first are variants of algorithm 'vafl' on protocol 'plain'")
+        if plan.settings.also > plan.batch or (plan.settings.also and plan.encoder_training == "none"):
+            raise PlanError(
+                f"also is {plan.settings.also}; it may be as large as the batch ({plan.batch}), and frozen "
+                "encoders have nothing newer to send"
+            )
         if plan.protocol == "plain":
             return
         if plan.settings.delay_bound:
@@ -575,6 +678,10 @@ class VAFL(Algorithm):
 
         On a secure sum every party's step releases all parties' embeddings.
         """
+        return float(self.updates(plan, data) * (1 + plan.settings.also / min(plan.batch, data.n_train)))
+
+    def updates(self, plan: Plan, data: VerticalData) -> float:
+        """The passes without records that are sent besides."""
         if self.shared_schedule:
             return float(plan.epochs)
         if plan.protocol != "plain":

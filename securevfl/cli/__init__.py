@@ -24,6 +24,7 @@ from securevfl.cli.data import data
 from securevfl.cli.demo import demo
 from securevfl.cli.network import gather, join, serve
 from securevfl.cli.profile import profile
+from securevfl.cli.score_server import score_server
 from securevfl.cli.scorecard import scorecard
 from securevfl.cli.suggest import suggest
 from securevfl.cli.sweep import sweep
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "serve": serve,
     "join": join,
     "gather": gather,
+    "score-server": score_server,
     "certificates init": certificates_init,
     "certificates issue": certificates_issue,
     "certificates request": certificates_request,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from securevfl.settings.families import ALGORITHM_FAMILIES
-from securevfl.settings.plan import KINDS, MODELS, PROTOCOLS
+from securevfl.settings.families import ALGORITHM_FAMILIES, MODELS
+from securevfl.settings.plan import KINDS, PROTOCOLS
 
 
 def algorithms(incomplete: str) -> list[str]:

@@ -48,7 +48,7 @@ def serve(
     """
     from securevfl.network.config import read_server_config
     from securevfl.network.coordinator import Coordinator
-    from securevfl.network.prediction import Predicting
+    from securevfl.network.prediction import PredictionPurpose
 
     if (predict is None) != (out is None):
         raise InputError("--predict FILE and --out FILE go together: new records, and where to write scores")
@@ -57,7 +57,7 @@ def serve(
     if predict is not None and out is not None:
         if out.exists():
             raise InputError(f"{out} exists already; choose another file for the scores")
-        again, purpose = f"{again} --predict {predict} --out {out}", Predicting(predict, out)
+        again, purpose = f"{again} --predict {predict} --out {out}", PredictionPurpose(predict, out)
     say = partial(_say, json=json)
     node = Coordinator(settings, purpose, on_epoch=lambda line: _epoch(line, node, json), say=say)
     _run(node, again, json)
@@ -78,11 +78,11 @@ def join(
     """Take part in a run, or in a prediction, with this organisation's own data, ledger and budget."""
     from securevfl.network.config import read_party_config
     from securevfl.network.member import Member
-    from securevfl.network.prediction import Predicting
+    from securevfl.network.prediction import PredictionPurpose
 
     settings = read_party_config(config)
     again, say = f"securevfl join --config {config}", partial(_say, json=json)
-    purpose = None if predict is None else Predicting(predict)
+    purpose = None if predict is None else PredictionPurpose(predict)
     again += "" if predict is None else f" --predict {predict}"
     node = Member(settings, purpose, confirm=_ask, say=say)
     node.on_progress = _following(json)

@@ -219,15 +219,16 @@ def run_with_progress(
 
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     """Prints what a run reached and what it promises."""
+    from securevfl.settings.source import shown_data
+
     console = Console()
     result = run.result
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
     )
     show_bad_news(console, result)
-    console.print(
-        f"{result['algorithm']} on {run.plan.source.data or 'data'}: test {measured or 'not evaluated'}"
-    )
+    on = shown_data(run.plan.source.data) or "data"
+    console.print(f"{result['algorithm']} on {on}: test {measured or 'not evaluated'}")
     show_alone(console, result)
     for note in notes:
         console.print(f"note: {note}", markup=False)

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data import sparse
+from securevfl.data.mapped import Mapped, is_mapped
 from securevfl.errors import DataError, nearest
 
-# One party's features: float32, rows first; dense with two or more dimensions, or a scipy CSR array.
+# One party's features: float32, rows first; dense with two or more dimensions, scipy CSR, or `Mapped`.
 Block: TypeAlias = Any
 Index: TypeAlias = NDArray[np.intp]
 Pair: TypeAlias = tuple[float, float]
@@ -48,7 +49,12 @@ def party_names(names: Sequence[str] | None, count: int) -> tuple[str, ...]:
 
 
 def as_block(values: Any, party: str) -> Block:
-    """A private float32 copy of one party's features; values too large for float32 become infinite."""
+    """A private float32 copy of one party's features; values too large for float32 become infinite.
+
+    What lies in a file, as `numpy.load(..., mmap_mode="r")` gives it, stays there.
+    """
+    if isinstance(values, Mapped) or is_mapped(values):
+        return values if isinstance(values, Mapped) else Mapped(values)
     if sparse.issparse(values):
         block = sparse.csr_array(values, copy=True)
         if block.ndim != 2:
@@ -87,7 +93,14 @@ def width(block: Block) -> int:
 
 def flat(block: Block) -> Block:
     """The block with one row per record and one column per feature."""
-    return block if sparse.issparse(block) else block.reshape(block.shape[0], width(block))
+    if sparse.issparse(block) or isinstance(block, Mapped):
+        return block
+    return block.reshape(block.shape[0], width(block))
+
+
+def take(block: Block, rows: Index) -> Block:
+    """Some rows of a block; those of a file stay in it."""
+    return block.take(rows) if isinstance(block, Mapped) else block[rows]
 
 
 def not_finite(block: Block) -> tuple[Index, Index]:
@@ -96,6 +109,10 @@ def not_finite(block: Block) -> tuple[Index, Index]:
         bad = np.flatnonzero(~np.isfinite(block.data))
         rows = np.searchsorted(block.indptr, bad, side="right") - 1
         return rows.astype(np.intp), block.indices[bad].astype(np.intp)
+    if isinstance(block, Mapped):
+        found = [(start, np.argwhere(~np.isfinite(piece))) for start, piece in block.pieces()]
+        places = np.concatenate([np.add(where, (start, 0)) for start, where in found])
+        return places[:, 0], places[:, 1]
     rows, columns = np.nonzero(~np.isfinite(flat(block)))
     return rows, columns
 

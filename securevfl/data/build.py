@@ -16,6 +16,7 @@ from securevfl.data.blocks import (
     make_bounds,
     not_finite,
     party_names,
+    take,
     width,
 )
 from securevfl.data.columns import Column, Columns
@@ -37,7 +38,7 @@ class Rows:
     def take(self, rows: Index) -> Rows:
         """The given rows, in that order."""
         return Rows(
-            blocks=tuple(block[rows] for block in self.blocks),
+            blocks=tuple(take(block, rows) for block in self.blocks),
             labels=self.labels[rows],
             ids=self.ids[rows],
             raw=tuple(values[rows] for values in self.raw),
@@ -132,9 +133,9 @@ def _without_gaps(rows: Rows, settings: Settings) -> tuple[Rows, tuple[str, ...]
 
 
 def _check_disjoint(train: NDArray[Any], test: NDArray[Any]) -> None:
-    common = set(train.tolist()).intersection(test.tolist())
+    common = len(np.intersect1d(train, test, assume_unique=True))
     if common:
-        raise DataError(f"{len(common)} IDs are in the training part and in the test part")
+        raise DataError(f"{common} IDs are in the training part and in the test part")
 
 
 def from_arrays(
@@ -228,7 +229,7 @@ def _align(
     at = names.index(holder)
     _check_lengths({"labels": len(y), f"rows of label holder {holder}": ready[at].shape[0]})
     join = join_on_ids(cleaned, names, at)
-    aligned = tuple(block[rows] for block, rows in zip(ready, join.rows, strict=True))
+    aligned = tuple(take(block, rows) for block, rows in zip(ready, join.rows, strict=True))
     return Rows(blocks=aligned, labels=y[join.rows[at]], ids=join.ids), join.lost, join.notes(names)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from securevfl.data import sparse
 from securevfl.data.blocks import Block, flat
+from securevfl.data.mapped import CHUNK, Mapped
 
 Scaling: TypeAlias = Literal["none", "standard", "public"]
 SCALINGS: tuple[Scaling, ...] = ("none", "standard", "public")
@@ -35,7 +36,9 @@ class Scale:
     clip: bool = False
 
     def __call__(self, block: Block) -> Block:
-        """The scaled block."""
+        """The scaled block; one in a file is scaled when it is read."""
+        if isinstance(block, Mapped):
+            return block.scaled(self)
         scaled = _affine(block, self.shift, self.factor)
         if self.clip:
             values = scaled.data if sparse.issparse(scaled) else scaled
@@ -95,8 +98,17 @@ def _moments(block: Block) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         squares = (values.data - mean[block.indices]) ** 2
         stored = np.bincount(block.indices, weights=squares, minlength=block.shape[1])
         return mean, np.sqrt((stored + (rows - counts) * mean**2) / rows)
+    if isinstance(block, Mapped):
+        return _piecewise_moments(block)
     values = flat(block)
     return values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
+
+
+def _piecewise_moments(block: Mapped) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    sums = [piece.sum(axis=0, dtype=np.float64) for _, piece in block.pieces()]
+    mean = np.sum(sums, axis=0) / len(block)
+    squares = [np.square(piece - mean).sum(axis=0) for _, piece in block.pieces()]
+    return mean, np.sqrt(np.sum(squares, axis=0) / len(block))
 
 
 def _affine(block: Block, shift: NDArray[np.float64], factor: NDArray[np.float64]) -> Block:
@@ -105,9 +117,11 @@ def _affine(block: Block, shift: NDArray[np.float64], factor: NDArray[np.float64
     if sparse.issparse(block):
         data = (block.data * factor[block.indices]).astype(np.float32)
         return sparse.csr_array((data, block.indices.copy(), block.indptr.copy()), shape=block.shape)
-    scaled = flat(block) - shift
-    scaled *= factor
-    return scaled.astype(np.float32).reshape(block.shape)
+    rows = flat(block)
+    out = np.empty(rows.shape, np.float32)
+    for start in range(0, len(rows), CHUNK):  # in float64, but never all of it
+        out[start : start + CHUNK] = (rows[start : start + CHUNK] - shift) * factor
+    return out.reshape(block.shape)
 
 
 def public(block: Block, bounds: NDArray[np.float64]) -> Scale:

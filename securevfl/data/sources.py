@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data import sparse
-from securevfl.data.blocks import Block, party_names
+from securevfl.data.blocks import Block, party_names, take
 from securevfl.data.build import Rows, Settings, build
 from securevfl.data.labels import parse_labels
+from securevfl.data.pieces import Encoded, Pieces, open_pieces
 from securevfl.data.readers import Table, numbers, read_libsvm, read_table
 from securevfl.data.readers import one_hot as indicators
 from securevfl.data.split import ColumnSplit, clean_ids, join_on_ids
@@ -35,6 +36,7 @@ class _Form:
     leave_out: frozenset[str]
     one_hot: Mapping[str, Sequence[Any]]
     delimiter: str
+    keep_in: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class _Source:
     name: str
     ids: NDArray[Any]
     columns: tuple[str, ...]
-    block: NDArray[np.float32]
+    block: Block
     labels: NDArray[Any] | None
 
 
@@ -59,6 +61,7 @@ def from_csv(
     one_hot: Mapping[str, Sequence[Any]],
     bounds: Mapping[str, tuple[float, float]] | None,
     delimiter: str,
+    keep_in: Path | str | None,
     name: str | None,
     **options: Any,
 ) -> VerticalData:
@@ -76,6 +79,7 @@ def from_csv(
         leave_out=frozenset(leave_out),
         one_hot=one_hot,
         delimiter=delimiter,
+        keep_in=None if keep_in is None else Path(keep_in),
     )
     sources = _read_sources(files, form)
     rows, settings = _join(sources, form, name or "+".join(Path(file).name for file in files))
@@ -91,7 +95,9 @@ def _id_columns(given: str | Sequence[str], files: int) -> tuple[str, ...]:
     return columns
 
 
-def _read_sources(files: Sequence[Path | str], form: _Form) -> list[_Source]:
+def _read_sources(files: Sequence[Path | str], form: _Form, part: str = "train") -> list[_Source]:
+    if form.keep_in is not None:
+        return _read_pieces(files, form, form.keep_in, part)
     tables = [read_table(file, form.delimiter) for file in files]
     _check_columns(tables, form)
     return [
@@ -100,7 +106,22 @@ def _read_sources(files: Sequence[Path | str], form: _Form) -> list[_Source]:
     ]
 
 
-def _check_columns(tables: Sequence[Table], form: _Form) -> None:
+def _read_pieces(files: Sequence[Path | str], form: _Form, folder: Path, part: str) -> list[_Source]:
+    every = [open_pieces(file, form.delimiter) for file in files]
+    _check_columns(every, form)
+    sources = []
+    for pieces, party, id_column in zip(every, form.names, form.id_columns, strict=True):
+
+        def encode(table: Table, party: str = party, id_column: str = id_column) -> Encoded:
+            found = _encode(table, party, id_column, form)
+            return found.ids, found.columns, found.block, found.labels
+
+        ids, columns, block, labels = pieces.encode(encode, folder / f"{party}-{part}.f32")
+        sources.append(_Source(name=party, ids=ids, columns=columns, block=block, labels=labels))
+    return sources
+
+
+def _check_columns(tables: Sequence[Table | Pieces], form: _Form) -> None:
     every = [column for table in tables for column in table.header]
     for table, id_column in zip(tables, form.id_columns, strict=True):
         if id_column not in table.header:
@@ -186,7 +207,7 @@ def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Set
     if at not in holding:
         notes += (f"{form.names[at]} holds the labels and no features",)
     rows = Rows(
-        blocks=tuple(sources[i].block[join.rows[i]] for i in holding),
+        blocks=tuple(take(sources[i].block, join.rows[i]) for i in holding),
         labels=np.asarray(sources[at].labels)[join.rows[at]],
         ids=join.ids,
     )
@@ -208,7 +229,7 @@ def _test_rows(
         return None
     if isinstance(files, str | Path) or len(files) != len(training):
         raise DataError(f"give one test file per party ({len(training)}), found {files!r}")
-    sources = _read_sources(files, form)
+    sources = _read_sources(files, form, "test")
     for mine, theirs in zip(sources, training, strict=True):
         if mine.columns != theirs.columns or (mine.labels is None) != (theirs.labels is None):
             raise DataError(f"party {mine.name}: the test file has other columns than the training file")

@@ -179,11 +179,14 @@ def clean_ids(ids: Any, where: str) -> NDArray[Any]:
         raise DataError(f"{where}: IDs have shape {array.shape}; expected one ID per row")
     if array.dtype.kind in "iu":
         array = array.astype(np.int64)
-    elif array.dtype.kind in "UO" and all(isinstance(value, str | int) for value in array.tolist()):
+    elif array.dtype.kind == "U":
+        array = np.char.strip(array)
+    elif array.dtype.kind == "O" and all(isinstance(value, str | int) for value in array.tolist()):
         array = np.array([str(value).strip() for value in array.tolist()])
     elif len(array):
         raise DataError(f"{where}: IDs must be whole numbers or text, found {array.dtype}")
-    _check_unique(array.tolist(), where)
+    if len(np.unique(array)) < len(array) or (array.dtype.kind == "U" and (array == "").any()):
+        _check_unique(array.tolist(), where)
     return array
 
 
@@ -207,14 +210,25 @@ def join_on_ids(ids: Sequence[NDArray[Any]], names: Sequence[str], order_of: int
     """
     if len({array.dtype.kind for array in ids}) > 1:
         ids = [array.astype(np.str_) for array in ids]
-    places = [{value: row for row, value in enumerate(array.tolist())} for array in ids]
-    common = [value for value in ids[order_of].tolist() if all(value in place for place in places)]
-    if not common:
+    places = [_places(array, ids[order_of]) for array in ids]
+    common = np.all([place >= 0 for place in places], axis=0)
+    if not common.any():
         found = ", ".join(f"{name} has {_form(array)}" for name, array in zip(names, ids, strict=True))
         raise DataError(f"no ID is common to all {len(ids)} parties ({found}); check the ID columns")
-    rows = tuple(np.array([place[value] for value in common], dtype=np.intp) for place in places)
-    lost = tuple(len(array) - len(common) for array in ids)
+    rows = tuple(place[common] for place in places)
+    lost = tuple(len(array) - int(common.sum()) for array in ids)
     return Join(ids=ids[order_of][rows[order_of]], rows=rows, lost=lost)
+
+
+def _places(ids: NDArray[Any], wanted: NDArray[Any]) -> Index:
+    """Where each wanted ID is among the others; -1 where it is not."""
+    if np.array_equal(ids, wanted):
+        return np.arange(len(ids))
+    order = np.argsort(ids, kind="stable")
+    at = np.searchsorted(ids, wanted, sorter=order)
+    found = order[np.minimum(at, len(ids) - 1)] if len(ids) else np.zeros(len(wanted), np.intp)
+    same = ids[found] == wanted if len(ids) else np.zeros(len(wanted), bool)
+    return np.where(same, found, -1)
 
 
 def _form(ids: NDArray[Any]) -> str:

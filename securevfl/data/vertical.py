@@ -14,6 +14,7 @@ from securevfl.data import sparse
 from securevfl.data.blocks import Block, Bounds, flat, shorten, width
 from securevfl.data.columns import Columns, toml_key
 from securevfl.data.labels import ClassValue, Task
+from securevfl.data.mapped import Mapped
 from securevfl.data.scaling import SCALINGS, Scale, Scaling, joined_columns, public, standard, unscaled
 from securevfl.data.split import ColumnSplit, Shares, divide_columns
 from securevfl.errors import DataError, nearest
@@ -324,7 +325,7 @@ class VerticalData:
         missing: str = "error",
         name: str = "arrays",
     ) -> VerticalData:
-        """Data from arrays in memory, which are copied.
+        """Data from arrays in memory, which are copied; memory-mapped float32 stays in its file.
 
         Args:
             blocks: One array (or scipy sparse matrix) of features per party, or a mapping from party names.
@@ -377,6 +378,7 @@ class VerticalData:
         one_hot: Mapping[str, Sequence[str | int]] | None = None,
         bounds: Mapping[str, tuple[float, float]] | None = None,
         delimiter: str = ",",
+        keep_in: Path | str | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         task: str | None = None,
@@ -398,6 +400,8 @@ class VerticalData:
             one_hot: Column -> its possible values, known in advance, for columns that hold text or codes.
             bounds: Public (low, high) of columns.
             delimiter: What separates the cells.
+            keep_in: Folder for data larger than memory. The files, CSV (plain or .gz) or Parquet, are read in
+                pieces, and the features stay there, in files that only you can read; delete them afterwards.
             test_fraction: Share of rows for the test part.
             seed: Seed of the train/test split.
             task: `binary`, `multiclass` or `regression`; inferred from the labels by default.
@@ -414,6 +418,7 @@ class VerticalData:
             one_hot=one_hot or {},
             bounds=bounds,
             delimiter=delimiter,
+            keep_in=keep_in,
             test_fraction=test_fraction,
             seed=seed,
             task=task,
@@ -512,6 +517,8 @@ def pixel_names(height: int, columns: int) -> tuple[str, ...]:
 
 
 def _freeze(array: Any) -> None:
+    if isinstance(array, Mapped):
+        return
     parts = (array.data, array.indices, array.indptr) if sparse.issparse(array) else (array,)
     for part in parts:
         part.flags.writeable = False

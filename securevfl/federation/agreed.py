@@ -15,18 +15,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.accountants.records import HIDDEN, ReleaseRecord
-from securevfl.errors import AgreementError
+from securevfl.accountants.records import HIDDEN, Filter, ReleaseRecord
+from securevfl.errors import AgreementError, QuotaExceeded
 from securevfl.privacy.ledger import PHASE, Entry
 from securevfl.settings.plan import Plan
 
 TRAINING = ("prepare", "epoch", "evaluate", "final")
 PREDICTION = ("predict",)
+SCORING = ("score",)
 RESTARTS = 20
 """How often a run over a network may go back unless the coordinator's configuration says otherwise."""
 TEST_LABELS = "test labels"
 """Of test records, the label holder may hand these out before the first epoch; to evaluate, in FDML."""
-_ORDER = {"prepare": 0, "predict": 0, "epoch": 1, "evaluate": 2, "final": 3}
+_ORDER = {"prepare": 0, "predict": 0, "score": 0, "epoch": 1, "evaluate": 2, "final": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """How much a scoring service may open with one model, earlier predictions with it included.
+
+    Attributes:
+        people: Scores of single records.
+        requests: Requests between the organisations; each may be of many records.
+    """
+
+    people: int
+    requests: int
+
+    def check(self, record: ReleaseRecord, budget: Filter) -> None:
+        """Raises `QuotaExceeded` where a release would open more, by what the ledger has counted."""
+        people, requests = budget.predicted + record.vectors, budget.predictions + 1
+        if people > self.people:
+            raise QuotaExceeded(
+                f"{record.owner}: {budget.predicted} of {self.people} people were scored; "
+                f"{record.vectors} more exceed the quota"
+            )
+        if requests > self.requests:
+            raise QuotaExceeded(f"{record.owner}: all {self.requests} requests of the quota were made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +67,7 @@ class Timetable:
         n_test: Test records.
         per_epoch: Vectors of one kind that an organisation releases in one epoch at most.
         restarts: How often everybody may go back after a crash; None sets no limit.
+        quota: Of a scoring service: how much it may open; None elsewhere.
     """
 
     parts: tuple[str, ...]
@@ -52,6 +78,7 @@ class Timetable:
     n_test: int
     per_epoch: int
     restarts: int | None = None
+    quota: Quota | None = None
 
     @classmethod
     def of_training(
@@ -76,10 +103,11 @@ class Timetable:
         )
 
     @classmethod
-    def of_prediction(cls, records: int) -> Timetable:
-        """One prediction of some records."""
+    def of_prediction(cls, records: int, quota: Quota | None = None) -> Timetable:
+        """One prediction of some records; with a quota, a service that scores any of them on request."""
         return cls(
-            parts=PREDICTION,
+            parts=SCORING if quota else PREDICTION,
+            quota=quota,
             epochs=0,
             evaluate_every=0,
             evaluations=0,
@@ -91,7 +119,10 @@ class Timetable:
 
     def content(self) -> dict[str, Any]:
         """As it stands in an agreement."""
-        return {**asdict(self), "parts": list(self.parts)}
+        content = {**asdict(self), "parts": list(self.parts)}
+        if self.quota is None:
+            del content["quota"]
+        return content
 
     def check(self, part: str, epoch: int) -> None:
         """Raises `AgreementError` unless a part of an epoch is one that there is."""
@@ -99,7 +130,7 @@ class Timetable:
             raise AgreementError(f"{part!r} was not agreed on; the parts are {', '.join(self.parts)}")
         if not 0 <= epoch <= self.epochs or (part == "epoch" and not epoch):
             raise AgreementError(f"{part} of epoch {epoch} was not agreed on; there are {self.epochs} epochs")
-        if part in ("prepare", "predict") and epoch:
+        if part in ("prepare", "predict", "score") and epoch:
             raise AgreementError(f"{part} of epoch {epoch} was not agreed on; it comes before the first")
         due = self.evaluate_every and epoch and epoch % self.evaluate_every == 0 and epoch < self.epochs
         if part == "evaluate" and not due:
@@ -112,13 +143,16 @@ class Enforcer:
     Args:
         timetable: What was agreed on.
         history: Entries of the site's ledger, from which it takes what was begun before.
+        budget: What the site's ledger has counted; a quota is checked against it.
 
     Attributes:
         restarts: How often the run has gone back so far.
     """
 
-    def __init__(self, timetable: Timetable, history: Iterable[Entry] = ()) -> None:
-        self.timetable = timetable
+    def __init__(
+        self, timetable: Timetable, history: Iterable[Entry] = (), budget: Filter | None = None
+    ) -> None:
+        self.timetable, self._budget = timetable, budget
         self.restarts = 0
         self._begun: tuple[int, int] | None = None
         self._over, self._part = False, ""
@@ -159,7 +193,7 @@ class Enforcer:
 
     def _check_back(self, part: str, epoch: int, back: int) -> None:
         if (epoch, _ORDER[part]) <= (back, _ORDER["epoch"]) or (
-            back < 0 and part not in ("prepare", "predict")
+            back < 0 and part not in ("prepare", "predict", "score")
         ):
             raise AgreementError(f"{part} of epoch {epoch} does not follow the end of epoch {back}")
         most = self.timetable.restarts
@@ -170,7 +204,7 @@ class Enforcer:
         if back is not None and self._begun is not None:
             self.restarts += 1
         self._begun, self._part = (epoch, _ORDER[part]), part
-        self._over = part in ("final", "predict")
+        self._over = part in ("final", "predict", "score")
         self._released.clear()
         self._asked.clear()
 
@@ -181,6 +215,9 @@ class Enforcer:
         if record.mechanism in HIDDEN or not record.vectors:
             return
         rows, table, key = record.rows, self.timetable, (record.kind, record.observers)
+        if table.quota is not None and self._budget is not None:
+            table.quota.check(record, self._budget)
+            return
         tests = self._part in ("evaluate", "final") or record.kind == TEST_LABELS
         if rows is not None and rows.size and self._part != "predict":
             low, high = (table.n_train, table.n_train + table.n_test) if tests else (0, table.n_train)

@@ -130,6 +130,11 @@ class Schedule:
         await self.carrier.phase("predict", 0)
         await self.carrier.finish(0, None)
 
+    async def score(self) -> None:
+        """Applies the trained model on request, until the label holder's service ends."""
+        await self.carrier.phase("score", 0)
+        await self.carrier.finish(0, None)
+
     async def _epoch(self, epoch: int) -> None:
         await self.carrier.phase("epoch", epoch)
         self.epochs, every = epoch, self.plan.evaluate_every

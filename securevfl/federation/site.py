@@ -27,7 +27,7 @@ from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
-from securevfl.federation.agreed import Enforcer, Timetable
+from securevfl.federation.agreed import Enforcer, Quota, Timetable
 from securevfl.federation.folder import CHECKPOINT, RunFolder, load_checkpoint, save_checkpoint
 from securevfl.models import (
     Fusion,
@@ -40,6 +40,7 @@ from securevfl.models import (
     save_module,
 )
 from securevfl.models.seeds import torch_generator
+from securevfl.privacy.answers import Answers
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.journal import DATA, MODEL, Journal, fingerprint
 from securevfl.privacy.ledger import Ledger, kept_records, read_ledger, to_record
@@ -55,8 +56,11 @@ PARTS = {
     "evaluate": "evaluate",
     "final": "evaluate",
     "predict": "evaluate",
+    "score": "evaluate",
 }
 """Part of a run -> what a role calls it. The final evaluation may use the budget that was held back."""
+SERVING = "serving"
+"""Folder of what a scoring service keeps, in the run's."""
 KEPT = 2
 """How many checkpoints of its own a site keeps."""
 
@@ -82,6 +86,7 @@ class Site:
         authenticate: Makes what signs keys that others pass on.
         agreement: Digest of what all organisations have signed; empty where there is one process.
         restarts: How often the run may go back, by that agreement; None sets no limit.
+        quota: Of a scoring service: how much it may open, by that agreement.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class Site:
         authenticate: Authenticate | None = None,
         agreement: str = "",
         restarts: int | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self.name, self.plan, self.data, self.folder = name, plan, data, folder
         self.hosts, self.links, self.clock = hosts, links, clock
@@ -119,7 +125,7 @@ class Site:
             opened.callback(self.close)
             if self.algorithm.federated:
                 self._open(records or data.n_train + data.n_test, test_records=data.n_test)
-                self._enforce(restarts)
+                self._enforce(restarts, quota)
             self.reset()
             self._keep_models()
             opened.pop_all()
@@ -150,11 +156,11 @@ class Site:
         for link in self.links.values():
             link.heads = self.receipts.heads
 
-    def _enforce(self, restarts: int | None) -> None:
+    def _enforce(self, restarts: int | None, quota: Quota | None) -> None:
         """From now on nothing happens here that the plan, or the agreement on it, does not contain."""
         data, history = self.data, []
         if self.predicts:
-            table = Timetable.of_prediction(data.n_train)
+            table = Timetable.of_prediction(data.n_train, quota)
         else:
             table = Timetable.of_training(
                 self.plan,
@@ -165,9 +171,15 @@ class Site:
             )
         if self._agreement and self.folder is not None and not self.predicts:
             history = read_ledger(self.folder.ledger(self.name))
-        self._enforcer = Enforcer(table, history)
+        self._enforcer = Enforcer(table, history, None if self.gate is None else self.gate.budget)
         if self.gate is not None:
             self.gate.allows = self._enforcer.check_release
+        if quota is not None and self.gate is not None and self.folder is not None:
+            entries = read_ledger(self.folder.ledger(self.name))
+            self.gate.answers = Answers(
+                self.folder.path / SERVING / "answers.db",
+                lambda place: entries[place].content if place < len(entries) else None,
+            )
 
     # -- building -------------------------------------------------------------------------------------------
 
@@ -415,6 +427,8 @@ class Site:
         """Closes ledger and view."""
         if self.gate is not None:
             self.gate.ledger.close()
+            if self.gate.answers is not None:
+                self.gate.answers.close()
             if self.gate.journal is not None:
                 self.gate.journal.close()
         if self.view is not None:
@@ -486,14 +500,14 @@ def checked_encoder(
         PlanError: It does not fit the data, or couples records where the mode forbids that.
     """
     index = data.parties.index(party)
-    block = data.train[index]
+    block, own = data.train[index], plan.encoder(party)
     if given is None:
         given = planned_encoder(plan, data, party)
-        if plan.hidden_noise and gate is not None:
-            given = perturb(given, plan.hidden_noise, gate.noise)
+        if own.hidden_noise and gate is not None:
+            given = perturb(given, own.hidden_noise, gate.noise)
     # Random rows: equal ones could not show that a module mixes them.
     sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
-    check_encoder(given, sample, None if plan.model == TREES else plan.embedding)
+    check_encoder(given, sample, None if plan.model == TREES else own.embedding)
     mixing = couples_records(given, sample)
     if mixing and plan.mode != "strict":
         raise PlanError(
@@ -507,8 +521,8 @@ def planned_head(plan: Plan, data: VerticalData) -> nn.Module:
     """The label holder's model, as the plan describes it."""
     if plan.model == TREES:
         return pooled_trees(data, alone=plan.algorithm == "local")
-    used = len(data.parties) if plan.algorithm != "local" else 1
-    fusion = Fusion(plan.fusion, (plan.embedding,) * used)
+    used = data.parties if plan.algorithm != "local" else (data.label_holder,)
+    fusion = Fusion(plan.fusion, plan.widths(used))
     generator = torch_generator(plan.seed, "head")
     return build_head(plan.head, fusion.width, data.outputs, generator=generator, hidden=plan.hidden)
 

@@ -19,6 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from securevfl.errors import PlanError
 from securevfl.models.encoders import (
     CNNEncoder,
+    FMEncoder,
     LinearEncoder,
     LSTMEncoder,
     LSTMLayer,
@@ -68,11 +69,16 @@ def _lstm(spec: EncoderSpec) -> nn.Module:
     return LSTMEncoder(steps, spec.width // steps, spec.embedding, spec.units)
 
 
+def _fm(spec: EncoderSpec) -> nn.Module:
+    return FMEncoder(spec.width, spec.embedding, spec.units)
+
+
 ENCODERS: dict[str, Callable[[EncoderSpec], nn.Module]] = {
     "linear": _linear,
     "mlp": _mlp,
     "cnn": _cnn,
     "lstm": _lstm,
+    "fm": _fm,
 }
 
 
@@ -102,7 +108,7 @@ def build_encoder(
         image_shape: The party's band of the image, channels first (`cnn`); by default one row of pixels.
         channels: Channels of the convolutions (`cnn`).
         steps: Length of the sequence (`lstm`); by default every column is a step.
-        units: Units of each layer (`lstm`).
+        units: Units of each layer (`lstm`), or factors (`fm`).
         prepared: Rows are centred, scaled and clipped on their way in (`linear`), as in sealed training.
 
     Raises:

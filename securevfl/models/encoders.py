@@ -15,6 +15,7 @@ from numbers import Integral
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from securevfl.errors import PlanError
 
@@ -194,6 +195,36 @@ class MLPEncoder(nn.Module):
         for layer in self.hidden:
             values = layer(values)
         out: Tensor = self.output(values)
+        return out
+
+
+class FMEncoder(nn.Module):
+    """A factorisation machine: h = W x + half of sum_f ((v_f . x)^2 - (v_f * v_f) . (x * x)), per output.
+
+    The second part is the sum over all pairs of columns of <v_i, v_j> x_i x_j: interactions within a party,
+    as FDML names them among its local models.
+
+    Args:
+        width: Number of the party's features.
+        embedding: Length of the embedding; each value has factors of its own.
+        factors: Length of a column's factors.
+    """
+
+    def __init__(self, width: int, embedding: int, factors: int = 16) -> None:
+        super().__init__()
+        check_positive(width=width, embedding=embedding, factors=factors)
+        self.hidden = nn.ModuleList()
+        self.output = nn.Linear(width, embedding, bias=False)
+        self.factors = nn.Linear(width, embedding * factors, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embeds (rows, width)."""
+        squares = self.factors(inputs).square() - functional.linear(
+            inputs.square(), self.factors.weight.square()
+        )
+        width = self.output.out_features
+        pairs = squares.reshape(inputs.shape[0], width, squares.shape[1] // width).sum(2) / 2
+        out: Tensor = self.output(inputs) + pairs
         return out
 
 

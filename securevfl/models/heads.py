@@ -45,6 +45,11 @@ class Fusion:
         """Length of the head's input."""
         return sum(self.widths) if self.kind == "concat" else self.widths[0]
 
+    @property
+    def widest(self) -> int:
+        """Length of the longest embedding, and of every one in a table."""
+        return max(self.widths)
+
     def __call__(self, embeddings: Sequence[Tensor] | Tensor) -> Tensor:
         """Joins a list of (rows, width) tensors, or a stack (parties, rows, width), to (rows, self.width).
 
@@ -64,14 +69,18 @@ class Fusion:
         return total
 
     def join_table(self, table: Tensor) -> Tensor:
-        """Joins a table (rows, parties, width) to (rows, self.width).
+        """Joins a table (rows, parties, width) to (rows, self.width); shorter embeddings are padded.
 
         Raises:
             PlanError: The number of parties or a length is not what the fusion was made for.
         """
-        if table.ndim != 3 or (table.shape[2],) * table.shape[1] != self.widths:
+        if table.ndim != 3 or table.shape[1:] != (len(self.widths), self.widest):
             raise PlanError(f"a table of shape {tuple(table.shape)} does not hold lengths {self.widths}")
-        return table.sum(1) if self.kind == "sum" else table.flatten(1)
+        if self.kind == "sum":
+            return table.sum(1)
+        if min(self.widths) == self.widest:
+            return table.flatten(1)
+        return torch.cat([table[:, place, :width] for place, width in enumerate(self.widths)], dim=1)
 
 
 def _lengths(embeddings: Sequence[Tensor] | Tensor) -> tuple[int, ...]:

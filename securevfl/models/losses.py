@@ -1,8 +1,14 @@
-"""Losses, predictions and metrics of the three tasks."""
+"""Losses, predictions and metrics of the three tasks.
+
+A loss declares how steep and how curved it is in a model's outputs. The theorems of the papers are about
+those numbers, so what is declared is tried out when a loss is registered.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from securevfl.errors import DataError, PlanError
+from securevfl.errors import DataError, PlanError, nearest
 
 TASKS = ("binary", "multiclass", "regression")
 
@@ -32,32 +38,167 @@ def output_width(task: str, classes: int = 2) -> int:
     return classes if task == "multiclass" else 1
 
 
-def task_loss(task: str, outputs: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss of single records.
+
+    Attributes:
+        name: How plans call it.
+        tasks: What it can serve.
+        values: (outputs (rows, width), labels (rows,), reduction) -> the loss: of every record with reduction
+            ``none``, their mean with ``mean``. It must be differentiable by torch almost everywhere.
+        lipschitz: Largest norm of a record's gradient in its outputs; infinite where there is none.
+        smoothness: Lipschitz constant of that gradient; infinite where it jumps.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    values: Callable[[Tensor, Tensor, str], Tensor]
+    lipschitz: float
+    smoothness: float
+
+
+def _reduced(each: Tensor, reduction: str) -> Tensor:
+    return each.mean() if reduction == "mean" else each
+
+
+def _logistic(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    target = labels.to(outputs.dtype)
+    return functional.binary_cross_entropy_with_logits(outputs[:, 0], target, reduction=reduction)
+
+
+def _softmax(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    return functional.cross_entropy(outputs, labels.long(), reduction=reduction)
+
+
+def _squared(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    return functional.mse_loss(outputs[:, 0], labels.to(outputs.dtype), reduction=reduction) / 2
+
+
+def _l1(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    return functional.l1_loss(outputs[:, 0], labels.to(outputs.dtype), reduction=reduction)
+
+
+def _huber(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    return functional.huber_loss(outputs[:, 0], labels.to(outputs.dtype), reduction=reduction)
+
+
+def _hinge(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    return _reduced(functional.relu(1 - (2 * labels.to(outputs.dtype) - 1) * outputs[:, 0]), reduction)
+
+
+def _multiclass_hinge(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    """Crammer and Singer's: by how much the best wrong class comes closer than 1 to the right one."""
+    right = labels.long()[:, None]
+    others = outputs.scatter(1, right, -math.inf).amax(1)
+    return _reduced(functional.relu(1 + others - outputs.gather(1, right)[:, 0]), reduction)
+
+
+LOSSES: dict[str, Loss] = {
+    each.name: each
+    for each in (
+        Loss(name="logistic", tasks=("binary",), values=_logistic, lipschitz=1.0, smoothness=0.25),
+        Loss(name="softmax", tasks=("multiclass",), values=_softmax, lipschitz=math.sqrt(2), smoothness=0.5),
+        Loss(name="squared", tasks=("regression",), values=_squared, lipschitz=math.inf, smoothness=1.0),
+        Loss(name="l1", tasks=("regression",), values=_l1, lipschitz=1.0, smoothness=math.inf),
+        Loss(name="huber", tasks=("regression",), values=_huber, lipschitz=1.0, smoothness=1.0),
+        Loss(name="hinge", tasks=("binary",), values=_hinge, lipschitz=1.0, smoothness=math.inf),
+        Loss(
+            name="multiclass-hinge",
+            tasks=("multiclass",),
+            values=_multiclass_hinge,
+            lipschitz=math.sqrt(2),
+            smoothness=math.inf,
+        ),
+    )
+}
+USUAL = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}
+"""What `auto` means for each task."""
+
+
+def find_loss(name: str, task: str) -> Loss:
+    """The loss that a plan names, or with ``auto`` the task's usual one.
+
+    Raises:
+        PlanError: There is no such loss, or it is for other tasks.
+    """
+    check_task(task)
+    name = USUAL[task] if name == "auto" else name
+    if name not in LOSSES:
+        raise PlanError(
+            f"unknown loss {name!r}; {nearest(name, ['auto', *LOSSES])}; register_loss adds one's own"
+        )
+    if task not in LOSSES[name].tasks:
+        fitting = ", ".join(each.name for each in LOSSES.values() if task in each.tasks)
+        raise PlanError(f"loss {name!r} is for {', '.join(LOSSES[name].tasks)}; {task} has {fitting}")
+    return LOSSES[name]
+
+
+def register_loss(loss: Loss) -> Loss:
+    """Makes a loss known to this process under its name. Over a network every organisation registers it.
+
+    Raises:
+        PlanError: The name is taken, or the declared constants are refuted, see `refute`.
+    """
+    if loss.name in LOSSES or loss.name == "auto":
+        raise PlanError(f"there is a loss {loss.name!r} already; choose another name")
+    for task in loss.tasks:
+        if problem := refute(loss, task):
+            raise PlanError(problem)
+    LOSSES[loss.name] = loss
+    return loss
+
+
+def refute(loss: Loss, task: str, *, pairs: int = 512, seed: int = 0) -> str:
+    """Tries a loss on random outputs; says what of its declared constants is wrong, empty if nothing is.
+
+    That finds gross errors only: it is a test, not a proof.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    width = output_width(task, 4)
+    spread = torch.randn((pairs, 1), generator=generator, dtype=torch.float64).mul(2).exp()
+    points = spread * torch.randn((2, pairs, width), generator=generator, dtype=torch.float64)
+    if task == "regression":
+        labels = torch.randn(pairs, generator=generator, dtype=torch.float64)
+    else:
+        labels = torch.randint(max(width, 2), (pairs,), generator=generator)
+    leaves = points.clone().requires_grad_()
+    total = torch.stack([loss.values(each, labels, "none").sum() for each in leaves]).sum()
+    (gradients,) = torch.autograd.grad(total, leaves)
+    steepest = float(gradients.norm(dim=2).max())
+    change = (gradients[0] - gradients[1]).norm(dim=1) / (points[0] - points[1]).norm(dim=1)
+    near = 1 + 1e-9  # double precision
+    if steepest > loss.lipschitz * near:
+        return f"loss {loss.name!r} declares a Lipschitz constant of {loss.lipschitz:g}; found {steepest:.4g}"
+    if float(change.max()) > loss.smoothness * near:
+        return f"loss {loss.name!r} declares a smoothness of {loss.smoothness:g}; found {change.max():.4g}"
+    return ""
+
+
+def task_loss(
+    task: str, outputs: Tensor, labels: Tensor, *, reduction: str = "mean", loss: str = "auto"
+) -> Tensor:
     """The loss of raw outputs against labels.
 
-    Binary: cross entropy of one logit, labels 0 and 1. Multiclass: cross entropy, labels 0..K-1. Regression:
-    **half** the squared error, so that the gradient is the residual.
+    Usual are, binary: cross entropy of one logit, labels 0 and 1; multiclass: cross entropy, labels 0..K-1;
+    regression: **half** the squared error, so that the gradient is the residual.
 
     Args:
         task: One of `TASKS`.
         outputs: (rows, `output_width`).
         labels: (rows,).
         reduction: `mean` over the rows, or `none` for a value per record.
+        loss: A name in `LOSSES`, or ``auto`` for the usual one.
 
     Raises:
-        PlanError: The task or the reduction is unknown.
+        PlanError: The task, the loss or the reduction is unknown.
         DataError: Outputs and labels do not belong together.
     """
-    check_task(task)
+    found = find_loss(loss, task)
     if reduction not in ("mean", "none"):
         raise PlanError(f"unknown reduction {reduction!r}; choose 'mean' or 'none'")
     _check_shapes(task, outputs, labels)
-    if task == "multiclass":
-        return functional.cross_entropy(outputs, labels.long(), reduction=reduction)
-    column, target = outputs[:, 0], labels.to(outputs.dtype)
-    if task == "binary":
-        return functional.binary_cross_entropy_with_logits(column, target, reduction=reduction)
-    return functional.mse_loss(column, target, reduction=reduction) / 2
+    return found.values(outputs, labels, reduction)
 
 
 def _check_shapes(task: str, outputs: Tensor, labels: Tensor) -> None:
@@ -70,7 +211,10 @@ def _check_shapes(task: str, outputs: Tensor, labels: Tensor) -> None:
 
 
 def predictions(task: str, outputs: Tensor) -> Tensor:
-    """What a user wants to know: P(label = 1), the classes' probabilities (rows, K), or the value."""
+    """What a user wants to know: P(label = 1), the classes' probabilities (rows, K), or the value.
+
+    Of losses other than logistic and softmax the probabilities are scores between 0 and 1, no more.
+    """
     check_task(task)
     if task == "multiclass":
         return torch.softmax(outputs, dim=1)
@@ -85,13 +229,21 @@ def decisions(task: str, outputs: Tensor) -> Tensor:
     return (outputs[:, 0] > 0).long() if task == "binary" else outputs[:, 0]
 
 
-def metric_names(task: str) -> tuple[str, ...]:
-    """What `metrics` tells of a task."""
-    return ("loss", "r2") if task == "regression" else ("auc", "accuracy", "loss")
+TOP = 5
 
 
-def metrics(task: str, outputs: Tensor, labels: Tensor) -> dict[str, float | None]:
-    """How good raw outputs are: `auc`, `accuracy`, `loss`; for a regression `loss`, `r2`.
+def metric_names(task: str, outputs: int = 1) -> tuple[str, ...]:
+    """What `metrics` tells of a task with so many outputs."""
+    if task == "regression":
+        return "loss", "r2", "mae"
+    return ("auc", "accuracy", "loss", *(("top5",) if outputs > TOP else ()))
+
+
+def metrics(task: str, outputs: Tensor, labels: Tensor, loss: str = "auto") -> dict[str, float | None]:
+    """How good raw outputs are: `auc`, `accuracy`, `loss`; for a regression `loss`, `r2`, `mae`.
+
+    With more than five classes also `top5`: the share of records whose class is among the five likeliest.
+    `loss` is that of the plan.
 
     `auc` of a multiclass task is the plain mean of the one-against-rest areas over the classes that have both
     members and others among the labels. What cannot be known is None: every figure if there are no rows or an
@@ -105,17 +257,25 @@ def metrics(task: str, outputs: Tensor, labels: Tensor) -> dict[str, float | Non
     outputs, labels = outputs.detach().cpu().double(), labels.detach().cpu()
     _check_shapes(task, outputs, labels)
     if outputs.shape[0] == 0 or not torch.isfinite(outputs).all():
-        return dict.fromkeys(metric_names(task))
+        return dict.fromkeys(metric_names(task, outputs.shape[1]))
     if task == "regression":
-        loss = float(task_loss(task, outputs, labels.double()))
-        return {"loss": _known(loss), "r2": _known(_r2(loss, labels.double().numpy()))}
+        truth = labels.double()
+        return {
+            "loss": _known(float(task_loss(task, outputs, truth, loss=loss))),
+            "r2": _known(_r2(float(task_loss(task, outputs, truth)), truth.numpy())),
+            "mae": _known(float((outputs[:, 0] - truth).abs().mean())),
+        }
     _check_classes(labels, 2 if task == "binary" else outputs.shape[1])
     truth = labels.long()
-    return {
+    found = {
         "auc": _mean_auc(task, predictions(task, outputs), outputs, truth.numpy()),
         "accuracy": float((decisions(task, outputs) == truth).double().mean()),
-        "loss": _known(float(task_loss(task, outputs, truth))),
+        "loss": _known(float(task_loss(task, outputs, truth, loss=loss))),
     }
+    if outputs.shape[1] > TOP:
+        likely = outputs.topk(TOP, dim=1).indices
+        found["top5"] = float((likely == truth[:, None]).any(1).double().mean())
+    return found
 
 
 def _known(value: float | None) -> float | None:

@@ -19,10 +19,17 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from securevfl.errors import PlanError
-from securevfl.models.encoders import CNNEncoder, HiddenLayer, LinearEncoder, LSTMEncoder, MLPEncoder
+from securevfl.models.encoders import (
+    CNNEncoder,
+    FMEncoder,
+    HiddenLayer,
+    LinearEncoder,
+    LSTMEncoder,
+    MLPEncoder,
+)
 from securevfl.models.perturbed import HiddenNoise
 
-_STACKABLE = (LinearEncoder, MLPEncoder, CNNEncoder, LSTMEncoder)
+_STACKABLE = (LinearEncoder, MLPEncoder, CNNEncoder, LSTMEncoder, FMEncoder)
 MAX_PADDING = 1.5  # padded width over true width beyond which padding costs more than it saves
 
 

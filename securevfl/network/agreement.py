@@ -8,7 +8,8 @@ certificate, and verifies everybody's signature before its site is built. The di
 every session and of the keys of every sum, and stands in the ledger.
 
 A prediction with a trained model is an agreement, too: on the model of which agreement, on which records,
-under which numbers. It is confirmed once for each prediction.
+under which numbers. It is confirmed once for each prediction. A scoring service is an agreement that stands:
+its quota takes the place of a list of who will be scored, and it is confirmed once for all its processes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from securevfl.data.columns import Column, features_of
 from securevfl.data.labels import Coding
 from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import AgreementError, DataError, InputError, PlanError
-from securevfl.federation.agreed import Timetable
+from securevfl.federation.agreed import Quota, Timetable
 from securevfl.federation.forecast import Forecast, forecast
 from securevfl.network.folders import commitment
 from securevfl.network.identity import Identity, check_name, fingerprint, parse_certificate
@@ -38,7 +39,7 @@ from securevfl.protocols.wire import pack
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
-TRAINING, PREDICTION = "training", "prediction"
+TRAINING, PREDICTION, SCORING = "training", "prediction", "scoring"
 _FORMAT = 1
 _SIGNED = "securevfl agreement 1"
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -113,7 +114,7 @@ class Invitation:
 
     Attributes:
         run: Name of the run.
-        purpose: `TRAINING` or `PREDICTION`.
+        purpose: `TRAINING`, `PREDICTION` or `SCORING`.
         members: Everybody who takes part -> fingerprint of its key; the coordinator first.
         kind: How the common records are looked for.
         normalise: How IDs are made comparable.
@@ -178,6 +179,8 @@ class Proposal:
         records: How many new records are predicted.
         numbers: Commitment to their record numbers.
         token: The coordinator's process, so that nobody's confirmation of a prediction serves another one.
+        people: Of a scoring service: how many scores it may open in all; 0 elsewhere.
+        requests: Of a scoring service: by how many requests.
     """
 
     run: str
@@ -192,6 +195,13 @@ class Proposal:
     records: int = 0
     numbers: str = ""
     token: str = ""
+    people: int = 0
+    requests: int = 0
+
+    @property
+    def quota(self) -> Quota | None:
+        """How much a scoring service may open; None for anything else."""
+        return Quota(people=self.people, requests=self.requests) if self.people else None
 
     def to_json(self) -> str:
         """As text."""
@@ -227,13 +237,15 @@ class Proposal:
         _check_members(self.members)
         for name in () if self.outline is None else (*self.outline.parties, self.outline.label_holder):
             check_name(name)
-        counts = (self.restarts, self.records)
+        counts = (self.restarts, self.records, self.people, self.requests)
         if not all(type(count) is int and 0 <= count < 1 << 31 for count in counts):
             raise ValueError("a count is no number")
         if not isinstance(self.time_unit, float | int) or not math.isfinite(self.time_unit):
             raise ValueError("a time unit that is no number")
         if bool(self.trained) != (self.plan is None) or bool(self.trained) != (self.records > 0):
             raise ValueError("it is neither a training nor a prediction")
+        if bool(self.people) != bool(self.requests) or (self.people and not self.trained):
+            raise ValueError("a quota without people, requests or a trained model")
 
     def for_training(
         self, name: str, own: OwnTable | None, rows: Sequence[int], coding: Coding | None = None
@@ -280,7 +292,7 @@ class Proposal:
             proposal=self,
             plan=plan,
             outline=outline,
-            timetable=Timetable.of_prediction(self.records),
+            timetable=Timetable.of_prediction(self.records, self.quota),
             known=known,
             cost=cost,
         )
@@ -344,7 +356,9 @@ class Agreement:
 
     @property
     def purpose(self) -> str:
-        """`TRAINING` or `PREDICTION`."""
+        """`TRAINING`, `PREDICTION` or `SCORING`."""
+        if self.proposal.quota is not None:
+            return SCORING
         return PREDICTION if self.trained else TRAINING
 
     @property

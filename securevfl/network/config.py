@@ -20,7 +20,7 @@ from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
 from securevfl.federation.agreed import RESTARTS
 from securevfl.network.consent import Acceptance, AlignmentLimits
-from securevfl.network.frames import PREDICT
+from securevfl.network.frames import PREDICT, SCORE
 from securevfl.network.identity import Identity, check_name, load_identity
 from securevfl.protocols.alignment.ids import NORMALISATIONS
 from securevfl.protocols.alignment.protocol import HELPED, KINDS, PRIVATE
@@ -31,6 +31,7 @@ from securevfl.settings.codec import (
     convert,
     read_toml,
     take_table,
+    whole,
     within,
 )
 from securevfl.settings.families import LocalSettings, Settings
@@ -140,6 +141,34 @@ class NetworkConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoringConfig(Settings):
+    """What an organisation brings to a scoring service, and at the label holder how clients are served.
+
+    Attributes:
+        file: The table of people who may be scored, with the columns of the training table; of no use to a
+            helper.
+        listen: At the label holder: where clients ask. Without `clients`, on loopback alone and without TLS.
+        clients: Names in the certificates of clients, which the consortium's authority has issued.
+        people: At the label holder: how many scores the service asks for in all.
+        requests: By how many requests between the organisations.
+        queue: People who may wait for their scores before others are sent away.
+        batch: People in one request at most, of a client or between the organisations.
+        rounds: Requests between the organisations that may be under way at the same time.
+        timeout: Seconds after which a client is told to ask again.
+    """
+
+    file: str = ""
+    listen: str = address("127.0.0.1:8760")
+    clients: list[str] = field(default_factory=list)
+    people: int = whole(0)
+    requests: int = whole(0)
+    queue: int = whole(20_000, 1)
+    batch: int = whole(4096, 1)
+    rounds: int = whole(4, 1)
+    timeout: float = within(10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParticipantConfig(Settings):
     """What coordinator and party have in common.
 
@@ -154,6 +183,7 @@ class ParticipantConfig(Settings):
         public: Where others dial a party that listens; the same as `listen` if empty.
         alignment: What may happen to its records while common ones are looked for.
         encoder: `file.py:function`, which makes this organisation's own encoder; empty for the plan's.
+        scoring: What it brings to a scoring service; None for no service.
     """
 
     run: str
@@ -166,6 +196,7 @@ class ParticipantConfig(Settings):
     public: str = address()
     encoder: str = ""
     alignment: AlignmentLimits = field(default_factory=AlignmentLimits)
+    scoring: ScoringConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +272,7 @@ def read_server_config(path: Path) -> ServerConfig:
         config = build(
             ServerConfig,
             content,
-            others=("plan", "data", "network", "alignment"),
+            others=("plan", "data", "network", "alignment", "scoring"),
             **common,
             plan=plan,
             parties=parties,
@@ -302,7 +333,7 @@ def read_party_config(path: Path) -> PartyConfig:
         config = build(
             PartyConfig,
             content,
-            others=("accept", "local", "data", "network", "alignment"),
+            others=("accept", "local", "data", "network", "alignment", "scoring"),
             **common,
             accept=rules,
             local=build(LocalSettings, take_table(content, "local") or {}, table="local"),
@@ -354,7 +385,7 @@ def _take_text(content: dict[str, Any], name: str) -> str:
 def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     base = Path(path).resolve().parent
     name = content.pop("data") if isinstance(content.get("data"), str) else None
-    data, network = take_table(content, "data"), take_table(content, "network")
+    data, network, scoring = (take_table(content, table) for table in ("data", "network", "scoring"))
     certificates = base / _take_text(content, "certificates")
     identity = load_identity(certificates)
     own: DataConfig | DescribedData | None = None
@@ -370,14 +401,15 @@ def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         "data": own,
         "network": build(NetworkConfig, network or {}, table="network"),
         "alignment": build(AlignmentLimits, take_table(content, "alignment") or {}, table="alignment"),
+        "scoring": None if scoring is None else build(ScoringConfig, scoring, table="scoring"),
     }
 
 
 def _run_name(run: str) -> str:
     if not run.strip() or not run.isprintable() or len(run) > MAX_RUN_NAME:
         raise PlanError(f"run is {run[:40]!r}; use 1 to {MAX_RUN_NAME} printable characters")
-    if run.endswith(PREDICT):
-        raise PlanError(f"run is {run!r}; names that end with {PREDICT!r} stand for predictions")
+    if run.endswith((PREDICT, SCORE)):
+        raise PlanError(f"run is {run!r}; names that end so stand for predictions and scoring services")
     return run
 
 

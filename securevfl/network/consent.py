@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms import find_algorithm
 from securevfl.errors import readable
+from securevfl.federation.agreed import Quota
 from securevfl.federation.forecast import worst_case
 from securevfl.protocols.alignment.ids import MAX_IDS
 from securevfl.protocols.alignment.protocol import HELPED, KINDS, PRIVATE, SAME
@@ -62,6 +63,7 @@ class Acceptance(Settings):
         dealer: Sealed training: who may deal; empty for nobody.
         adversary: Sealed training: what it must withstand at least, of `ADVERSARIES`.
         predictions: How many records may be scored with the model, all predictions together.
+        requests: A scoring service: how many requests it may make.
         digest: The one agreement that is accepted; empty for any.
     """
 
@@ -76,6 +78,7 @@ class Acceptance(Settings):
     dealer: str | None = None
     adversary: str | None = choice(None, ADVERSARIES)
     predictions: int | None = within(None)
+    requests: int | None = within(None)
     digest: str = ""
 
     def objection_to_invitation(self, invitation: Invitation, name: str) -> str:
@@ -157,9 +160,17 @@ class Acceptance(Settings):
             yield f"the test part would be evaluated {table.evaluations} times; at most {self.evaluations}"
 
     def _of_prediction(self, agreement: Agreement, scored: int) -> Iterator[str]:
-        records, most = agreement.timetable.n_train, self.predictions
-        if most is not None and scored + records > most:
+        records, most, quota = agreement.timetable.n_train, self.predictions, agreement.timetable.quota
+        if quota is not None:
+            yield from self._of_quota(quota)
+        elif most is not None and scored + records > most:
             yield f"it asks for {records} records, {scored} were scored before; at most {most} in all"
+
+    def _of_quota(self, quota: Quota) -> Iterator[str]:
+        if self.predictions is not None and quota.people > self.predictions:
+            yield f"it asks for the scores of {quota.people} people; at most {self.predictions} in all"
+        if self.requests is not None and quota.requests > self.requests:
+            yield f"it asks for {quota.requests} requests; at most {self.requests} are accepted"
 
 
 def adversary(plan: Plan) -> str:
@@ -174,23 +185,23 @@ def _dealers(plan: Plan) -> tuple[str, ...]:
 
 def _wanted(agreement: Agreement, has_data: bool) -> dict[str, Any]:
     """The rules that must be stated before an agreement can be accepted -> what would accept this one."""
-    plan, table = agreement.plan, agreement.timetable
+    plan, table, sealed = agreement.plan, agreement.timetable, agreement.plan.mode == "sealed"
     wanted: dict[str, Any] = {
         "members": list(agreement.members),
         "algorithms": [plan.algorithm],
         "protocols": [plan.protocol],
     }
+    if sealed:
+        wanted |= {"dealer": (*_dealers(plan), "")[0], "adversary": adversary(plan)}
     if not has_data:
         return wanted
-    wanted["epsilon"] = plan.budget_epsilon or math.inf
+    wanted |= {"epsilon": plan.budget_epsilon or math.inf} | ({"delta": plan.delta} if sealed else {})
+    if table.quota is not None:
+        return wanted | {"predictions": table.quota.people, "requests": table.quota.requests}
     if agreement.trained:
         return wanted | {"predictions": table.n_train}
-    outline = agreement.outline
-    wanted |= {"test_fraction": outline.test_fraction, "evaluations": table.evaluations}
-    if plan.mode == "sealed":
-        dealer = (*_dealers(plan), "")[0]
-        wanted |= {"dealer": dealer, "adversary": adversary(plan), "delta": plan.delta, "predictions": 0}
-    return wanted
+    wanted |= {"test_fraction": agreement.outline.test_fraction, "evaluations": table.evaluations}
+    return wanted | ({"predictions": 0} if sealed else {})
 
 
 def _toml(value: Any) -> str:
@@ -272,8 +283,14 @@ def _training(agreement: Agreement, name: str) -> list[str]:
 
 
 def _prediction(agreement: Agreement) -> list[str]:
+    quota = agreement.timetable.quota
+    standing = []
+    if quota is not None:
+        most = f"{quota.people:,} scores or {quota.requests:,} requests in all"
+        standing = [f"service       scores any of these records on request, until {most}"]
     return [
         f"model         of agreement {agreement.trained}",
+        *standing,
         f"records       {agreement.timetable.n_train}, {agreement.known} of them known from before",
         f"scores        go to {agreement.outline.label_holder}",
         f"cost          {agreement.cost or 'nothing leaves this organisation'}",

@@ -88,7 +88,7 @@ class Coordinator(Gathering, Carrier):
         await self.gather()
         self.plan = self.home.plan
         schedule = Schedule(self, on_epoch=self._tell_epoch)
-        await (schedule.predict() if self.home.predicts else schedule.train())
+        await self.purpose.follow(schedule)
         result = self.purpose.result(self, schedule.epochs)
         self.part = "finished"
         self.mesh.tell_all("goodbye")

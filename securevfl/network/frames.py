@@ -29,6 +29,8 @@ PHASE_BYTES = 16
 MAX_HELLO = 4096
 PREDICT = "/predict"
 """Follows a run's name where its organisations predict, so that nobody mistakes that for training."""
+SCORE = "/score"
+"""Follows it where a service scores."""
 
 _HEADER = struct.Struct("<4sBBHQQ")  # magic, version, kind, nothing, number, acknowledged number
 MAX_PAYLOAD = MAX_FRAME - _HEADER.size
@@ -179,6 +181,10 @@ def other_run(here: str, peer: str, there: str) -> str:
         return f"{here!r} is trained here, {peer} wants to predict; both must do the same"
     if here == there + PREDICT:
         return f"{there!r} predicts here, {peer} wants to train; it must join with --predict, too"
+    if (here.endswith(SCORE)) != (there.endswith(SCORE)):
+        return (
+            f"{here!r} here, {there!r} at {peer}: one of the two is a scoring service; both must do the same"
+        )
     return f"the run here is {here!r}, {peer} takes part in {there!r}"
 
 

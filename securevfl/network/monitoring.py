@@ -8,7 +8,6 @@ There is no authentication either, so whoever reaches the port can read both pag
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -21,28 +20,21 @@ from http import HTTPStatus
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from securevfl.errors import InputError, RunError
+from securevfl.errors import RunError
 from securevfl.files import private_opener
+from securevfl.network.http import JSON, TIMEOUT, HttpServer, Request, Response
 
 Snapshot = Callable[[], Mapping[str, float | int | str]]
 
-MAX_REQUEST_BYTES = 8192
-MAX_CONNECTIONS = 16
-TIMEOUT = 5.0
-JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
-_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 
 log = logging.getLogger("securevfl.network")
 
 
-class StatusServer:
-    """Serves the two pages until it is closed.
+class StatusServer(HttpServer):
+    """Serves the two pages until it is closed: one request, one answer, then the connection ends.
 
     Args:
         address: ``HOST:PORT``, or ``PORT`` on loopback; port 0 takes a free one.
@@ -54,126 +46,23 @@ class StatusServer:
     """
 
     def __init__(self, address: str, snapshot: Snapshot, *, timeout: float = TIMEOUT) -> None:
-        self.host, self.port = parse_address(address)
-        self._snapshot, self._timeout = snapshot, timeout
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        super().__init__(address, what="the status page", timeout=timeout)
+        self._snapshot = snapshot
 
-    async def start(self) -> None:
-        """Begins to listen; `port` is then the one in use."""
-        try:
-            self._server = await asyncio.start_server(
-                self._accept, self.host, self.port, limit=MAX_REQUEST_BYTES
-            )
-        except OSError as error:
-            raise InputError(
-                f"the status page cannot listen on {self.host}:{self.port}: {error.strerror or error}"
-            ) from error
-        self.port = int(self._server.sockets[0].getsockname()[1])
-        log.info("status page", extra={"address": f"{self.host}:{self.port}"})
-
-    async def close(self) -> None:
-        """Stops listening and ends what is under way."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
-
-    async def __aenter__(self) -> StatusServer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    # -- one connection -------------------------------------------------------------------------------------
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one answer, then the connection ends."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                writer.write(await self._answer(reader))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, TimeoutError):
-            pass  # the other side is gone or too slow
-        finally:
-            writer.transport.abort()
-
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        try:
-            request = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        except asyncio.IncompleteReadError:
-            return _response(HTTPStatus.BAD_REQUEST)
-        first, *headers = request[:-4].split(b"\r\n")
-        found = _REQUEST_LINE.fullmatch(first)
-        if found is None or not all(_HEADER.fullmatch(header) for header in headers):
-            return _response(HTTPStatus.BAD_REQUEST)
-        method, target = found[1].decode(), found[2].decode()
-        page = PAGES.get(target.partition("?")[0])
+    async def answer(self, request: Request) -> Response:
+        """One of the pages."""
+        page = PAGES.get(request.path)
         if page is None:
-            return _response(HTTPStatus.NOT_FOUND)
-        if method not in ("GET", "HEAD"):
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+            return Response(HTTPStatus.NOT_FOUND)
+        if request.method not in ("GET", "HEAD"):
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         kind, render = page
         try:
             body = render(self._snapshot())
         except Exception:
             log.exception("no snapshot for the status page")
-            return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
-        return _response(HTTPStatus.OK, body, kind, with_body=method == "GET")
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port; loopback where only a port is given.
-
-    Raises:
-        InputError: It is neither ``HOST:PORT`` nor ``PORT``.
-    """
-    host, _, port = address.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(f"status is {address!r}; expected PORT or HOST:PORT, such as 127.0.0.1:9750")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
-
-
-def _response(
-    status: HTTPStatus,
-    body: str = "",
-    kind: str = "text/plain; charset=utf-8",
-    *,
-    headers: Mapping[str, str] | None = None,
-    with_body: bool = True,
-) -> bytes:
-    content = (body or f"{status.phrase}\n").encode()
-    fields = {
-        "Content-Type": kind,
-        "Content-Length": str(len(content)),
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        "Connection": "close",
-        **(headers or {}),
-    }
-    lines = [
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        *(f"{name}: {text}" for name, text in fields.items()),
-    ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + (content if with_body else b"")
+            return Response(HTTPStatus.INTERNAL_SERVER_ERROR)
+        return Response(HTTPStatus.OK, body.encode(), kind)
 
 
 # -- the pages ----------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from securevfl.errors import (
 from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
+from securevfl.federation.schedule import Schedule
 from securevfl.federation.site import PARTS, Site, hosts_of
 from securevfl.federation.threads import fitting_threads
 from securevfl.files import PART
@@ -200,6 +201,10 @@ class Purpose(ABC):
     def check_restart(self, reason: str) -> None:  # noqa: B027 - training goes back to a checkpoint
         """Raises `NetworkError` where there is no way back from here for a process that has started anew."""
 
+    async def follow(self, schedule: Schedule) -> None:
+        """Leads everybody through the schedule."""
+        await schedule.train()
+
     @abstractmethod
     def finish(self, who: Participant) -> None:
         """Writes what belongs here at the end."""
@@ -364,7 +369,8 @@ class Participant(ABC):
                 return None
             index = data.parties.index(party)
             generator = torch_generator(plan.seed, "encoder", index)
-            return build_own(self.builder, data.train[index].shape[1], plan.embedding, generator=generator)
+            width, own = data.train[index].shape[1], plan.encoder(party)
+            return build_own(self.builder, width, own.embedding, generator=generator)
 
         self.clock, hosts = clock, hosts_of(plan, data, algorithm or find_algorithm(plan.algorithm))
         site = Site(
@@ -381,6 +387,7 @@ class Participant(ABC):
             authenticate=authenticate,
             agreement=agreement.digest,
             restarts=agreement.timetable.restarts,
+            quota=agreement.timetable.quota,
         )
         self.mesh.observe = lambda message: site.observe(message, clock.now())
         return site
@@ -409,7 +416,8 @@ class Participant(ABC):
         for peer in absent:
             self.tell_absent(peer)
         try:
-            async with asyncio.timeout(self.config.network.phase_timeout or None):
+            longest = None if part == "score" else self.config.network.phase_timeout or None
+            async with asyncio.timeout(longest):
                 with fitting_threads(site.plan, site.data):
                     await site.run(part, epoch)
         except TimeoutError as error:

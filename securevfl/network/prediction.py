@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms import Algorithm
 from securevfl.algorithms.prediction import KIND
 from securevfl.data import VerticalData
 from securevfl.data.share import Outline, OwnTable, read_outline, rows_of
@@ -26,6 +27,7 @@ from securevfl.federation.clock import RealClock
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, in_label_units, predicting
 from securevfl.federation.run import counted
+from securevfl.federation.schedule import Schedule
 from securevfl.federation.site import Site, spent_so_far
 from securevfl.federation.trained import Trained
 from securevfl.files import PART, create, sync
@@ -48,7 +50,7 @@ def check_finished(folder: RunFolder) -> None:
         )
 
 
-class Predicting(Purpose):
+class PredictionPurpose(Purpose):
     """Applies the trained model to new records.
 
     Args:
@@ -178,13 +180,24 @@ class Predicting(Purpose):
             trained=self.digest,
             records=self.count,
             numbers=numbers,
-            token=who.mesh.incarnation.hex(),
+            token=self.token(who.mesh.incarnation),
+            **self.asked(who),
         )
         return proposal.for_prediction(self.plan, self.outline, known=self.known)
+
+    def token(self, process: bytes) -> str:
+        """Ties a confirmation to the coordinator's process: one confirmation is for one prediction."""
+        return process.hex()
+
+    def asked(self, who: Participant) -> dict[str, Any]:
+        """What is asked for besides."""
+        return {}
 
     def understand(self, who: Participant, text: str) -> Agreement:
         """See `Purpose`."""
         request, coordinator = Proposal.from_json(text, self.plan.local), who.mesh.coordinator
+        if (request.quota is None) != (self.name == PREDICTION):
+            raise AgreementError(f"the coordinator proposes something else than {self.what}")
         if (request.run, request.trained) != (who.config.run, self.digest):
             raise AgreementError(
                 f"the coordinator predicts with the model of {request.trained}; {who.name} agreed on "
@@ -192,18 +205,18 @@ class Predicting(Purpose):
             )
         if tuple(request.members) != self.organisations or self.label_holder != coordinator:
             raise AgreementError(f"the prediction is not of {', '.join(self.organisations)}")
-        if request.token != who.mesh.sessions[coordinator].incarnation.hex():
+        if request.token != self.token(who.mesh.sessions[coordinator].incarnation):
             raise AgreementError("the coordinator asks what another process of it asked")
         cost = ""
         if who.own is not None:
             self._check_records(who, request)
-            cost = self._cost(who)
+            cost = self._cost(who, request)
         self.count = request.records
         return request.for_prediction(self.plan, self.outline, known=self.known, cost=cost)
 
-    def _cost(self, who: Participant) -> str:
+    def _cost(self, who: Participant, request: Proposal) -> str:
         """What the prediction costs this party, by its ledger and its plan."""
-        plan, count = self.plan, len(self.numbers)
+        plan, count = self.plan, request.people or len(self.numbers)
         if plan.mode == "sealed":
             return (
                 f"the exact scores of {count} records, counted apart; records that training used are refused"
@@ -221,7 +234,8 @@ class Predicting(Purpose):
                 clip=plan.clip,
                 sigma=plan.sigma,
                 sensitivity=2 * plan.clip,
-                rows=np.asarray(self.numbers, np.int64),
+                # A service may be asked for one person again and again: the worst record pays for all.
+                rows=None if request.people else np.asarray(self.numbers, np.int64),
                 vectors=count,
                 mode=plan.mode,
             )
@@ -257,7 +271,7 @@ class Predicting(Purpose):
         if who.site is not None:
             who.site.close()
             who.site = None
-        algorithm = predicting(self.plan, np.asarray(self.numbers, np.int64), identified=True)
+        algorithm = self.algorithm()
         clock = RealClock()
         clock.set(self.trained.time)
         records = self.trained.records
@@ -266,6 +280,10 @@ class Predicting(Purpose):
             link.number = max(link.number, self.trained.messages)
         self._settled = False
         return site
+
+    def algorithm(self) -> Algorithm:
+        """What the site runs."""
+        return predicting(self.plan, np.asarray(self.numbers, np.int64), identified=True)
 
     def begin(self) -> None:
         """From now on there is no way back; the site refuses a second time by itself."""
@@ -279,6 +297,10 @@ class Predicting(Purpose):
             )
 
     # -- the end --------------------------------------------------------------------------------------------
+
+    async def follow(self, schedule: Schedule) -> None:
+        """See `Purpose`."""
+        await schedule.predict()
 
     def finish(self, who: Participant) -> None:
         """The label holder writes the scores, in the order of its table."""

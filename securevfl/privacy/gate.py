@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from securevfl.accountants.records import PREDICTION, Filter, ReleaseRecord
 from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
+from securevfl.privacy.answers import Answers
 from securevfl.privacy.defences import randomise_labels
 from securevfl.privacy.journal import GRADIENT, LABELS, RELEASE, STATISTIC, UPDATE, Array, Journal
 from securevfl.privacy.ledger import Ledger
@@ -87,6 +89,7 @@ class Gate:
     Attributes:
         journal: Where noisy values are kept for a replay; None keeps none.
         allows: Raises where a release is not part of what its site has agreed to; a bare gate has no site.
+        answers: What was released for requests that have a name; None where none have.
     """
 
     def __init__(
@@ -110,10 +113,11 @@ class Gate:
         self.noise = noise
         self.journal: Journal | None = None
         self.allows: Callable[[ReleaseRecord], None] = lambda record: None
+        self.answers: Answers | None = None
         self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
 
     def release(
-        self, vectors: Tensor, *, rows: Rows | None, kind: str, observers: tuple[str, ...]
+        self, vectors: Tensor, *, rows: Rows | None, kind: str, observers: tuple[str, ...], name: str = ""
     ) -> Released:
         """Releases one vector per row to the observers.
 
@@ -123,14 +127,18 @@ class Gate:
             kind: What the release is for. A record that comes for ``prediction`` may have other features than
                 before, so what was released once is not sent again.
             observers: Organisations that will see it.
+            name: Of a request of a scoring service: what was released under it is released again, at no cost.
 
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
+        if (known := self._answered(name, rows)) is not None:
+            head = self.ledger.released
+            return Released(values=known, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
         values = self._checked(vectors, rows)
         if self._cache is None or rows is None or kind == "prediction":
-            return self._release_fresh(vectors, values, rows, kind, observers)
+            return self._release_fresh(vectors, values, rows, kind, observers, name)
         cache = self._cache.setdefault(observers, _Cache(width=vectors.shape[1]))
         missing = cache.missing(rows)
         if missing.any():
@@ -167,6 +175,7 @@ class Gate:
         kind: str,
         observers: tuple[str, ...],
         noise: NoisySum | None,
+        name: str = "",
     ) -> Contribution:
         """Lets one vector per row into a secure sum whose total the observers obtain.
 
@@ -181,14 +190,18 @@ class Gate:
             kind: What the release is for.
             observers: Organisations that obtain the total, or something computed from it.
             noise: The noisy sum that the vectors enter; None where each party adds its own, if any.
+            name: As in `release`.
 
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
         said: dict[str, Any] = {"kind": kind, "observers": observers}
+        if (known := self._answered(name, rows)) is not None:
+            values = known.astype(np.float64) if noise is None else known
+            return Contribution(values=values, head=self.ledger.released, source=None, **said, key=_KEY)
         if noise is None and self.mechanism.sigma:
-            alone = self.release(vectors, rows=rows, kind=kind, observers=observers)
+            alone = self.release(vectors, rows=rows, kind=kind, observers=observers, name=name)
             return Contribution(
                 values=alone.values.astype(np.float64), head=alone.head, source=alone.source, **said, key=_KEY
             )
@@ -196,7 +209,8 @@ class Gate:
         count = vectors.shape[0]
         where: dict[str, Any] = {"rows": rows, "vectors": count, **said}
         if noise is None:
-            head = self._account(EXACT, **where)
+            account = partial(self._account, EXACT, **where)
+            head = self._answering(name, rows, values, account) if name else account()
             return Contribution(values=values, head=head, source=vectors, **said, key=_KEY)
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
@@ -204,8 +218,13 @@ class Gate:
         encoded = noise.encode(_clip_exactly(values, self.mechanism.clip))
         protection = Mechanism(clip=self.mechanism.clip, sigma=noise.noise.honest_sigma * _ROUNDED)
         change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
-        head = self._account(protection, sensitivity=change, **where)
-        share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
+        account = partial(self._account, protection, sensitivity=change, **where)
+        if name:
+            share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
+            head = self._answering(name, rows, encoded + share, account)
+        else:
+            head = account()
+            share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
         return Contribution(values=encoded + share, head=head, source=source, **said, key=_KEY)
 
     def abstain(self, shape: tuple[int, ...], *, noise: NoisySum | None) -> Contribution:
@@ -296,6 +315,12 @@ class Gate:
         Raises:
             BudgetExceeded: A record was trained on, or tested with, and its exact score would void a promise.
         """
+        self._check_not_promised(rows, vectors)
+        head = self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
+        return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
+
+    def _check_not_promised(self, rows: Rows | None, vectors: int) -> None:
+        """Raises `BudgetExceeded` where the exact score of a record would void what it was promised."""
         if self.budget.promises(rows):
             which = "without IDs some may be" if rows is None else "some are"
             raise BudgetExceeded(
@@ -303,8 +328,58 @@ class Gate:
                 "tested with, and an exact score would void their epsilon; give records that it never saw, "
                 "with their IDs"
             )
-        head = self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
+
+    def open_scores_once(
+        self,
+        name: str,
+        values: npt.NDArray[np.uint64],
+        build: Callable[[npt.NDArray[np.uint64]], Machine],
+        *,
+        rows: Rows,
+        observers: tuple[str, ...],
+    ) -> Accounted:
+        """As `open_scores`, for a request that may come again: its scores are written down once.
+
+        Args:
+            name: The request's.
+            values: This member's scores as ring elements.
+            build: Makes the machine that opens them, masked anew, from those that are opened: of a request
+                that comes again those of the first time, whatever they would be now.
+            rows: The records.
+            observers: Organisations that obtain the scores.
+
+        Raises:
+            BudgetExceeded: As `open_scores`.
+            AgreementError: The name was for other records.
+        """
+        known = self._answered(name, rows)
+        if known is not None:
+            return Accounted(machine=build(known), head=self.ledger.released, observers=observers, key=_KEY)
+        count = len(rows)
+        self._check_not_promised(rows, count)
+        machine = build(values)
+        account = partial(
+            self._account, EXACT, rows=rows, vectors=count, kind=PREDICTION, observers=observers
+        )
+        head = self._answering(name, rows, values, account)
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
+
+    def _answered(self, name: str, rows: Rows | None) -> npt.NDArray[Any] | None:
+        """What was released before for a request; None where it has no name, or has not come before."""
+        if not name:
+            return None
+        if self.answers is None or rows is None:
+            raise PlanError(f"{self.owner} keeps no answers to requests")
+        return self.answers.find(name, rows)
+
+    def _answering(
+        self, name: str, rows: Rows | None, values: npt.NDArray[Any], account: Callable[[], Head]
+    ) -> Head:
+        """Keeps what is about to be released for a request, then writes its entry."""
+        if self.answers is None or rows is None:
+            raise PlanError(f"{self.owner} keeps no answers to requests")
+        with self.answers.keeping(name, rows, values, position=self.ledger.head.position + 1):
+            return account()
 
     def noisy_statistic(
         self,
@@ -386,12 +461,20 @@ class Gate:
         rows: Rows | None,
         kind: str,
         observers: tuple[str, ...],
+        name: str = "",
     ) -> Released:
         source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
-        head = self._account(self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers)
-        protected = values.astype(np.float32)
-        if self.mechanism.sigma:
-            protected = self.keep(RELEASE, self._protect(values), std=self.mechanism.sigma)
+        account = partial(
+            self._account, self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers
+        )
+        if name:
+            protected = self._protect(values) if self.mechanism.sigma else values.astype(np.float32)
+            head = self._answering(name, rows, protected, account)
+        else:
+            head = account()
+            protected = values.astype(np.float32)
+            if self.mechanism.sigma:
+                protected = self.keep(RELEASE, self._protect(values), std=self.mechanism.sigma)
         return Released(
             values=protected, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
         )

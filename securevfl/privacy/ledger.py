@@ -1,9 +1,10 @@
 """The ledger: what one owner let out, in order, chained by hash and signed.
 
-One JSON line per entry. Each entry names the hash of the one before it and carries an Ed25519 signature of
-its own hash, so an edit, a removal or a new order breaks the chain. The hash of the newest entry (the head)
-travels with every message: a ledger whose tail was cut or rewritten, even with fresh keys, contradicts the
-heads that the observers keep.
+One JSON line per entry. Each entry names the hash of the one before it, and an Ed25519 signature of an
+entry's hash therefore covers all entries before it: an edit, a removal or a new order breaks the chain.
+Entries that are written together carry one signature, on the last of them; nothing is read or left on disk
+whose end is not signed. The hash of the newest entry (the head) travels with every message: a ledger whose
+tail was cut or rewritten, even with fresh keys, contradicts the heads that the observers keep.
 
 A process that writes to a ledger first writes a ``session`` entry with a fresh public key. The private key
 lives in memory alone and ends with the process; nothing in a run folder can sign.
@@ -13,10 +14,14 @@ Entries are flushed and synced to disk before the message leaves, so that a cras
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -31,7 +36,8 @@ from securevfl.files import appending, read_json, sync
 from securevfl.privacy.messages import Head
 from securevfl.privacy.rows import Rows
 
-FORMAT = 1
+FORMAT = 2
+"""Of sessions that are written. Format 1, in older ledgers, has a signature on every entry."""
 GENESIS = "0" * 64
 _MOST_DIGITS = 15  # of a row index in a list
 SESSION = "session"
@@ -40,7 +46,9 @@ PHASE = "phase"
 """Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
 ALIGNMENT = "alignment"
 """Kind of the entry that stands for an alignment which begins; accountants do not count it."""
-_NOTES = (SESSION, PHASE, ALIGNMENT)
+SCORING = "scoring"
+"""Kind of the entry with which a label holder notes scores that it has obtained and others have released."""
+_NOTES = (SESSION, PHASE, ALIGNMENT, SCORING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +70,10 @@ class Entry:
         return self.content.get("kind") not in _NOTES
 
 
-def _canonical(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
-def _line(body: str, digest: str, signature: bytes) -> str:
+def _line(body: str, digest: str, signature: bytes = b"") -> str:
     return f'{body[:-1]},"hash":"{digest}","signature":"{signature.hex()}"}}'
 
 
@@ -78,11 +85,13 @@ def rows_to_text(rows: Rows) -> str:
     """Writes distinct row indices as sorted ranges."""
     if rows.size == 0:
         return ""
-    ordered = np.sort(rows)
+    ordered = np.sort(rows, kind="stable")  # which takes no time where they are in order
     gaps = ordered[1:] - ordered[:-1]
     if ordered[0] < 0 or not gaps.all():
         raise LedgerError("row indices must be distinct and not negative")
     breaks = gaps != 1
+    if breaks.all():
+        return ",".join(map(str, ordered.tolist()))
     firsts = ordered[np.concatenate(([True], breaks))].tolist()
     lasts = ordered[np.concatenate((breaks, [True]))].tolist()
     pieces = [
@@ -137,13 +146,15 @@ class Ledger:
         self.owner = owner
         self.agreement = agreement
         self.path = path
-        self.lines: list[str] = []
         self.releases = 0
-        self._file: IO[str] | None = None
+        self._lines: list[str] = []  # of a ledger on disk: what is not written yet
+        self._together = False
+        self._file: IO[bytes] | None = None
+        self._lock, self._size = threading.RLock(), 0
         index, digest = -1, GENESIS
         if path is not None:
             index, digest = self._open(path)
-        self.head = self.released = Head(owner, index, digest)
+        self.head = self.released = self._signed = Head(owner, index, digest)
         self._guarantee = "void: reproducible noise" if reproducible else "as accounted"
         try:
             self._begin_session()
@@ -161,35 +172,39 @@ class Ledger:
         """A copy of a ledger in memory signs with a key of its own; from there on the two count apart."""
         if self.path is not None:
             raise LedgerError(f"the ledger {self.path} cannot be copied: one file, one writer")
-        return {"owner": self.owner, "lines": list(self.lines), "guarantee": self._guarantee}
+        return {"owner": self.owner, "lines": self.lines, "guarantee": self._guarantee}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.owner, self.lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
+        self.owner, self._lines, self._guarantee = state["owner"], list(state["lines"]), state["guarantee"]
         self.path = self._file = None
-        self.agreement, self.releases = "", len(kept_records(self))
-        last = json.loads(self.lines[-1])
-        self.head = self.released = Head(self.owner, last["index"], last["hash"])
+        self._lock, self._size = threading.RLock(), 0
+        self.agreement, self._together = "", False
+        last = json.loads(self._lines[-1])
+        self.head = self.released = self._signed = Head(self.owner, last["index"], last["hash"])
+        self.releases = len(kept_records(self))
         self._begin_session()
 
     def _open(self, path: Path) -> tuple[int, str]:
-        """Opens the file for appending; a last line that a crash tore was never synced, so it is dropped."""
+        """Opens the file for appending; what a crash left torn at its end was not synced, and is dropped."""
         path.parent.mkdir(parents=True, exist_ok=True)
         index, digest = -1, GENESIS
         if path.exists():
             raw = path.read_bytes()
             whole = raw[: raw.rfind(b"\n") + 1]
-            if whole != raw:
+            kept = _without_unsigned_end(whole)
+            if kept != raw:
                 with path.open("r+b") as file:
-                    file.truncate(len(whole))
-            entries = _verify_file(self.owner, path, whole)
+                    file.truncate(len(kept))
+            entries = _verify_file(self.owner, path, kept)
             self.releases = sum(entry.is_release for entry in entries)
             if entries:
                 index, digest = entries[-1].index, entries[-1].digest
-        self._file = appending(path)
+        self._file = appending(path, binary=True)
+        self._size = path.stat().st_size
         return index, digest
 
     def append(self, record: ReleaseRecord) -> Head:
-        """Writes a release and syncs it to disk; only then may the message leave.
+        """Writes a release and syncs it to disk, at the end of `together` at the latest; then it may leave.
 
         Raises:
             LedgerError: It would pass for the entry that announces a signing key, which counts nothing.
@@ -236,33 +251,107 @@ class Ledger:
             {"kind": ALIGNMENT, "way": way, "observers": list(observers), "ids": ids, "most": most}
         )
 
+    def note_scores(self, *, name: str, rows: Rows, of: Iterable[str]) -> Head:
+        """Notes that scores were obtained, and syncs it to disk; only then are they given to a client.
+
+        Args:
+            name: Of the request between the organisations.
+            rows: The records.
+            of: Whose scores were put together.
+        """
+        content = {"kind": SCORING, "name": name, "owners": list(of), "vectors": len(rows)}
+        return self._write(content | {"rows": rows_to_text(rows)})
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Entries of this block leave together: one signature, and on disk one sync, at its end.
+
+        Nothing that they account for may leave before.
+
+        Raises:
+            RunError: They cannot be written; none of what they account for may leave.
+        """
+        with self._lock:
+            outermost, self._together = not self._together, True
+            try:
+                yield
+            finally:
+                if outermost:
+                    self._together = False
+                    self._commit()
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of a ledger in memory, signed up to here."""
+        self._sign()
+        return list(self._lines)
+
     def _write(self, content: Mapping[str, Any]) -> Head:
-        index = self.head.position + 1
-        body = _canonical({**content, "owner": self.owner, "index": index, "previous": self.head.digest})
+        with self._lock:
+            return self._append(content)
+
+    def _append(self, content: Mapping[str, Any]) -> Head:
+        head, index = self.head, self.head.position + 1
+        body = _canonical({**content, "owner": self.owner, "index": index, "previous": head.digest})
         digest = _digest(body)
-        line = _line(body, digest, self._key.sign(bytes.fromhex(digest)))
-        if self._file is None:
-            self.lines.append(line)
-        else:
-            self._sync(line)
+        self._lines.append(_line(body, digest))
         self.head = Head(self.owner, index, digest)
+        if not self._together:
+            self._commit()
         return self.head
 
-    def _sync(self, line: str) -> None:
-        if self._file is None:
-            raise LedgerError(f"the ledger of {self.owner} is closed")
+    def _sign(self) -> None:
+        """Signs the newest entry, and with it all before it."""
+        if self._signed != self.head:
+            signature = self._key.sign(bytes.fromhex(self.head.digest)).hex()
+            self._lines[-1] = f'{self._lines[-1][:-2]}{signature}"}}'
+            self._signed = self.head
+
+    def _commit(self) -> None:
+        """Writes what is not on disk yet, and syncs it; in memory, entries are signed when they are read."""
+        if self.path is None or not self._lines:
+            return
+        before = self._signed
+        self._sign()
+        lines, self._lines = self._lines, []
         try:
-            self._file.write(line + "\n")
+            if self._file is None or self._file.closed:
+                raise OSError(errno.EBADF, "it is closed")
+            raw = ("\n".join(lines) + "\n").encode()
+            self._file.write(raw)
             sync(self._file)
+            self._size += len(raw)
         except OSError as error:
+            self._mend()
+            self.head = self._signed = before
+            self.released = min(self.released, before, key=lambda head: head.position)
             raise RunError(
                 f"the ledger of {self.owner} cannot be written ({error.strerror}); nothing was released"
             ) from error
 
+    def _mend(self) -> None:
+        """Takes back what a full disk has left of a line, so that the next one follows the last whole one."""
+        if self.path is None or self.closed:
+            return
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        try:
+            os.truncate(self.path, self._size)
+            self._file = appending(self.path, binary=True)
+        except OSError:
+            self._file = None  # closed: what cannot be mended is not written to
+
+    @property
+    def closed(self) -> bool:
+        """Whether a ledger on disk takes no more entries."""
+        return self.path is not None and (self._file is None or self._file.closed)
+
     def close(self) -> None:
         """Closes the file. Further releases are refused."""
-        if self._file is not None:
-            self._file.close()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
 
 
 def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
@@ -271,7 +360,7 @@ def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
     Raises:
         LedgerError: The first entry that does not fit, and why.
     """
-    return _verify(owner, lines, _NOTHING)[0]
+    return _ended(owner, _verify(owner, lines, _NOTHING))
 
 
 class _Verified(NamedTuple):
@@ -282,16 +371,21 @@ class _Verified(NamedTuple):
         digest: Their SHA-256.
         entries: What they say.
         key: The key that signs from there on.
+        each: Whether the session signs every entry (format 1).
+        covered: How many entries the last signature covers.
     """
 
     size: int
     digest: bytes
     entries: list[Entry]
-    key: Ed25519PublicKey | None
+    key: Ed25519PublicKey | None = None
+    each: bool = True
+    covered: int = 0
 
 
-_NOTHING = _Verified(0, hashlib.sha256().digest(), [], None)
+_NOTHING = _Verified(0, hashlib.sha256().digest(), [])
 _KNOWN: OrderedDict[Path, _Verified] = OrderedDict()
+_UNSIGNED = b'","signature":""}\n'
 _MOST_FILES, _MOST_BYTES = 64, 1 << 26
 
 
@@ -304,21 +398,33 @@ def _verify_file(owner: str, path: Path, raw: bytes) -> list[Entry]:
     if len(raw) < known.size or hashlib.sha256(raw[: known.size]).digest() != known.digest:
         known = _NOTHING
     end = raw.rfind(b"\n") + 1  # a line without its end may still grow
-    entries, key = _verify(owner, raw[known.size : end].decode().split("\n")[:-1], known)
+    found = _verify(owner, raw[known.size : end].decode().split("\n")[:-1], known)
     if end <= _MOST_BYTES:
-        _KNOWN[place] = _Verified(end, hashlib.sha256(raw[:end]).digest(), entries, key)
+        _KNOWN[place] = found._replace(size=end, digest=hashlib.sha256(raw[:end]).digest())
         _KNOWN.move_to_end(place)
         while len(_KNOWN) > _MOST_FILES:
             _KNOWN.popitem(last=False)
     rest = [raw[end:].decode()] if raw[end:] else []
-    return _verify(owner, rest, _Verified(end, b"", entries, key))[0]
+    return _ended(owner, _verify(owner, rest, found))
 
 
-def _verify(
-    owner: str, lines: Iterable[str], after: _Verified
-) -> tuple[list[Entry], Ed25519PublicKey | None]:
-    """Verifies lines that follow what was verified; returns all entries, and the key in force."""
-    entries, key = list(after.entries), after.key
+def _ended(owner: str, found: _Verified) -> list[Entry]:
+    """The entries of a ledger that ends here: a signature covers the last of them."""
+    if found.covered < len(found.entries):
+        raise LedgerError(f"ledger of {owner}, entry {found.covered}: no signature covers it (forged)")
+    return found.entries
+
+
+def _without_unsigned_end(raw: bytes) -> bytes:
+    """Whole lines up to the last signature: those after it were not synced, so nothing of them has left."""
+    while raw.endswith(_UNSIGNED):
+        raw = raw[: raw.rfind(b"\n", 0, -1) + 1]
+    return raw
+
+
+def _verify(owner: str, lines: Iterable[str], after: _Verified) -> _Verified:
+    """Verifies lines that follow what was verified; returns all that is known then."""
+    entries, key, each, covered = list(after.entries), after.key, after.each, after.covered
     previous = entries[-1].digest if entries else GENESIS
     for index, line in enumerate(lines, start=len(entries)):
         where = f"ledger of {owner}, entry {index}"
@@ -337,16 +443,20 @@ def _verify(
         if line != _line(body, digest, signature):
             raise LedgerError(f"{where}: not in the one form that an entry has (edited)")
         if content.get("kind") == SESSION:
-            key = _public_key(where, content)
+            if covered < index:
+                raise LedgerError(f"{where}: a session begins before the last one has signed (forged)")
+            key, each = _public_key(where, content), content.get("format") == 1
         if key is None:
             raise LedgerError(f"{where}: no session entry announces a signing key")
-        try:
-            key.verify(signature, bytes.fromhex(digest))
-        except InvalidSignature as error:
-            raise LedgerError(f"{where}: signature is not the owner's (forged)") from error
+        if signature or each:
+            try:
+                key.verify(signature, bytes.fromhex(digest))
+            except InvalidSignature as error:
+                raise LedgerError(f"{where}: signature is not the owner's (forged)") from error
+            covered = index + 1
         entries.append(Entry(index=index, digest=digest, content=content))
         previous = digest
-    return entries, key
+    return after._replace(entries=entries, key=key, each=each, covered=covered)
 
 
 def _public_key(where: str, content: Mapping[str, Any]) -> Ed25519PublicKey:

@@ -33,6 +33,7 @@ _LISTS: dict[Any, str] = {
 _TABLES: dict[Any, str] = {
     float: "a table of numbers, such as {p1 = 2.0}",
     str: "a table of text, such as {p1 = 'sgd'}",
+    Mapping[str, Any]: "a table of tables, such as {p1 = {model = 'mlp'}}",
 }
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "FAMILIES",
     "AfsgdSettings",
     "DataSource",
+    "EncoderSettings",
     "FdmlSettings",
     "FlexSettings",
     "LocalSettings",
@@ -30,6 +31,8 @@ DELAYS = ("constant", "poisson", "exponential", "trace")
 PROTECTS = ("person", "features", "label")
 ADVERSARIES = ("auto", "malicious", "semi-honest")
 DEVICES = ("cpu", "cuda", "auto")
+ENCODER_MODELS = ("linear", "mlp", "cnn", "lstm", "fm")
+MODELS = ("auto", *ENCODER_MODELS, "scorecard", "profile", "trees")
 FULL_BATCH = 2**31 - 1  # as many records as there are
 
 
@@ -52,10 +55,17 @@ class VaflSettings(Settings):
     Attributes:
         wait_for: t of the t-synchronous algorithm; 0 is half of the parties, two at least.
         delay_bound: D: no embedding older than D iterations is used; 0 sets no bound.
+        also: How many further records a party sends fresh embeddings of with every upload, in turn (``vafl``,
+            the footnote of Algorithm 1). Each is a release like any other.
+        query_first: A party asks for the gradient of its last batch, steps, and only then uploads the next
+            (``vafl``, the other order of that footnote), so that the server has embeddings of the newest
+            model. Of the last batch of an epoch nobody learns.
     """
 
     wait_for: int = whole(0)
     delay_bound: int = whole(0)
+    also: int = whole(0)
+    query_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +141,19 @@ class SealedSettings(Settings):
         check_fields(self)
         if not (math.isfinite(self.label_low) and self.label_low <= self.label_high < math.inf):
             raise PlanError(f"labels between {self.label_low} and {self.label_high} make no range")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSettings(Settings):
+    """The encoder of one party; each field as the plan's field of the same name says it for all."""
+
+    model: str = choice("linear", MODELS)
+    embedding: int = whole(0)
+    hidden: tuple[int, ...] = whole((32,), low=1)
+    hidden_noise: tuple[float, ...] = number(())
+    channels: tuple[int, ...] = whole((8, 16), low=1)
+    units: int = whole(16, low=1)
+    steps: int = whole(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +253,7 @@ FAMILIES: dict[str, Family] = {
             name="afsgd",
             algorithms=("afsgd", "afsvrg", "afsaga", "fsgd", "fsvrg", "fsaga"),
             settings=AfsgdSettings,
+            defaults={"sampling": "draws"},
         ),
         Family(
             name="flex",

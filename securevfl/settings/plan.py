@@ -10,18 +10,21 @@ Every setting also has one flat name, by which a command line, a sweep or a tabl
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from securevfl.errors import PlanError, nearest
-from securevfl.settings.codec import check_fields, choice, kinds, number, read_toml, to_toml, whole
+from securevfl.settings.codec import build, check_fields, choice, kinds, number, read_toml, to_toml, whole
 from securevfl.settings.families import (
     DEVICES,
+    ENCODER_MODELS,
     FAMILIES,
+    MODELS,
     OWNERS,
     DataSource,
+    EncoderSettings,
     Family,
     LocalSettings,
     SimulationSettings,
@@ -29,13 +32,13 @@ from securevfl.settings.families import (
 )
 
 DEFAULT_ALGORITHM = "sealed"
-MODELS = ("auto", "linear", "scorecard", "profile", "mlp", "cnn", "lstm", "trees")
 HEADS = ("auto", "linear", "mlp", "relu", "sum")
 PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
 OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious", "exact")
-DECAYS = ("none", "sqrt")
+DECAYS = ("none", "sqrt", "inverse", "step")
+SAMPLING = ("passes", "draws")
 SCALINGS = ("auto", "standard", "public", "none")
 UNPROTECTED = "none: unprotected"
 """The guarantee of a run that promises nothing."""
@@ -45,6 +48,7 @@ MOST = 1e30
 SIMULATION = tuple(kinds(SimulationSettings))
 SOURCE = tuple(kinds(DataSource))
 LOCAL = tuple(kinds(LocalSettings))
+ENCODER = tuple(kinds(EncoderSettings))
 GROUPS = ("settings", "simulation", "source")
 
 
@@ -74,12 +78,22 @@ class Plan(_Keywords):
         collusion: How many parties may pool what they see of a secure sum; noise in sums withstands them too.
         threshold: Protocol ``pairwise`` (``vafl`` and ``vafl-tsync``): how many parties must stay in a sum;
             training goes on without the others and says so. 0 waits for everybody.
-        model: Encoder of every party: ``linear``, ``mlp``, ``cnn`` or ``lstm``; of sealed training also
-            ``scorecard``, ``profile`` (bins and label histograms without a score, see ``securevfl profile``),
-            or ``auto``, its default: linear or scorecard by public facts alone; of the
-            baselines ``central`` and ``local`` also ``trees``, scikit-learn's HistGradientBoosting.
-        embedding: Width of an embedding; 0 picks the number of outputs for linear models, else 8.
-        hidden: Widths of hidden layers of the encoders.
+        model: Encoder of every party: ``linear``, ``mlp``, ``cnn``, ``lstm`` or ``fm`` (a factorisation
+            machine); of sealed training also ``scorecard``, ``profile`` (bins and label histograms without a
+            score, see ``securevfl profile``), or ``auto``, its default: linear or scorecard by public facts
+            alone; of the baselines ``central`` and ``local`` also ``trees``, scikit-learn's
+            HistGradientBoosting.
+        embedding: Width of an embedding; 0 picks the number of outputs for linear models and factorisation
+            machines, else 8.
+        hidden: Widths of hidden layers of the encoders (``mlp``).
+        channels: Channels of each convolution (``cnn``).
+        units: Units of each layer (``lstm``), or factors (``fm``).
+        steps: Length of the sequence that a row is read as (``lstm``); 0 makes every column a step.
+        encoders: Encoders of single parties, by name: a table with those of ``model``, ``embedding``,
+            ``hidden``, ``hidden_noise``, ``channels``, ``units`` and ``steps`` in which the party differs.
+        loss: ``auto`` (logistic, softmax or squared, by the task), a name of `LOSSES` in
+            `securevfl.models.losses`, or one's own, see `register_loss`.
+        losses: Losses that single parties descend on, by name; the server descends on `loss`.
         hidden_noise: Levels c_l of uniform noise in hidden layers (smoothing, never counted as privacy).
         fusion: ``concat`` or ``sum``; ``auto`` is concat for the plain protocol and sum for secure sums.
         head: The server's model on top: ``linear``, ``mlp``, ``relu``, ``sum``; ``auto`` fits the others.
@@ -112,7 +126,13 @@ class Plan(_Keywords):
             about steps it is theirs, and networks stop by records that are held out.
         optimisers: Optimisers of single parties (or of ``server``), by name. ``malicious`` (VAFL family)
             makes a party an active attacker that enlarges its own gradients, for audits.
-        decay: ``none``, or ``sqrt``: the t-th step (the Flex family: the t-th round) has rate eta / sqrt(t).
+        decay: ``none``, or the rate of the t-th step (the Flex family: round), t = 1, 2, ..., with K =
+            `decay_steps`: ``sqrt``, eta / sqrt(t); ``inverse``, eta K / (t - 1 + K), the 1 / (k + K_0) of
+            VAFL's Theorems 2 and 4; ``step``, half of it after every K steps.
+        decay_steps: K of the decays ``inverse`` and ``step``.
+        sampling: ``passes`` (every record once per pass, in random order) or ``draws`` (each batch drawn
+            from all records, independently of the others, none twice within a batch), the AFSGD-VP family's
+            default. A drawn record is released more or less often than once per pass.
         l2: Coefficient of the regulariser l2/2 * ||weights||^2 of the parties' models. Biases and the
             server's model are not regularised. AFSGD-VP's ridge loss is the squared error; here it is half
             of that, so the paper's lambda is an l2 of half its size.
@@ -137,6 +157,12 @@ class Plan(_Keywords):
     embedding: int = whole(0)
     hidden: tuple[int, ...] = (32,)
     hidden_noise: tuple[float, ...] = ()
+    channels: tuple[int, ...] = whole((8, 16), low=1)
+    units: int = whole(16, low=1)
+    steps: int = whole(0)
+    encoders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    loss: str = "auto"
+    losses: Mapping[str, str] = field(default_factory=dict)
     fusion: str = choice("auto", ("auto", "concat", "sum"))
     head: str = choice("auto", HEADS)
     label_holder: str = choice("party", ("party", "server"))
@@ -161,6 +187,8 @@ class Plan(_Keywords):
     optimiser: str = choice("sgd", OPTIMISERS)
     optimisers: Mapping[str, str] = choice({}, OPTIMISERS, "optimiser")
     decay: str = choice("none", DECAYS)
+    decay_steps: int = whole(1000, low=1)
+    sampling: str = choice("passes", SAMPLING)
     l2: float = number(1e-4)
     patience: int = whole(0)
     evaluate_every: int = whole(0)
@@ -180,6 +208,7 @@ class Plan(_Keywords):
                 object.__setattr__(self, name, value)
         self._sort_settings(family)
         check_fields(self)
+        object.__setattr__(self, "encoders", _checked_encoders(self.encoders))
         _check_together(self)
         _check_privacy(self)
 
@@ -275,6 +304,21 @@ class Plan(_Keywords):
             "malicious": "malicious: may do anything; rows and labels are proved, openings authenticated",
             "semi-honest": "semi-honest: trusted to follow the protocol",
         }.get(getattr(self.settings, "adversary", ""), "")
+
+    def encoder(self, party: str) -> EncoderSettings:
+        """The encoder of a party: what the plan says for all, and what it says for this one."""
+        common = {name: getattr(self, name) for name in ENCODER}
+        own = self.encoders.get(party, {})
+        width = own.get("embedding") or self.embedding
+        return EncoderSettings(**{**common, **own, "embedding": width})
+
+    def widths(self, parties: Iterable[str]) -> tuple[int, ...]:
+        """The length of each party's embedding."""
+        return tuple(int(self.encoders.get(p, {}).get("embedding") or self.embedding) for p in parties)
+
+    def models(self, parties: Iterable[str]) -> set[str]:
+        """The kinds of encoder that parties have."""
+        return {str(self.encoders.get(party, {}).get("model", self.model)) for party in parties}
 
     def with_changes(self, **changes: Any) -> Plan:
         """The same plan with some fields changed.
@@ -454,6 +498,20 @@ def _values(name: str, given: Any, kind: type) -> dict[str, Any]:
         if each not in kinds(kind):
             raise PlanError(f"{name} has no field {each!r}; {_belongs(each) or nearest(each, kinds(kind))}")
     return dict(given or {})
+
+
+def _checked_encoders(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Tables of single parties' encoders, with values as `EncoderSettings` has them."""
+    found = {}
+    for party, table in given.items():
+        if not isinstance(table, Mapping):
+            raise PlanError(f"encoders of {party!r} is {table!r}; write a table, [encoders.{party}]")
+        whole = build(EncoderSettings, table, table=f"encoders.{party}")
+        found[party] = {name: getattr(whole, name) for name in table}
+        if whole.model not in ENCODER_MODELS:
+            known = ", ".join(ENCODER_MODELS)
+            raise PlanError(f"model {whole.model!r} is of all parties or none; a single one may have {known}")
+    return found
 
 
 def _belongs(name: str) -> str:

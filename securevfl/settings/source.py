@@ -67,5 +67,10 @@ def named_files(data: str) -> list[str]:
     return names if all(_looks_like_file(name) for name in names) else []
 
 
+def shown_data(data: str) -> str:
+    """The data as reports name it: files without the folders of whoever has them."""
+    return ", ".join(Path(name).name for name in named_files(data)) or data
+
+
 def _looks_like_file(name: str) -> bool:
     return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv", ".toml") or "/" in name

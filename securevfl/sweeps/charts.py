@@ -14,7 +14,7 @@ from securevfl.pages import number
 from securevfl.pages.charts import SOFT, Chart, Style, styles_for
 from securevfl.sweeps.axis import EpsilonAxis
 from securevfl.sweeps.records import gain
-from securevfl.sweeps.results import Results, Row
+from securevfl.sweeps.results import LOWER, Results, Row
 from securevfl.sweeps.spec import Target
 from securevfl.sweeps.summary import (
     BASELINES,
@@ -26,7 +26,10 @@ from securevfl.sweeps.summary import (
     scored_attacks,
 )
 
-METRIC_NAMES = {"auc": "test AUC", "accuracy": "test accuracy", "r2": "test R²", "loss": "training loss"}
+METRIC_NAMES = {
+    "auc": "test AUC", "accuracy": "test accuracy", "top5": "test top-5 accuracy",
+    "r2": "test R²", "mae": "test mean absolute error", "loss": "training loss",
+}  # fmt: skip
 EDGES: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5}
 Styles = Mapping[str, Style]
 Scored = Sequence[tuple[Row, Mapping[str, Any]]]
@@ -150,7 +153,8 @@ def frontier(title: str, groups: Sequence[Group], styles: Styles) -> Chart:
 
     Where the baselines lie close together, a second panel shows the space between them enlarged.
     """
-    values = [v for g in groups for v in (g.mean, *(row[g.metric] for row in g.rows)) if v is not None]
+    drawn = [(g.mean, g.low, g.high, *(row[g.metric] for row in g.rows)) for g in groups]
+    values = [value for each in drawn for value in each if value is not None]
     low, high = min(values), max(values)
     window = _window(groups, low, high)
     names = [group.series for group in groups]
@@ -320,5 +324,5 @@ def times(title: str, groups: Sequence[Group], styles: Styles) -> Chart:
 
 def _goal(target: Target) -> str:
     """What has to be reached."""
-    side = "at most" if target.metric == "loss" else "at least"
+    side = "at most" if target.metric in LOWER else "at least"
     return f"{METRIC_NAMES[target.metric]} is {side} {number(target.value)}"

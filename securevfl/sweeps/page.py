@@ -20,7 +20,8 @@ SETTINGS = {
     "sigma": "sigma", "target_epsilon": "target ε", "seed": "seed",
 }  # fmt: skip
 FIGURES = {
-    "auc": "AUC", "accuracy": "accuracy", "r2": "R²", "claimed_epsilon": "claimed ε",
+    "auc": "AUC", "accuracy": "accuracy", "top5": "top-5", "r2": "R²", "mae": "MAE",
+    "claimed_epsilon": "claimed ε",
     "sound_epsilon": "sound ε", "measured_epsilon": "measured ε", "label_epsilon": "labels ε",
     "verdict": "verdict", "virtual_time": "virtual time", "bytes": "bytes",
 }  # fmt: skip

@@ -31,7 +31,9 @@ PLAN_COLUMNS = (
 )  # fmt: skip
 # Beyond these, a field has a column of its own only where it varies.
 USUAL = (*PLAN_COLUMNS, "epsilon", "encoder_training", "data_folder", "record_views")
-METRICS = ("auc", "accuracy", "r2", "loss")
+LOWER = ("loss", "mae")
+"""Metrics of which less is better."""
+METRICS = ("auc", "accuracy", "top5", "r2", "mae", "loss")
 # Text even where a whole column is empty.
 TEXTS = (
     "id", "label", "status", "data", "algorithm", "protocol", "mode", "model", "stopped", "owner", "observer",
@@ -199,9 +201,7 @@ def time_to_target(record: Mapping[str, Any], target: Target) -> float | None:
         return None
     for line in record.get("curve", ()):
         value = line["loss"] if target.metric == "loss" else line["test"].get(target.metric)
-        if value is not None and (
-            value <= target.value if target.metric == "loss" else value >= target.value
-        ):
+        if value is not None and (value <= target.value if target.metric in LOWER else value >= target.value):
             return float(line["time"])
     return None
 

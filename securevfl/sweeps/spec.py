@@ -67,7 +67,7 @@ class Target:
         value: The value to reach; None takes one tenth above the lowest loss on the same data.
     """
 
-    metric: str = choice("loss", ("loss", "auc", "accuracy", "r2"))
+    metric: str = choice("loss", ("loss", "auc", "accuracy", "top5", "r2", "mae"))
     value: float | None = None
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from securevfl.pages import number
+from securevfl.settings.source import shown_data
 from securevfl.sweeps.records import OK
 from securevfl.sweeps.results import Results, Row
 
@@ -152,11 +153,12 @@ def pareto(groups: Sequence[Group]) -> list[Group]:
 
 
 def data_sets(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups by data set."""
+    """The groups by data set; files go without their folders where that leaves no doubt."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         found.setdefault(str(group.first["data"]), []).append(group)
-    return found
+    shown = {shown_data(name): mine for name, mine in found.items()}
+    return shown if len(shown) == len(found) else found
 
 
 def kept(groups: Sequence[Group]) -> tuple[list[float], dict[str, dict[float, Group]]]:

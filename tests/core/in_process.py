@@ -1,4 +1,7 @@
-"""Documents' commands and programs inside the test's own process: each new process would load torch again."""
+"""Documents' commands and programs inside the test's own process: each new process would load torch again.
+
+Attacks and points of sweeps, which have processes of their own elsewhere, run in this one, too.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,30 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from sweep_helpers import InProcess as Points
+
+from securevfl.attacks.jobs import InProcess
 from securevfl.cli import main
+
+
+@contextmanager
+def here() -> Iterator[None]:
+    """Attacks and points of sweeps run in this process."""
+    with (
+        patch("securevfl.attacks.runner.AttackProcess", InProcess),
+        patch("securevfl.sweeps.engine.LocalExecutor", lambda workers, log: Points()),
+    ):
+        yield
 
 
 def run_command(line: str) -> int:
     """Runs ``securevfl ...`` in the current folder; returns its exit code."""
-    with patch.object(sys, "argv", shlex.split(line, comments=True)):
+    with here(), patch.object(sys, "argv", shlex.split(line, comments=True)):
         try:
             main()
         except SystemExit as stop:
@@ -25,7 +43,7 @@ def run_command(line: str) -> int:
 
 def run_program(path: Path) -> None:
     """Runs a Python file as if it were called by name. Warnings are errors, as in all tests."""
-    with patch.object(sys, "argv", [str(path)]):
+    with here(), patch.object(sys, "argv", [str(path)]):
         runpy.run_path(str(path), run_name="__main__")
 
 

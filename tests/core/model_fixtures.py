@@ -14,6 +14,7 @@ KINDS = {
     "mlp": (6, {"hidden": (5, 4)}),
     "cnn": (28, {"image_shape": (4, 7), "channels": (3, 4)}),
     "lstm": (6, {"steps": 3, "units": 4}),
+    "fm": (6, {"units": 4}),
 }
 
 

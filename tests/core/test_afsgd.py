@@ -151,7 +151,7 @@ def test_memory_needs_draws_that_forget() -> None:
     # Hypergeometric: mean 25, deviation sqrt(50 / 4 * 50 / 99) = 2.51; six standard errors.
     assert abs(np.mean(overlaps) - 25) < 6 * 2.52 / np.sqrt(200)
     assert np.intersect1d(passes.next(), passes.next()).size == 0
-    assert [ESTIMATORS[name].batches for name in ("sgd", "svrg", "saga")] == [Batches, Draws, Draws]
+    assert [ESTIMATORS[name].draws for name in ("sgd", "svrg", "saga")] == [False, True, True]
 
 
 def test_saga_moves_its_mean_with_its_table() -> None:
@@ -212,6 +212,9 @@ def test_without_delay_it_is_centralised_training(task: str, algorithm: str, par
         epochs=3,
         batch=16,
         learning_rate=0.05,
+        decay="inverse",
+        decay_steps=20,
+        sampling="draws",
         fusion="sum",
         head="sum",
         unprotected=True,
@@ -508,7 +511,9 @@ def test_wide_sparse_features_never_become_dense(algorithm: str) -> None:
         ({"fusion": "concat"}, "leave fusion and head"),
         ({"encoder_training": "none"}, "can only be 'raw'"),
         ({"optimiser": "adam"}, "adam"),
-        ({"decay": "sqrt"}, "constant learning rate"),
+        ({"algorithm": "afsaga", "sampling": "passes"}, "unbiased only with sampling 'draws'"),
+        ({"encoders": {"p1": {"model": "mlp"}}}, "trains linear models"),
+        ({"encoders": {"p1": {"embedding": 2}}}, "trains linear models"),
         ({"label_holder": "server"}, "label holder with features"),
         ({"active": ("p0", "p9")}, "p9"),
         ({"active": ("p1",)}, "p0 is always active"),

@@ -22,6 +22,7 @@ from securevfl.data.description import key_lines, parse_description
 from securevfl.data.draft import draft_description
 from securevfl.errors import DataError, InputError, MissingExtra, PlanError
 from securevfl.federation.stepped import pack_share, unpack_share
+from securevfl.settings.source import shown_data
 
 TOP = """\
 name = "bank and shop"
@@ -768,3 +769,15 @@ def test_a_draft_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) ->
         with pytest.raises(DataError, match=r"data.toml cannot be written: No space left on device"):
             draft_description([tmp_path / "bank.csv", tmp_path / "shop.csv"], tmp_path / "data.toml")
     assert not (tmp_path / "data.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("/home/ann/secret client/data.toml", "data.toml"),
+        ("a/x.csv,/b/y.csv", "x.csv, y.csv"),
+        ("credit", "credit"),
+    ],
+)
+def test_reports_do_not_tell_where_files_lie(data: str, shown: str) -> None:
+    assert shown_data(data) == shown

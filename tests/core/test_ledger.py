@@ -12,7 +12,14 @@ import pytest
 import securevfl.privacy.ledger
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
-from securevfl.privacy.ledger import Ledger, read_ledger, rows_from_text, rows_to_text, to_record
+from securevfl.privacy.ledger import (
+    Ledger,
+    read_ledger,
+    rows_from_text,
+    rows_to_text,
+    to_record,
+    verify_lines,
+)
 
 
 def record(rows: list[int], owner: str = "p1") -> ReleaseRecord:
@@ -154,6 +161,80 @@ def test_torn_line_is_dropped_and_the_chain_goes_on(written: tuple[Path, Ledger]
     entries = read_ledger(path, heads=[again.head])
     assert [entry.is_session for entry in entries].count(True) == 2
     assert len(entries) == 8
+
+
+def together(path: Path) -> Ledger:
+    ledger = Ledger("p1", path)
+    with ledger.together():
+        for start in range(3):
+            ledger.append(record([start]))
+    ledger.close()
+    return ledger
+
+
+def test_entries_that_leave_together_have_one_signature_and_one_sync(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(securevfl.privacy.ledger, "sync", lambda file: (file.flush(), synced.append(1)))
+    ledger = together(tmp_path / "p1.jsonl")
+    assert len(synced) == 2  # the session, and the three
+    signed = [bool(json.loads(line)["signature"]) for line in lines(tmp_path / "p1.jsonl")]
+    assert signed == [True, False, False, True]
+    assert len(read_ledger(tmp_path / "p1.jsonl", heads=[ledger.head, ledger.released])) == 4
+
+
+def test_nothing_of_a_block_is_on_disk_before_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "p1.jsonl"
+    ledger = Ledger("p1", path)
+    with pytest.raises(KeyboardInterrupt), ledger.together():
+        ledger.append(record([1]))
+        with ledger.together():
+            ledger.append(record([2]))
+        assert len(lines(path)) == 1
+        raise KeyboardInterrupt
+    ledger.close()
+    assert len(read_ledger(path, heads=[ledger.head])) == 3  # what was counted is written down all the same
+
+
+def test_a_full_disk_takes_back_all_that_was_to_leave_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger = Ledger("p1", tmp_path / "p1.jsonl")
+    before = ledger.head
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(securevfl.privacy.ledger, "sync", full)
+    with pytest.raises(RunError, match="nothing was released"), ledger.together():
+        ledger.append(record([1]))
+        ledger.append(record([2]))
+    assert ledger.head == before == ledger.released
+    ledger.close()
+
+
+@pytest.mark.parametrize("torn", [2, 60, 300, 700])
+def test_a_crash_within_a_group_leaves_none_of_it(tmp_path: Path, torn: int) -> None:
+    """Cut anywhere before its signature, the group was never synced: nothing of it has left."""
+    path = tmp_path / "p1.jsonl"
+    together(path)
+    path.write_bytes(path.read_bytes()[:-torn])
+    with pytest.raises(LedgerError):
+        read_ledger(path)
+    again = Ledger("p1", path)
+    again.close()
+    assert [entry.is_session for entry in read_ledger(path, heads=[again.head])] == [True, True]
+
+
+def test_a_ledger_in_memory_signs_what_is_read(tmp_path: Path) -> None:
+    ledger = Ledger("p1")
+    ledger.append(record([1]))
+    ledger.append(record([2]))
+    first = ledger.lines
+    assert [bool(json.loads(line)["signature"]) for line in first] == [False, False, True]
+    ledger.append(record([3]))
+    assert ledger.lines[:3] == first and len(verify_lines("p1", ledger.lines)) == 4
 
 
 def test_tampered_ledger_is_not_continued(written: tuple[Path, Ledger]) -> None:

@@ -123,7 +123,7 @@ def test_bad_targets():
     with pytest.raises(PlanError, match="Sequential is not a ready-made encoder"):
         perturb(nn.Sequential(nn.Linear(2, 2)), 1.0, SeededNoise())
     assert perturb(encoder("linear"), 0.5, SeededNoise()) is not None  # no hidden layer, nothing to perturb
-    assert set(KINDS) == {"linear", "mlp", "cnn", "lstm"}
+    assert set(KINDS) == {"linear", "mlp", "cnn", "lstm", "fm"}
 
 
 def test_bounded_support_is_visible():

@@ -158,7 +158,8 @@ def test_metrics_agree_with_scikit_learn():
 def test_keys():
     assert list(metrics("binary", torch.ones(2, 1), torch.tensor([0, 1]))) == ["auc", "accuracy", "loss"]
     assert list(metrics("multiclass", torch.ones(2, 3), torch.tensor([0, 1]))) == ["auc", "accuracy", "loss"]
-    assert list(metrics("regression", torch.ones(2, 1), torch.tensor([0.0, 1]))) == ["loss", "r2"]
+    assert list(metrics("regression", torch.ones(2, 1), torch.tensor([0.0, 1]))) == ["loss", "r2", "mae"]
+    assert list(metrics("multiclass", torch.ones(2, 6), torch.tensor([0, 1])))[-1] == "top5"
 
 
 def test_what_cannot_be_known_is_none():
@@ -169,7 +170,11 @@ def test_what_cannot_be_known_is_none():
         assert metrics("multiclass", torch.eye(3), torch.zeros(3))["auc"] is None
         # Class 0: area 1; class 1: one pair right, one tied; class 2 has no member.
         assert metrics("multiclass", torch.eye(3), torch.tensor([0, 1, 1]))["auc"] == (1 + 0.75) / 2
-        assert metrics("regression", torch.ones(3, 1), torch.ones(3)) == {"loss": 0.0, "r2": None}
+        assert metrics("regression", torch.ones(3, 1), torch.ones(3)) == {
+            "loss": 0.0,
+            "r2": None,
+            "mae": 0.0,
+        }
         for task, width in (("binary", 1), ("multiclass", 3), ("regression", 1)):
             empty = metrics(task, torch.ones(0, width), torch.ones(0))
             assert set(empty.values()) == {None}
@@ -179,7 +184,8 @@ def test_what_cannot_be_known_is_none():
 
 def test_an_overflowing_loss_is_none():
     huge = torch.full((2, 1), 1e200, dtype=torch.float64)
-    assert metrics("regression", huge, torch.tensor([0.0, 1.0])) == {"loss": None, "r2": None}
+    found = metrics("regression", huge, torch.tensor([0.0, 1.0]))
+    assert found == {"loss": None, "r2": None, "mae": 1e200}
 
 
 def test_saturated_logits_keep_their_order():

@@ -79,6 +79,8 @@ sizes = st.floats(1e-3, 1e6)
 OWN = {
     "wait_for": st.integers(0, 99),
     "delay_bound": st.integers(0, 99),
+    "also": st.integers(0, 99),
+    "query_first": st.booleans(),
     "staleness": st.integers(0, 99),
     "active": st.lists(texts),
     "snapshot_every": st.integers(1, 99),
@@ -99,6 +101,13 @@ FREE = {
     "hidden": st.lists(st.integers(1, 99)),
     "sigma": st.floats(0, 1e30) | st.integers(0, 10**30),
     "learning_rates": st.dictionaries(texts, sizes),
+    "encoders": st.dictionaries(
+        texts,
+        st.fixed_dictionaries(
+            {}, optional={"model": st.sampled_from(["mlp", "cnn"]), "channels": st.lists(st.integers(1, 9))}
+        ),
+        max_size=2,
+    ),
     "insecure_reproducible_noise": st.booleans(),
     "speeds": st.dictionaries(texts, sizes | st.integers(1, 9)),
     "latency": sizes,
@@ -247,7 +256,7 @@ def test_a_setting_of_another_family_is_refused_by_name(algorithm: str, name: st
         ({"data": "wine"}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"epoch": 3}, "no field 'epoch'; did you mean 'epochs'"),
         ({"Sigma": 3}, "did you mean 'sigma'"),
-        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, speeds"),
+        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, seed, "),
         ({"settings": {"epochs": 3}}, r"epochs is a common field .*; write Plan\(epochs=...\)"),
         ({"settings": {"data": "wine"}}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"settings": {"centr": 3}}, "sealed has no setting 'centr'; did you mean 'centring'"),

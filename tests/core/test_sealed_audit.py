@@ -31,10 +31,13 @@ BOUND = SERIES.range[1] + SERIES.rounding
 CHANGE = SERIES.range[1] - SERIES.range[0] + 2 * SERIES.rounding
 
 
-def step(weight, sign):
+LOWEST = min(np.linspace(-24, 0, 2001), key=SERIES)
+
+
+def step(weight, sign, pull=PULL):
     """Exact totals of one iteration: the observer's common column, and the victim's column."""
     ordinary = (RECORDS - 1) * SERIES(ROW * weight) - RECORDS // 2
-    return ordinary, ROW * ordinary + sign * (SERIES(PULL + sign * weight) - 1)
+    return ordinary, ROW * ordinary + sign * (SERIES(pull + sign * weight) - 1)
 
 
 def watch(sign, sigmas, generator, *, active=False):
@@ -45,13 +48,14 @@ def watch(sign, sigmas, generator, *, active=False):
         sigmas: Victim's noise on the observer's total, observer's on the victim's, victim's on its own.
         generator: Source of the simulated noise.
         active: Uses what a cheater may do unnoticed: it leaves out its noise, waits for its own total, and
-            shifts the victim's so that all but the canary cancels and the weight stays where it shows most.
+            shifts the victim's so that all but the canary cancels and the weight stays where it shows most,
+            and lies about its phase of the canary, whose residual is then as large as any can be.
     """
     on_observer, known, self_share = sigmas
     weight = np.zeros(TRIALS)
     seen = []
     for _ in range(ITERATIONS):
-        mine, theirs = step(weight, sign)
+        mine, theirs = step(weight, sign, LOWEST if active else PULL)
         opened = mine + generator.normal(0, on_observer, TRIALS)
         added = -ROW * opened if active else generator.normal(0, known, TRIALS)
         seen += [opened, added]

@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.errors import InputError
-from securevfl.network.monitoring import (
-    MAX_CONNECTIONS,
-    MAX_REQUEST_BYTES,
-    Snapshot,
-    StatusServer,
-    health_page,
-    log_to,
-    metrics_page,
-    parse_address,
-)
+from securevfl.network.http import MAX_CONNECTIONS, MAX_REQUEST_BYTES, parse_address
+from securevfl.network.monitoring import Snapshot, StatusServer, health_page, log_to, metrics_page
 
 VALUES = {"organisation": "bank", "phase": "epoch", "epoch": 3, "mu": 0.25, "connected": True}
 

@@ -12,8 +12,10 @@ import torch
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.vafl import VAFLServer
+from securevfl.errors import PlanError
 from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.virtual import VirtualCarrier
+from securevfl.models import task_loss
 
 TINY = "synthetic:rows=240,features=12,informative=6"
 
@@ -356,3 +358,68 @@ def test_synchronous_schedules_never_drift_apart(tiny: VerticalData, delays: str
     )
     federated, central = train(tiny, plan), train(tiny, plan.with_changes(algorithm="central"))
     assert torch.allclose(weights(federated), weights(central), atol=1e-5, rtol=0)
+
+
+# -- the footnote of Algorithm 1 ----------------------------------------------------------------------------
+
+
+def test_records_sent_besides_are_younger_and_count(tiny: VerticalData) -> None:
+    """Step 5 may also send what step 4 did not select, so that embeddings are younger."""
+    plan = Plan(
+        algorithm="vafl", epochs=4, batch=16, sigma=0.5, sampling="draws", settings={"delays": "poisson"}
+    )
+    usual, besides = train(tiny, plan), train(tiny, plan.with_changes(settings={"also": 16}))
+    assert besides.metrics[-1]["oldest"] < 0.6 * usual.metrics[-1]["oldest"]
+    before, after = (run.privacy["p1"]["releases"] for run in (usual, besides))
+    assert 1.4 * before < after < 2 * before  # the initial upload is the same, and some were in the batch
+    target = plan.with_changes(sigma=0.0, epsilon=8.0, settings={"also": 16})
+    assert train(tiny, target).privacy["p1"]["epsilon"] <= 8.0
+
+
+def test_asking_first_steps_on_the_newest_server_and_uploads_the_newest_model() -> None:
+    """One party, two batches, by hand: upload, server's step, gradient, party's step, and so on."""
+    data = VerticalData.load("synthetic:rows=100,features=4", parties=1)
+    plan = Plan(
+        algorithm="vafl",
+        label_holder="server",
+        epochs=1,
+        batch=40,
+        learning_rate=0.5,
+        l2=0.0,
+        record_views=False,
+        settings={"query_first": True},
+        unprotected=True,
+    )
+    run, start = train(data, plan), VirtualCarrier(*resolve(plan, data))
+    server, party = start.roles
+    rows = torch.from_numpy(np.array(party.setup.data.train[0], np.float32))
+    labels = torch.from_numpy(np.array(party.setup.data.y_train))
+    encoder, head = party.model.encoder, server.top.module
+    for number in range(2):
+        chosen = torch.from_numpy(party.batches.next())
+        sent = encoder(rows[chosen])
+        _descend(head, task_loss("binary", head(sent.detach()), labels[chosen]))
+        if number == 0:  # of the last batch nobody learns
+            _descend(encoder, task_loss("binary", head(sent), labels[chosen]))
+    torch.testing.assert_close(run.encoders["p0"].output.weight.detach(), encoder.output.weight.detach())
+    torch.testing.assert_close(run.head.weight.detach(), head.weight.detach())
+
+
+def _descend(module: torch.nn.Module, loss: torch.Tensor) -> None:
+    parameters = list(module.parameters())
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter -= 0.5 * gradient
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "vafl-tsync", "settings": {"also": 3}}, "variants of algorithm 'vafl'"),
+        ({"protocol": "two-tree", "settings": {"query_first": True}}, "variants of algorithm 'vafl'"),
+        ({"batch": 2, "settings": {"also": 3}}, "as large as the batch"),
+    ],
+)
+def test_the_footnote_is_of_algorithm_1(changes: dict, said: str, tiny: VerticalData) -> None:
+    with pytest.raises(PlanError, match=said):
+        train(tiny, Plan(**{"algorithm": "vafl", "unprotected": True, **changes}))

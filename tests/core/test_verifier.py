@@ -97,18 +97,22 @@ def test_both_find_good_ledgers_sound(
         assert sum('"kind":"session"' in line for line in paths[1].read_text().splitlines()) >= 2
 
 
-def resign(lines: list[str], *, keep_session: bool) -> list[str]:
-    """The same entries, chained anew and signed with a fresh key, which a new session entry may announce."""
+def resign(lines: list[str], *, keep_session: bool, form: int = 2, each: bool = True) -> list[str]:
+    """The same entries, chained anew and signed with a fresh key, which a new session entry may announce.
+
+    Not on `each` entry, but on every third and the last, where several left together.
+    """
     key, previous, made = Ed25519PrivateKey.generate(), "0" * 64, []
-    for line in lines:
+    for index, line in enumerate(lines):
         content = json.loads(line)
         del content["hash"], content["signature"]
-        content["previous"] = previous
+        content |= {"previous": previous, "index": index}
         if content["kind"] == "session" and not keep_session:
-            content["public_key"] = key.public_key().public_bytes_raw().hex()
+            content |= {"public_key": key.public_key().public_bytes_raw().hex(), "format": form}
         body = json.dumps(content, sort_keys=True, separators=(",", ":"))
         previous = hashlib.sha256(body.encode()).hexdigest()
-        signature = key.sign(bytes.fromhex(previous)).hex()
+        signs = each or index % 3 == 2 or index == len(lines) - 1
+        signature = key.sign(bytes.fromhex(previous)).hex() if signs else ""
         made.append(f'{body[:-1]},"hash":"{previous}","signature":"{signature}"}}')
     return made
 
@@ -149,6 +153,64 @@ FORGERIES: dict[str, Callable[[list[str]], list[str]]] = {
     "no object": lambda lines: [lines[0], "[]", *lines[1:]],
     "no key": _at(0, lambda line: line.replace('"public_key"', '"another"')),
 }
+
+
+def _stripped(line: str) -> str:
+    """A line without its signature."""
+    return f'{line[: line.rindex(":") + 1]}""}}'
+
+
+GROUPED: dict[str, Callable[[list[str]], list[str]]] = {
+    "an end without a signature": lambda lines: [*lines[:-1], _stripped(lines[-1])],
+    "no signature at all": lambda lines: [_stripped(line) for line in lines],
+    "a session before the last has signed": lambda lines: [*lines[:4], *_chained(lines[3], lines[0])],
+    "a changed entry that has no signature": _at(1, lambda line: line.replace('"sigma":2.0', '"sigma":9.0')),
+    "entries cut out between signatures": lambda lines: lines[:3] + lines[6:],
+    "cut before a signature": lambda lines: lines[:4],
+}
+
+
+def _chained(before: str, session: str) -> list[str]:
+    """A session of somebody else's that follows a line."""
+    content = json.loads(session) | {"index": 4}
+    key, digest = Ed25519PrivateKey.generate(), json.loads(before)["hash"]
+    content |= {"previous": digest, "public_key": key.public_key().public_bytes_raw().hex()}
+    del content["hash"], content["signature"]
+    body = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    signature = key.sign(bytes.fromhex(digest)).hex()
+    return [f'{body[:-1]},"hash":"{digest}","signature":"{signature}"}}']
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_both_see_what_entries_that_left_together_do_not_cover(
+    name: str, runs: Path, theirs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without the observers' heads, which would expose most of it by themselves."""
+    path = tmp_path / "ledger" / "p1.jsonl"
+    path.parent.mkdir()
+    lines = (runs / "vafl" / "ledger" / "p1.jsonl").read_text().splitlines()
+    good = resign(lines + lines[1:], keep_session=False, each=False)
+    assert len(good) > 7 and sum(line.endswith('"signature":""}') for line in good) > len(good) // 2
+
+    def both(lines: list[str]) -> tuple[bool, bool]:
+        path.write_text("".join(line + "\n" for line in lines))
+        return ours_says(path), theirs_says(theirs, path, monkeypatch)
+
+    assert both(good) == (True, True)
+    assert both(GROUPED[name](good)) == (False, False)
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_an_older_session_signs_every_entry(
+    each: bool, runs: Path, theirs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger" / "p1.jsonl"
+    path.parent.mkdir()
+    lines = (runs / "vafl" / "ledger" / "p1.jsonl").read_text().splitlines()
+    old = resign(lines, keep_session=False, form=1, each=each)
+    path.write_text("".join(line + "\n" for line in old))
+    assert (ours_says(path), theirs_says(theirs, path, monkeypatch)) == (each, each)
 
 
 @pytest.mark.parametrize("name", FORGERIES)

@@ -34,6 +34,17 @@ CASES = {
     "noise and flipped labels": BASE.with_changes(
         sigma=2.0, label_epsilon=3.0, insecure_reproducible_noise=True, evaluate_every=1
     ),
+    "parties of different kinds": BASE.with_changes(
+        model="mlp",
+        hidden=(4,),
+        encoders={
+            "clinic": {"model": "lstm", "embedding": 3, "units": 2},
+            "shop": {"model": "linear", "embedding": 2},
+        },
+        optimisers={"shop": "adam"},
+        learning_rates={"shop": 0.01},
+        losses={"clinic": "hinge"},
+    ),
     "a scorecard": Plan(
         algorithm="sealed",
         model="scorecard",

@@ -5,10 +5,13 @@ python cheats.py KIND MEMBER join --config party.toml
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from typing import ClassVar
 
 import numpy as np
 
+from securevfl.errors import ProtocolError
 from securevfl.protocols.sealed.checked import CheckedRound
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.field import FIELD
@@ -61,7 +64,53 @@ def label(prover):
     prover._labels[0, 0] = 2
 
 
+class Products(CheckedRound):
+    """Wrong products: the victim's total moves by what the cheater knows."""
+
+    def _share_for(self, member, deal):
+        share = super()._share_for(member, deal)
+        return dataclasses.replace(share, product=share.product + np.uint64(1 << 42))
+
+
+class Phases(CheckedRound):
+    """Any phase at all in place of its scores: the series is bounded everywhere."""
+
+    def _start(self):
+        drawn = np.random.default_rng(self.round).integers(0, 1 << 32, self._phase.shape, dtype=np.uint32)
+        self._phase = drawn
+        return super()._start()
+
+
+class NoNoise(CheckedRound):
+    """No noise of its own: others' protection never counted on it."""
+
+    def _start(self):
+        self._noise = {m: np.zeros_like(words) for m, words in self._noise.items()}
+        return super()._start()
+
+
+class Reused(CheckedRound):
+    """The same noise in every iteration."""
+
+    kept: ClassVar[dict] = {}
+
+    def _start(self):
+        self._noise = {m: self.kept.setdefault((m, w.shape), w) for m, w in self._noise.items()}
+        return super()._start()
+
+
+class Quits(CheckedRound):
+    """Ends its part once it has its own total's shares, before it opens anything."""
+
+    def _take_coin(self, message):
+        if self.round >= 1:
+            raise ProtocolError("enough")
+        return super()._take_coin(message)
+
+
 KINDS = {"shifting": Shifting, "late": Late, "too-long": too_long, "one-unit": one_unit, "label": label}
+HARMLESS = {"products": Products, "phases": Phases, "no-noise": NoNoise, "reused-noise": Reused}
+KINDS |= {**HARMLESS, "quits": Quits}
 
 
 def apply(kind, member, replace=setattr):

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cheats import apply
+from cheats import HARMLESS, Reused, apply
 from federation import Federation, free_port
 
+from securevfl import audit
 from securevfl.errors import Deviation, SecureVFLError
 from securevfl.federation.folder import RunFolder
+from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
 from securevfl.settings.plan import Plan
 
@@ -76,6 +78,35 @@ def test_a_label_that_is_none_stops_the_run_and_names_the_label_holder(tmp_path,
     found = outcomes["clinic"]
     assert isinstance(found, Deviation) and found.member == "bank", outcomes
     assert "labels" in found.how
+
+
+# -- deviations that harm nobody else ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_a_harmless_deviation_passes_and_the_honest_members_audit_finds_nothing(tmp_path, monkeypatch, kind):
+    """What the bank's records pay is right whatever the clinic does, and the bank's own audit says so."""
+    Reused.kept.clear()
+    apply(kind, 1, monkeypatch.setattr)
+    outcomes = _outcomes(_two(tmp_path, record_views=True))
+    assert all(isinstance(each, dict) for each in outcomes.values()), outcomes
+    assert outcomes["bank"]["privacy"]["bank"]["epsilon"] <= 8.0
+    monkeypatch.undo()
+    report = audit(tmp_path / "bank", attacks="none", canaries=-1)
+    assert report.verdict == "not tested"  # the clinic's journal would be needed to recompute the noise
+    assert {each["verdict"] for each in report.content["findings"]} <= {"holds", "not tested"}
+
+
+def test_a_member_that_quits_leaves_an_unverified_total_that_is_counted_and_not_used(tmp_path, monkeypatch):
+    apply("quits", 1, monkeypatch.setattr)
+    outcomes = _outcomes(_two(tmp_path, record_views=True))
+    assert all(isinstance(each, SecureVFLError) for each in outcomes.values()), outcomes
+    totals = [r for r in read_records(tmp_path / "bank") if r.kind.startswith("totals")]
+    journal = (tmp_path / "bank" / "journal" / "bank" / "messages.jsonl").read_text()
+    assert len(totals) == 2 and journal.count(f'"{TOTAL}"') == 1
+    monkeypatch.undo()
+    report = audit(tmp_path / "bank", attacks="none", canaries=-1)
+    assert report.verdict == "not tested"
 
 
 # -- separate processes -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import tomllib
 from dataclasses import replace
@@ -19,7 +20,7 @@ from securevfl.errors import InputError, PlanError
 from securevfl.federation.agreed import Timetable
 from securevfl.network.agreement import Agreement, Invitation, Proposal
 from securevfl.network.authority import create_authority, issue
-from securevfl.network.config import read_party_config, read_server_config
+from securevfl.network.config import _acceptance, read_party_config, read_server_config
 from securevfl.network.consent import AlignmentLimits
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
@@ -273,36 +274,54 @@ def test_acceptance_objects(rules, plan, says):
     assert says in found and bool(says) == bool(found)
 
 
-@pytest.mark.parametrize(
-    "name", ["epsilon", "members", "algorithms", "protocols", "test_fraction", "evaluations"]
+INVITED = Invitation(
+    run="credit",
+    purpose="training",
+    members=MEMBERS,
+    kind="private",
+    normalise="exact",
+    sizes={"bank": 60, "clinic": 7},
 )
-def test_what_is_not_stated_is_not_accepted(name):
-    """The refusal has the line to add, and with that line the plan is accepted."""
-    rules, agreement = replace(CAREFUL, **{name: None}), agreed(GOOD)
-    refused = rules.objection(agreement, "clinic")
-    line = refused.partition("add: ")[2]
-    assert line.startswith(f"{name} = ")
-    stated = replace(rules, **tomllib.loads(line))
-    assert stated.objection(agreement, "clinic") == ""
+OF_ALL = {"members", "algorithms", "protocols"}
+OF_OWNERS = OF_ALL | {"epsilon", "test_fraction", "evaluations", "alignment"}
+OF_SEALED = OF_ALL | {"dealer", "adversary"}
 
 
-@pytest.mark.parametrize("name", ["dealer", "adversary", "delta", "predictions"])
-def test_sealed_training_needs_more_rules(name):
-    plan = GOOD.with_changes(algorithm="sealed")
-    assert replace(CAREFUL, **{name: None}).objection(agreed(GOOD), "clinic") == ""
-    assert f"add: {name} = " in replace(CAREFUL, **{name: None}).objection(agreed(plan), "clinic")
-    assert CAREFUL.objection(agreed(plan), "clinic") == ""
+@pytest.mark.parametrize(
+    ("algorithm", "name", "trained", "keys"),
+    [
+        ("vafl", "clinic", "", OF_OWNERS),
+        ("sealed", "clinic", "", OF_OWNERS | OF_SEALED | {"delta", "predictions"}),
+        ("sealed", "dealer", "", OF_SEALED),
+        ("vafl", "clinic", "t" * 64, OF_ALL | {"epsilon", "predictions", "alignment"}),
+        ("sealed", "clinic", "t" * 64, OF_SEALED | {"epsilon", "delta", "predictions", "alignment"}),
+        ("sealed", "dealer", "t" * 64, OF_SEALED),
+    ],
+)
+def test_from_no_rule_at_all_every_refusal_has_the_line_to_add(algorithm, name, trained, keys):
+    """Taking the lines one by one leads to what is accepted, and without any one of them nothing is."""
+    plan = GOOD.with_changes(algorithm=algorithm)
+    agreement = agreed(plan, trained=trained, records=5) if trained else agreed(plan)
+
+    def objection(rules):
+        return rules.objection_to_invitation(INVITED, name) or rules.objection(agreement, name)
+
+    stated: dict[str, object] = {}
+    while refused := objection(_acceptance(dict(stated))):
+        found, line = re.fullmatch(
+            r"\[accept\] does not say (\w+); to accept what is proposed add: (.*)", refused
+        ).groups()
+        added = tomllib.loads(line)
+        assert list(added) == [found] and found not in stated
+        stated |= added
+    assert set(stated) == keys
+    for each in keys:
+        left = {key: value for key, value in stated.items() if key != each}
+        assert f"[accept] does not say {each}; " in objection(_acceptance(left))
 
 
 def test_an_invitation_needs_rules_of_its_own():
-    invited = Invitation(
-        run="credit",
-        purpose="training",
-        members=MEMBERS,
-        kind="private",
-        normalise="exact",
-        sizes={"bank": 60, "clinic": 7},
-    )
+    invited = INVITED
     assert CAREFUL.objection_to_invitation(invited, "clinic") == ""
     for rules, says in (
         ({"members": None}, 'add: members = ["bank", "clinic", "dealer"]'),

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from federation import Federation, free_port
 from in_process import run_program, run_shell
-from test_network_page import PAGE, start
+from test_network_page import PAGE
+from warm import Command
 
 from securevfl import audit
 from securevfl.data.columns import Column
@@ -199,7 +200,7 @@ def test_the_page_on_described_files_works(tmp_path: Path, capfd) -> None:
     commands = {"bank": "serve --config server.toml", "shop": "join --config party.toml"}
     commands["dealer"] = commands["shop"]
     running = {
-        name: start(f"cd {name}; securevfl {code}", tmp_path, tmp_path / f"{name}.out")
+        name: Command(code.split(), tmp_path / name, tmp_path / f"{name}.out")
         for name, code in commands.items()
     }
     try:

@@ -175,7 +175,7 @@ def unseen_releases(company: Company, owner: str) -> list[int]:
     for entry in read_ledger(run / "ledger" / f"{owner}.jsonl"):
         if entry.is_session:
             counts.append(0)
-        elif entry.content["kind"] not in NO_MESSAGE:
+        elif entry.is_release and entry.content["kind"] not in NO_MESSAGE:
             counts[-1] = 0 if entry.index in seen else counts[-1] + 1
     return counts
 

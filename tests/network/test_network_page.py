@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from federation import free_port
 from in_process import run_program, run_shell
+from warm import Command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "network.md"
 
@@ -28,6 +29,7 @@ def environment() -> dict[str, str]:
 
 
 def start(code: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """A shell's process of its own, which takes a while to load everything."""
     with log.open("ab") as file:
         return subprocess.Popen(
             ["bash", "-e", "-c", code.replace("securevfl ", "exec securevfl ")],
@@ -36,6 +38,9 @@ def start(code: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
             stdout=file,
             stderr=subprocess.STDOUT,
         )
+
+
+Process: TypeAlias = Command | subprocess.Popen[bytes]
 
 
 class Page:
@@ -62,7 +67,7 @@ class Page:
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
 
-    def finish(self, **processes: subprocess.Popen[bytes]) -> None:
+    def finish(self, **processes: Process) -> None:
         for name, process in processes.items():
             assert process.wait(timeout=240) == 0, self.said(name)
 
@@ -73,10 +78,12 @@ def dossier(run: Path) -> dict[str, Any]:
     return json.loads(found.read_text())
 
 
-def three(page: Page) -> dict[str, subprocess.Popen[bytes]]:
+def three(page: Page) -> dict[str, Command]:
     """The page's three processes."""
     commands = {"bank": page.serve, "dealer": page.deal, "shop": page.join}
-    return {name: start(code, page.folder, page.folder / f"{name}.out") for name, code in commands.items()}
+    return {
+        name: Command.line(code, page.folder, page.folder / f"{name}.out") for name, code in commands.items()
+    }
 
 
 def test_the_page_ends_in_a_run_that_holds(tmp_path: Path, capfd) -> None:
@@ -105,7 +112,7 @@ def test_the_page_survives_a_kill(tmp_path: Path) -> None:
         until(lambda: page.begun(1), *running.values())
         running["shop"].send_signal(signal.SIGKILL)
         running["shop"].wait()
-        running["shop"] = start(page.join, tmp_path, tmp_path / "shop.out")
+        running["shop"] = Command.line(page.join, tmp_path, tmp_path / "shop.out")
         page.finish(**running)
     finally:
         for process in running.values():
@@ -160,7 +167,7 @@ def test_two_hosts_bridge_a_cable_that_is_pulled(tmp_path: Path) -> None:
     assert results[0]["epochs"] == results[1]["epochs"]
 
 
-def until(condition, *processes: subprocess.Popen[bytes]) -> None:
+def until(condition, *processes: Process) -> None:
     for _ in range(2400):
         if condition():
             return

@@ -43,7 +43,7 @@ from securevfl.network.authority import create_authority, issue
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.folders import commitment, gather
 from securevfl.network.member import Member
-from securevfl.network.prediction import Predicting
+from securevfl.network.prediction import PredictionPurpose
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import View, read_heads
 from securevfl.protocols import FixedPoint
@@ -99,11 +99,11 @@ class Prediction:
 
     def coordinator(self) -> Any:
         name = self.federation.names[0]
-        purpose = Predicting(self.files[name], self.out)
+        purpose = PredictionPurpose(self.files[name], self.out)
         return Coordinator(self.federation.server, purpose, say=self._listener(name))
 
     def member(self, name: str, **options: Any) -> Any:
-        purpose = Predicting(self.files.get(name, Path("-")))
+        purpose = PredictionPurpose(self.files.get(name, Path("-")))
         return Member(self.federation.members[name], purpose, say=self._listener(name), **options)
 
     def _listener(self, name: str) -> Any:
@@ -486,11 +486,11 @@ def test_no_common_record(tmp_path, align):
 def test_a_run_that_has_not_finished(tmp_path):
     federation = Federation(tmp_path, PLAN)
     with pytest.raises(RunError, match="holds no run over a network; train first"):
-        Predicting(tmp_path / "none.csv").read_table(federation.server)
+        PredictionPurpose(tmp_path / "none.csv").read_table(federation.server)
     asyncio.run(federation.run())
     (tmp_path / "clinic" / "result.json").unlink()
     with pytest.raises(RunError, match="has not finished; finish the training first"):
-        Predicting(tmp_path / "none.csv").read_table(federation.members["clinic"])
+        PredictionPurpose(tmp_path / "none.csv").read_table(federation.members["clinic"])
 
 
 def test_a_table_that_does_not_fit(tmp_path):
@@ -504,7 +504,7 @@ def test_a_table_that_does_not_fit(tmp_path):
     ):
         file.write_text(text)
         with pytest.raises(DataError, match=reason):
-            Predicting(file).read_table(config)
+            PredictionPurpose(file).read_table(config)
 
 
 def test_coded_columns_are_those_of_training(tmp_path):
@@ -1000,7 +1000,7 @@ def test_a_run_that_kept_nothing_to_predict_with(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1))
     (tmp_path / "clinic" / "models" / "clinic.json").unlink()
     with pytest.raises(RunError, match="keeps no way to predict"):
-        Predicting(tmp_path / "none.csv").read_table(federation.members["clinic"])
+        PredictionPurpose(tmp_path / "none.csv").read_table(federation.members["clinic"])
 
 
 # -- the commands -------------------------------------------------------------------------------------------

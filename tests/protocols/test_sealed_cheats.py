@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from checked_federation import CheckedFederation, one_hot
-from sealed_federation import Federation
+from sealed_federation import Federation, unit_rows
 
 from securevfl.errors import Deviation, ProtocolError
 from securevfl.protocols import DEALER, Envelope
@@ -78,8 +78,12 @@ class Liar(Prover):
         claim = self._claim
         if not claim.blocks:
             return super().opened_bits(coin, session)
-        signs = claim.projections(coin, session, 0).astype(np.int64).astype(object)
-        numbers = (signs @ self._rows.T.astype(object)).reshape(-1) + (1 << (2 * claim.half - 1))
+        signs = [
+            claim.projections(coin, session, block).astype(np.int64) for block in range(len(claim.blocks))
+        ]
+        each = zip(signs, claim.blocks, strict=True)
+        numbers = [sign.astype(object) @ self._rows[:, part].T.astype(object) for sign, part in each]
+        numbers = np.stack(numbers).reshape(-1) + (1 << (2 * claim.half - 1))
         whole = np.array([int(n) % (1 << 2 * claim.half) for n in numbers])  # a lie where they do not fit
         both = np.concatenate([whole & ((1 << claim.half) - 1), whole >> claim.half])
         self._bits = (both[None] >> np.arange(claim.half)[:, None]) & 1
@@ -197,6 +201,53 @@ def test_one_unit_too_long_is_too_long():
         return out
 
     _caught(federation, 2, "longer than declared", rows=rows)
+
+
+def _in_blocks():
+    """Rows of norm up to 16, of which 180 records are projected together: three blocks of 400 records."""
+    generator = np.random.default_rng(2)
+    labels = (generator.random((400, 1)) < 0.5).astype(float)
+    federation = CheckedFederation.of(
+        [16 * unit_rows(generator, 3, 400) for _ in range(2)], labels, clip=16.0
+    )
+    assert [len(claim.blocks) for claim in federation.protocol.claims] == [3, 3]
+    return federation
+
+
+def test_more_records_than_a_projection_takes_are_proved_in_blocks():
+    federation = _in_blocks()
+    federation.setup()
+    federation.check(federation.totals())
+
+
+@pytest.mark.parametrize("record", [0, 200, 399])
+@pytest.mark.parametrize("lie", ["one unit", "modulo p"])
+def test_a_lie_in_any_block_is_found(record, lie):
+    def rows(claim, secrets):
+        out = np.zeros(claim.operand_shape, np.int64)
+        out[0] = claim.bound
+        if lie == "one unit":
+            out[0, record] += 1
+            return out
+        # Its squares are right modulo p: c^2 = bound^2 - 2^80, where that is a square.
+        for big in range(1 << 40, (1 << 40) + 100):
+            root = pow(rest := (claim.bound**2 - big * big) % P, (P + 1) // 4, P)
+            low = next((v for v in (root, root - P, P - root, -root) if _fits(v, secrets, 1, record)), None)
+            if root * root % P == rest and low is not None and _fits(big, secrets, 0, record):
+                out[:2, record] = big, low
+                return out
+        raise AssertionError("no such row")
+
+    federation = _in_blocks()
+    with pytest.raises(
+        Deviation, match="longer than declared" if lie == "one unit" else "out of range"
+    ) as found:
+        _run_setup(federation, 1, _lie(federation, 1, rows=rows))
+    assert found.value.member == 1
+
+
+def _fits(value, secrets, column, record):
+    return abs(value) < 1 << 62 and 0 <= value + int(secrets.operand[column, record]) < 1 << 60
 
 
 @pytest.mark.parametrize("label", [2, 1 << 20, P - 1])

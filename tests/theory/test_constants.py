@@ -77,6 +77,10 @@ def test_only_sums_of_linear_models_have_global_constants():
         ({"algorithm": "fdml", "decay": "none"}, "set decay = 'sqrt'"),
         ({"algorithm": "flex"}, "rate 0.1 of p0 is above"),
         ({"algorithm": "fsgd", "l2": 0.0}, "strong convexity"),
+        ({"algorithm": "afsgd"}, "Theorem 4 for a sub-optimality of 0.01"),
+        ({"algorithm": "afsvrg"}, "Theorem 6"),
+        ({"algorithm": "afsaga"}, "Theorem 8"),
+        ({"algorithm": "vafl", "loss": "hinge"}, "gradient of 'hinge' jumps"),
     ],
 )
 def test_a_plan_outside_its_theorem_is_told(changes, said):
@@ -91,6 +95,7 @@ def test_a_plan_outside_its_theorem_is_told(changes, said):
         {"algorithm": "fdml"},
         {"algorithm": "flex", "learning_rate": 1e-5},
         {"algorithm": "fsgd"},
+        {"algorithm": "afsgd", "learning_rate": 1e-12},
     ],
 )
 def test_a_plan_within_its_theorem_is_not(changes):

@@ -241,6 +241,77 @@ def test_fdml_best_rate_is_best():
 # -- AFSGD-VP -----------------------------------------------------------------------------------------------
 
 
+class Reduced:
+    """Two workers in turn on strongly convex quadratics; a worker sees the other's block one step late."""
+
+    def __init__(self, convexity, records):
+        rng = np.random.default_rng(5)
+        turns = np.linalg.qr(rng.normal(size=(records, 4, 4)))[0]
+        curves = rng.uniform(convexity, 1.0, size=(records, 4))
+        self.hessians = np.einsum("nij,nj,nkj->nik", turns, curves, turns)
+        self.centres = rng.normal(size=(records, 4)) / 4
+        mean = self.hessians.mean(axis=0)
+        self.best = np.linalg.solve(mean, np.einsum("nij,nj->ni", self.hessians, self.centres).mean(axis=0))
+        self.mean, self.records, self.rng = mean, records, rng
+        self.start = self.best + 0.5
+
+    def each(self, w):
+        return np.einsum("nij,nj->ni", self.hessians, w - self.centres)
+
+    def gap(self, w):
+        return 0.5 * float((w - self.best) @ self.mean @ (w - self.best))
+
+    def constants(self, convexity):
+        steep = max(float(np.square(self.each(w)).sum(axis=1).max()) for w in (self.start, self.best))
+        return afsgd.Constants(
+            convexity=convexity, smoothness=1.0, block_smoothness=1.0, gradient=steep, workers=2,
+            gap=self.gap(self.start), visits=1, overlap=1, overlapping=1, records=self.records,
+        )  # fmt: skip
+
+    def walk(self, rate, epochs, *, saga, w=None):
+        """One inner loop of SVRG, or SAGA: `epochs` times a step of each of the two blocks."""
+        w = (self.start if w is None else w).copy()
+        memory = self.each(w)
+        full, before = memory.mean(axis=0), w.copy()
+        for step in range(2 * epochs):
+            own = slice(0, 2) if step % 2 == 0 else slice(2, 4)
+            seen = before.copy()
+            seen[own] = w[own]
+            before = w.copy()
+            record = int(self.rng.integers(self.records))
+            now = self.hessians[record] @ (seen - self.centres[record])
+            w[own] -= rate * (now - memory[record] + full)[own]
+            if saga:
+                full, memory[record] = full + (now - memory[record]) / self.records, now
+        return w
+
+
+def test_afsgd_theorem_6_bounds_runs_of_svrg():
+    problem, accuracy = Reduced(0.9, 4), 0.1
+    known = problem.constants(0.9)
+    found = afsgd.svrg(known, accuracy * known.gap)
+    gaps = []
+    for _ in range(3):
+        w = problem.start
+        for _ in range(found.outer):
+            w = problem.walk(found.rate, found.epochs, saga=False, w=w)
+        gaps.append(problem.gap(w))
+    assert np.mean(gaps) <= accuracy * known.gap
+    # The bound holds with room to spare: one outer loop of the theorem's many is enough here.
+    once = [problem.gap(problem.walk(found.rate, found.epochs, saga=False)) for _ in range(3)]
+    assert found.outer > 5 and np.mean(once) <= accuracy * known.gap
+
+
+def test_afsgd_theorem_8_bounds_runs_of_saga_long_before_its_time():
+    """Millions of epochs are asked for; at the theorem's rate a hundredth of them reaches the accuracy."""
+    problem, accuracy = Reduced(0.9, 2), 0.5
+    known = problem.constants(0.9)
+    found = afsgd.saga(known, accuracy * known.gap)
+    few = math.ceil(math.log(1 / accuracy) / (found.rate * 0.9))
+    assert few < found.epochs / 100 and few < 200_000
+    assert problem.gap(problem.walk(found.rate, few, saga=True)) <= accuracy * known.gap
+
+
 def afsgd_constants(**changes):
     known = {
         "convexity": 0.1, "smoothness": 1.0, "block_smoothness": 0.6, "gradient": 2.0, "workers": 2,

@@ -32,13 +32,21 @@ from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
 
+LARGE_BATCH = 1 << 16
+
 
 def shared_schedule(settings: SealedGeometry) -> Batches | None:
-    """The public batches that everybody draws alike; None where each iteration takes all records."""
+    """The public batches that everybody draws alike; None where each iteration takes all records.
+
+    Large ones are made of blocks of neighbours, so that rows are read and masks are made in pieces.
+    """
     if settings.iterations == 1:
         return None
     generator = numpy_generator(settings.plan.seed, "batches", 0)
-    return Batches(settings.data.n_train, settings.batch, generator)
+    size, block = settings.batch, 1
+    if size >= LARGE_BATCH:
+        block = next(b for b in range(min(8192, size // 32), 0, -1) if size % b == 0)
+    return Batches(settings.data.n_train, size, generator, block=block)
 
 
 class SealedMember:
@@ -145,7 +153,8 @@ class SealedMember:
         operand = self._operand()
         if operand is None:
             raise ProtocolError(f"{self.address} has an operand that changes, which nothing can prove")
-        return CheckedParty(protocol, self.index, operand=operand, labels=self._session_labels(), noise=noise)
+        proved = operand.astype(np.int32)  # proofs square it
+        return CheckedParty(protocol, self.index, operand=proved, labels=self._session_labels(), noise=noise)
 
     def _session_labels(self) -> npt.NDArray[np.float64] | None:
         """Labels as a checked session proves them, once for all its rounds."""

@@ -14,14 +14,15 @@ from torch.func import functional_call, jacrev, vmap
 
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.local import Records, planned_encoder
-from securevfl.algorithms.sealed.rows import Preparation, clip_to_integers
+from securevfl.algorithms.sealed.rows import CHUNK, Preparation, clip_to_integers, narrowest
 from securevfl.algorithms.sealed.settings import BIAS
 from securevfl.models.encoders import PreparedLinear
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.protocol import OPERAND_BITS
 from securevfl.transfers import to_device
 
-Operand = npt.NDArray[np.int32]
+Operand = npt.NDArray[Any]
+"""Of int16, or int32 where that is too narrow."""
 Floats = npt.NDArray[np.float64]
 _UNIT = 2.0**-OPERAND_BITS
 _VALUES = 1 << 24  # Jacobian entries formed at a time
@@ -89,35 +90,34 @@ class LinearModel(SealedModel):
         self.parameters = [p for p in (weight, bias) if p is not None]
         self._constant = math.trunc(clip * 2.0**OPERAND_BITS)
         self._counts = counts
-        self._operand = np.zeros((0, counts[0]), np.int32)
-        self._train = self._test = torch.empty(0)
+        self._features = 0 if weight is None else weight.shape[1]
+        self.width = self._features + (bias is not None)
+        kind = narrowest(clip if preparation is None else preparation.clip)
+        self._operand = np.zeros((self.width, counts[0]), kind)
+        self._test = np.zeros((self._features, counts[1]), kind)
         if blocks is not None and preparation is not None:
-            self._operand = preparation(blocks[0])
-            self._train = _table(self._operand)
-            self._test = _table(preparation(blocks[1]))
-        self._features = len(self._operand)
+            preparation.into(self._operand[: self._features], blocks[0])
+            preparation.into(self._test, blocks[1])
         if bias is not None:
-            column = np.full((1, counts[0]), self._constant, np.int32)
-            self._operand = np.concatenate([self._operand, column])
-        self.width = len(self._operand)
+            self._operand[-1] = self._constant
 
-    def _score(self, table: Tensor, count: int) -> Floats:
-        with torch.no_grad():
-            outputs = self.parameters[0].shape[0]
-            result = torch.zeros((count, outputs))
-            if self.weight is not None:
-                result = table @ self.weight.cpu().T
-            if self.bias is not None:
-                result = result + self.bias.cpu()
-        return np.asarray(result.numpy(), np.float64)
+    def _score(self, operand: Operand, rows: Rows | None = None) -> Floats:
+        count = operand.shape[1] if rows is None else len(rows)
+        result = np.zeros((count, self.parameters[0].shape[0]))
+        if self.weight is not None:
+            # In float32 as the integers stand for them; exact for clips up to 2^10.
+            weight = self.weight.detach().numpy(force=True) * np.float32(_UNIT)
+            for start in range(0, count, CHUNK):
+                here = slice(start, start + CHUNK)
+                piece = operand[: self._features, here if rows is None else _together(rows[here])]
+                result[here] = (weight @ piece.astype(np.float32)).T
+        return result if self.bias is None else result + self.bias.detach().numpy(force=True)
 
     def scores(self, rows: Rows | None) -> Floats:
-        if rows is None:
-            return self._score(self._train, self._counts[0])
-        return self._score(self._train[torch.from_numpy(rows)] if self._features else self._train, len(rows))
+        return self._score(self._operand, rows)
 
     def test_scores(self) -> Floats:
-        return self._score(self._test, self._counts[1])
+        return self._score(self._test)
 
     @property
     def constant(self) -> float:
@@ -136,9 +136,10 @@ class LinearModel(SealedModel):
             self.bias.grad = to_device(scaled, self.bias.device, self.bias.dtype)
 
 
-def _table(operand: Operand) -> Tensor:
-    """The rows that an operand stands for; exact in float32 for clips up to 2^10."""
-    return torch.from_numpy(np.multiply(operand.T, _UNIT, dtype=np.float32, casting="unsafe", order="C"))
+def _together(rows: Rows) -> slice | Rows:
+    """The rows as a slice, where they are neighbours: no copy is made then."""
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if (np.diff(rows) == 1).all() else rows
 
 
 class NetworkModel(SealedModel):

@@ -55,7 +55,7 @@ class ScoringMember:
         party = SealedParty(scoring_protocol(self.settings), exchange.index)
         await exchange.follow(party.setup())  # without an operand it only receives
         machine = party.score(
-            self._scores(),
+            self.own_scores(),
             round=exchange.next_round(),
             agreed=setup.agreement.encode(),
             records=records_named(self.numbers),
@@ -67,7 +67,7 @@ class ScoringMember:
         await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
 
-    def _scores(self) -> npt.NDArray[np.float64]:
+    def own_scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""
         setup, address = self.setup, self.exchange.link.address
         party = None if address == SERVER else setup.data.parties.index(address)

@@ -128,7 +128,7 @@ class SealedServer(ServerRole):
         figures = None if self.member is None else await self.member.evaluate()
         if self.member is None and self.evaluation.offered:
             figures = np.array((await self._from_home(SealedOutputs.kind))["values"])[0]
-        self.test = dict.fromkeys(metric_names(self.setup.data.task))
+        self.test = dict.fromkeys(metric_names(self.setup.data.task, self.setup.data.outputs))
         if figures is not None:
             self.test |= {
                 name: float(value) if math.isfinite(value) else None

@@ -53,13 +53,22 @@ class Preparation:
         centre, scale = (each.detach().cpu().numpy().copy() for each in (encoder.centre, encoder.scale))
         return cls(centre=centre, scale=scale, clip=float(encoder.clip))
 
-    def __call__(self, block: Any) -> npt.NDArray[np.int32]:
+    def __call__(self, block: Any) -> npt.NDArray[Any]:
         """Rows as integers at 2^14, (width, rows): each row's norm is at most clip * 2^14, exactly."""
-        out = np.empty((self.centre.size, block.shape[0]), np.int32)
+        out = np.empty((self.centre.size, block.shape[0]), narrowest(self.clip))
+        self.into(out, block)
+        return out
+
+    def into(self, out: npt.NDArray[Any], block: Any) -> None:
+        """The same, written into an array of these integers."""
         for start in range(0, block.shape[0], CHUNK):
             rows = (dense(block[start : start + CHUNK]) - self.centre) * self.scale
             out[:, start : start + CHUNK] = clip_to_integers(rows, self.clip).T
-        return out
+
+
+def narrowest(clip: float) -> type[np.signedinteger[Any]]:
+    """The type that holds integers at 2^14 up to the clip."""
+    return np.int16 if clip * 2.0**OPERAND_BITS < 2**15 else np.int32
 
 
 def dense(block: Any) -> Floats:

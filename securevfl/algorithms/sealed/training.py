@@ -102,6 +102,9 @@ class Sealed(Algorithm):
             "scaling fitted on private rows couples records; use 'public' or 'none'": "standard"
             in (plan.scaling, data.scaling),
             "hidden_noise has no place in sealed training": bool(plan.hidden_noise),
+            "sealed training has one kind of model for all parties; leave encoders out": bool(plan.encoders),
+            "sealed training has a loss of its own; leave loss and losses out": plan.loss != "auto"
+            or bool(plan.losses),
             "encoders learn from noisy totals alone; leave encoder_training at 'raw'": plan.encoder_training
             != "raw",
             "regression needs public bounds of the labels: set label_low and label_high": data.task

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from federation import free_port
-from test_network_page import environment
+from warm import Command
 
 from securevfl.errors import NetworkError, SecureVFLError
 from securevfl.network.authority import create_authority, issue
@@ -92,21 +90,13 @@ def write_table(path: Path, ids: Sequence[str], *, labels: bool) -> None:
             table.writerow([name, *row, *([int(row[0] > 0)] if labels else [])])
 
 
-def victim(folder: Path, name: str) -> subprocess.Popen[str]:
+def victim(folder: Path, name: str) -> Command:
     """An honest organisation's own process."""
     command = ["serve", "--config", "server.toml"] if name == "bank" else ["join", "--config", "party.toml"]
-    return subprocess.Popen(
-        [str(Path(sys.executable).parent / "securevfl"), *command],
-        cwd=folder / name,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return Command(command, folder / name)
 
 
-def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
+def outcome(process: Command) -> tuple[int | None, str]:
     try:
         said, _ = process.communicate(timeout=120)
     finally:
@@ -149,7 +139,7 @@ def test_a_member_that_repeats_its_elements_is_refused_and_gets_no_id(folder, mo
     Repeats.seen = []
     monkeypatch.setattr(protocol, "TwoPartyMachine", Repeats)
     bank = victim(folder, "bank")
-    assert "listens" in bank.stdout.readline()
+    assert bank.has_said("listens")
     error = asyncio.run(attack(Member(read_party_config(folder / "clinic" / "party.toml"))))
     code, said = outcome(bank)
     assert code and "clinic" not in said.splitlines()[-1].partition(":")[0]

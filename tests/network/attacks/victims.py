@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from federation import free_port
+from warm import Command
 
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import read_server_config
@@ -90,22 +88,9 @@ class Consortium:
         """The coordinator, in this process, of whatever class."""
         return cls(read_server_config(self.folder / "bank" / "config.toml"), **options)
 
-    def join(self, name: str) -> subprocess.Popen[str]:
+    def join(self, name: str) -> Command:
         """A party's process."""
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "securevfl.cli",
-                "join",
-                "--config",
-                str(self.folder / name / "config.toml"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        return Command(["join", "--config", str(self.folder / name / "config.toml")])
 
     def play(self, bank: Coordinator) -> tuple[Any, dict[str, str]]:
         """Everybody to the end: what the bank ends with, and what each party's terminal says."""

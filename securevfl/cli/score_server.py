@@ -1,0 +1,65 @@
+"""`securevfl score-server`: a standing service that scores people with a trained model."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from securevfl.cli.network import _ask, _say
+from securevfl.cli.show import print_json
+
+if TYPE_CHECKING:
+    from securevfl.network.service import Service
+
+
+def score_server(
+    config: Annotated[
+        list[Path],
+        typer.Option(
+            "--config",
+            help="This organisation's server.toml or party.toml, with a [scoring] table; several for several "
+            "versions of a model, the default first.",
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Score people on request, together with the organisations that trained the model, until SIGTERM.
+
+    The label holder's clients ask over HTTP; every organisation runs this command with its own configuration.
+    """
+    import asyncio
+
+    from securevfl.network.monitoring import log_to
+    from securevfl.network.service import Service, read_config
+
+    service = Service([read_config(path) for path in config], say=partial(_say, json=json), confirm=_ask)
+    first = service.configs[0]
+    log = log_to(
+        first.folder.with_name(first.folder.name + ".log"), organisation=first.identity.name, run=first.run
+    )
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(_serve(service))
+    finally:
+        log.close()
+    if json:
+        print_json({"models": {name: {"scored": desk.used} for name, desk in service.desks.items()}})
+    elif service.desks:
+        typer.echo("; ".join(f"{name}: {desk.used} scored in all" for name, desk in service.desks.items()))
+
+
+async def _serve(service: Service) -> None:
+    import asyncio
+
+    from securevfl.network.monitoring import StatusServer
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, service.stop)
+    address = service.configs[0].network.status
+    async with StatusServer(address, service.status) if address else contextlib.nullcontext():
+        await service.run()

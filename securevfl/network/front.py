@@ -1,0 +1,263 @@
+"""The front of a scoring service: what the label holder's clients see, over HTTP and JSON.
+
+On loopback without TLS, for programs on the same machine; anywhere else with TLS on both sides, for clients
+whose certificates the consortium's authority has issued and whose names the configuration lists. A request is
+answered wholly or refused wholly, with a status and one line. `/docs` shows what there is, `/openapi.json`
+says it to programs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from securevfl.errors import CertificateError, InputError, SecureVFLError
+from securevfl.files import write_json
+from securevfl.network.config import ScoringConfig
+from securevfl.network.desk import Sent, ServiceDesk
+from securevfl.network.http import JSON, HttpServer, Request, Response
+from securevfl.network.identity import Identity, check_not_revoked, organisation_of, parse_certificate
+from securevfl.network.metrics import Metrics
+from securevfl.network.openapi import DESCRIPTION, page
+
+MAX_BODY = 1 << 20
+MAX_KEY = 64
+MAX_ID = 256
+CONNECTIONS = 256
+HTML = "text/html; charset=utf-8"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Pages load nothing and run nothing."""
+
+
+class Front(HttpServer):
+    """Answers clients.
+
+    Args:
+        scoring: How they are served.
+        identity: The label holder's.
+        desks: Model -> its desk; the first is the default, unless another was chosen before.
+        chosen: Where the choice of the default is kept.
+
+    Raises:
+        InputError: It would listen to others without TLS.
+    """
+
+    def __init__(
+        self, scoring: ScoringConfig, identity: Identity, desks: Mapping[str, ServiceDesk], chosen: Any
+    ) -> None:
+        super().__init__(
+            scoring.listen,
+            what="the scoring service",
+            timeout=scoring.timeout,
+            most=MAX_BODY,
+            connections=CONNECTIONS,
+            keeps=True,
+            tls=asking_certificates(identity) if scoring.clients else None,
+        )
+        if not scoring.clients and not is_loopback(self.host):
+            raise InputError(
+                f"[scoring] listen is {scoring.listen!r}, which others can reach; list the names of their "
+                'certificates: clients = ["app"]'
+            )
+        self._clients, self._identity = frozenset(scoring.clients), identity
+        self._desks, self._chosen, self.metrics = dict(desks), chosen, Metrics()
+        self.default = next(iter(desks))
+        if chosen.is_file() and (kept := chosen.read_text(encoding="utf-8").strip().strip('"')) in desks:
+            self.default = kept
+
+    async def answer(self, request: Request) -> Response:
+        """See `HttpServer`."""
+        began = time.monotonic()
+        try:
+            self._admit(request)
+            response = await self._route(request)
+        except Sent as sent:
+            response = _line(sent)
+        except SecureVFLError as error:
+            response = _line(Sent(HTTPStatus.INSUFFICIENT_STORAGE, str(error)))
+        if request.path == "/v1/score":
+            self.metrics.count(response.status.value, time.monotonic() - began)
+        return response
+
+    def _admit(self, request: Request) -> None:
+        """Whoever has no listed certificate, or was sent here by a page of somebody else, goes no further."""
+        if not self._clients:
+            host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+            if not is_loopback(host.strip("[]")):
+                raise Sent(HTTPStatus.FORBIDDEN, f"the Host header is {host[:80]!r}, not this machine")
+            return
+        try:
+            certificate = parse_certificate(ssl.DER_cert_to_PEM_cert(request.certificate).encode())
+            name = organisation_of(certificate)
+            check_not_revoked(certificate, self._identity.revoked)
+        except CertificateError as error:
+            raise Sent(HTTPStatus.FORBIDDEN, str(error)) from None
+        if name not in self._clients:
+            raise Sent(HTTPStatus.FORBIDDEN, f"{name} has a certificate, but is not among the clients")
+
+    async def _route(self, request: Request) -> Response:
+        pages: dict[str, Callable[[], Response]] = {
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/v1/models": self._models,
+            "/openapi.json": lambda: _json(DESCRIPTION),
+            "/docs": lambda: Response(
+                HTTPStatus.OK, page().encode(), HTML, {"Content-Security-Policy": POLICY}
+            ),
+        }
+        posts = {"/v1/score": self._score, "/v1/models/default": self._choose}
+        if request.path in pages:
+            if request.method not in ("GET", "HEAD"):
+                return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+            return pages[request.path]()
+        if request.path not in posts:
+            raise Sent(HTTPStatus.NOT_FOUND, "no such page; /docs says what there is")
+        if request.method != "POST":
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
+        return await posts[request.path](request)
+
+    # -- pages ----------------------------------------------------------------------------------------------
+
+    def _health(self) -> Response:
+        content = {name: self._state(desk) for name, desk in self._desks.items()}
+        ready = self._desks[self.default].ready
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _json({"status": "ok" if ready else "waiting", "models": content}, status)
+
+    @staticmethod
+    def _state(desk: ServiceDesk) -> dict[str, Any]:
+        quota = None if desk.served is None else desk.served.quota.people
+        return {
+            "ready": desk.ready,
+            "away": list(desk.away()),
+            "draining": desk.draining,
+            "queued": desk.queued,
+            "scored": desk.used,
+            "quota": quota,
+        }
+
+    def _metrics(self) -> Response:
+        return self.metrics.page(self._desks)
+
+    def _models(self) -> Response:
+        return _json({"default": self.default, "models": sorted(self._desks)})
+
+    async def _choose(self, request: Request) -> Response:
+        """Which model answers requests that name none: another version, or back to the former."""
+        content = _content(request)
+        name = content.get("model")
+        if set(content) != {"model"} or not isinstance(name, str):
+            raise Sent(HTTPStatus.BAD_REQUEST, 'write {"model": "NAME"}')
+        self._desk(name)
+        write_json(self._chosen, name)
+        self.default = name
+        return self._models()
+
+    # -- scores ---------------------------------------------------------------------------------------------
+
+    def _desk(self, name: str) -> ServiceDesk:
+        if name not in self._desks:
+            known = ", ".join(sorted(self._desks))
+            raise Sent(HTTPStatus.NOT_FOUND, f"unknown model {name[:80]!r}; there are {known}")
+        return self._desks[name]
+
+    async def _score(self, request: Request) -> Response:
+        key = request.headers.get("idempotency-key", "")
+        if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+            raise Sent(
+                HTTPStatus.BAD_REQUEST,
+                f"send an Idempotency-Key of 1 to {MAX_KEY} characters, a new one for every new request",
+            )
+        content = _content(request)
+        ids, named = _ids(content), content.get("model")
+        if named is not None and not isinstance(named, str):
+            raise Sent(HTTPStatus.BAD_REQUEST, "model is no text")
+        before = [desk for desk in self._desks.values() if desk.knows(key)]
+        desk = self._desk(self.default if named is None else named)
+        if before and before[0] is not desk:
+            if named is not None:
+                raise Sent(HTTPStatus.CONFLICT, "this Idempotency-Key was used for another model")
+            desk = before[0]
+        return Response(HTTPStatus.OK, await desk.score(key, ids), JSON)
+
+
+def _content(request: Request) -> dict[str, Any]:
+    """The JSON object in a body."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Sent(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the Content-Type must be {JSON}")
+    try:
+        content = json.loads(request.body.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Sent(HTTPStatus.BAD_REQUEST, "the body is no JSON object, or names something twice") from None
+    if not isinstance(content, dict):
+        raise Sent(HTTPStatus.BAD_REQUEST, "the body is JSON, but no object")
+    return content
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _ids(content: Mapping[str, Any]) -> list[str]:
+    one, several = content.get("id"), content.get("ids")
+    if set(content) - {"id", "ids", "model"} or (one is None) == (several is None):
+        raise Sent(HTTPStatus.BAD_REQUEST, 'write {"id": "..."} or {"ids": ["...", "..."]}')
+    ids = [one] if several is None else several
+    if not isinstance(ids, list) or not ids:
+        raise Sent(HTTPStatus.BAD_REQUEST, "ids is no list of at least one ID")
+    if not all(isinstance(each, str) and 0 < len(each) <= MAX_ID for each in ids):
+        raise Sent(HTTPStatus.BAD_REQUEST, f"an ID is no text of 1 to {MAX_ID} characters")
+    return ids
+
+
+def _json(content: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(status, json.dumps(content, allow_nan=False).encode() + b"\n", JSON)
+
+
+def _line(sent: Sent) -> Response:
+    headers = {"Retry-After": str(sent.after)} if sent.after else {}
+    return Response(sent.status, json.dumps({"error": sent.line}).encode() + b"\n", JSON, headers)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def asking_certificates(identity: Identity) -> ssl.SSLContext:
+    """TLS with the label holder's certificate, for clients that show one of the same authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=identity.ca_pem.decode())
+    load_own(context, identity)
+    return context
+
+
+def load_own(context: ssl.SSLContext, identity: Identity) -> None:
+    """Gives an organisation's key and certificate to TLS."""
+    # The module reads keys from files alone: one that its owner alone can read, and that is gone at once.
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(identity.key_pem + b"\n" + identity.certificate_pem)
+        file.flush()
+        os.fchmod(file.fileno(), 0o600)
+        context.load_cert_chain(file.name)

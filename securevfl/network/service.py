@@ -1,0 +1,168 @@
+"""A scoring service at one organisation: its processes' life, from the configuration to the last answer.
+
+At the label holder a front for clients, and for each model a coordinator that brings the organisations
+together; elsewhere a member for each model. Whoever is lost is waited for, as often as it takes: here the
+process goes on, and starts over with the tables as they are then. The label holder's ends when it is told to,
+after it has answered what was asked; everybody else's when it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from securevfl.algorithms.serving import Refused
+from securevfl.errors import BudgetExceeded, InputError, NetworkError
+from securevfl.federation.folder import RunFolder
+from securevfl.federation.site import SERVING
+from securevfl.network.config import (
+    ParticipantConfig,
+    PartyConfig,
+    ServerConfig,
+    read_party_config,
+    read_server_config,
+)
+from securevfl.network.coordinator import Coordinator
+from securevfl.network.desk import ServiceDesk
+from securevfl.network.front import Front
+from securevfl.network.member import Confirm, Member, refuse
+from securevfl.network.participant import Participant, PeerStops
+from securevfl.network.prediction import check_finished
+from securevfl.network.serving import ScoringPurpose, scoring_of
+from securevfl.settings.codec import read_toml
+
+PAUSE = 1.0
+"""Seconds before everybody is brought together again."""
+OBSERVED = 10.0
+"""Seconds after which the newest ledger heads of others are on disk."""
+PASSING = ("failed", "files", "interrupted", "network", "away")
+"""What another organisation may recover from; anything else a person has to mend."""
+
+
+def read_config(path: Path) -> ParticipantConfig:
+    """Reads `server.toml` or `party.toml`, whichever it is."""
+    return read_party_config(path) if "coordinator" in read_toml(path) else read_server_config(path)
+
+
+class Service:
+    """One organisation's part in a service.
+
+    Args:
+        configs: Its configuration in each run whose model is served; the first is the default.
+        say: Called with what a person at the terminal should know.
+        confirm: Asked whether the agreement is accepted, where there are no rules for that.
+
+    Raises:
+        InputError: They do not fit together.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[ParticipantConfig],
+        *,
+        say: Callable[[str], None] = lambda text: None,
+        confirm: Confirm = refuse,
+    ) -> None:
+        self.configs, self.say, self.confirm = list(configs), say, confirm
+        leads = {isinstance(config, ServerConfig) for config in configs}
+        if len(leads) != 1 or len({config.run for config in configs}) < len(configs):
+            raise InputError("all --config must be of the same organisation, each of another run")
+        self.leads = leads.pop()
+        for config in configs:
+            scoring_of(config)
+            check_finished(RunFolder(config.folder))
+        self.desks: dict[str, ServiceDesk] = {}
+        self.front: Front | None = None
+        self.nodes: dict[str, Participant] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending = False
+
+    async def run(self) -> None:
+        """Serves until `stop` is called.
+
+        Raises:
+            SecureVFLError: Something is wrong that no waiting mends.
+        """
+        async with contextlib.AsyncExitStack() as opened:
+            if self.leads:
+                await self._open_front(opened)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    self._tasks = [group.create_task(self._keep(config)) for config in self.configs]
+                    watching = group.create_task(self._write_observed())
+                    await asyncio.wait(self._tasks)
+                    watching.cancel()
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+    async def _open_front(self, opened: contextlib.AsyncExitStack) -> None:
+        for config in self.configs:
+            scoring = scoring_of(config)
+            desk = ServiceDesk(
+                config.run,
+                config.folder / SERVING / "book.db",
+                queue=scoring.queue,
+                batch=scoring.batch,
+                rounds=scoring.rounds,
+                timeout=scoring.timeout,
+            )
+            self.desks[config.run] = desk
+            opened.push_async_callback(desk.close)
+        first = self.configs[0]
+        chosen = first.folder / SERVING / "default.json"
+        self.front = Front(scoring_of(first), first.identity, self.desks, chosen)
+        await opened.enter_async_context(self.front)
+        self.say(f"clients ask at {self.front.host}:{self.front.port}")
+
+    async def _write_observed(self) -> None:
+        """Keeps the newest ledger heads of others, by which their ledgers are checked later, and views."""
+        while True:
+            await asyncio.sleep(OBSERVED)
+            for node in self.nodes.values():
+                if node.site is not None:
+                    node.site.write_observed()
+
+    def node(self, config: ParticipantConfig) -> Participant:
+        """A new process's part in one run."""
+        file = config.base / scoring_of(config).file
+        if isinstance(config, ServerConfig):
+            return Coordinator(config, ScoringPurpose(file, self.desks[config.run]), say=self.say)
+        if not isinstance(config, PartyConfig):
+            raise InputError("a configuration of neither the coordinator nor another organisation")
+        return Member(config, ScoringPurpose(file), confirm=self.confirm, say=self.say)
+
+    async def _keep(self, config: ParticipantConfig) -> None:
+        """Takes part in one run, again and again."""
+        while not self._ending:
+            node = self.nodes[config.run] = self.node(config)
+            try:
+                await node.run()
+                if self.leads:
+                    return
+                self.say("the label holder's service has ended; waiting for it")
+            except BudgetExceeded:
+                if not self.leads:
+                    raise
+                self.desks[config.run].refuse_all(Refused("budget", "an organisation"))
+            except (NetworkError, PeerStops) as error:
+                if isinstance(error, PeerStops) and error.notice not in PASSING:
+                    raise
+                self.say(f"{error}; everybody is waited for")
+            await asyncio.sleep(PAUSE)
+
+    def stop(self) -> None:
+        """Ends the service: the label holder answers what was asked; a second call does not wait for that."""
+        if self._ending or not self.leads:
+            for task in self._tasks:
+                task.cancel()
+        self._ending = True
+        for desk in self.desks.values():
+            desk.drain()
+
+    def status(self) -> dict[str, Any]:
+        """A snapshot for health checks: of the first run."""
+        node = next(iter(self.nodes.values()), None)
+        return {} if node is None else node.status()

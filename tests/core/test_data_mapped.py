@@ -1,0 +1,154 @@
+"""Features that stay in their files: the same data, the same training."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+try:
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
+from securevfl import Plan, VerticalData, train
+from securevfl.algorithms.steps import Batches
+from securevfl.data import mapped, pieces
+from securevfl.data.mapped import Mapped
+from securevfl.errors import DataError
+
+
+def arrays(rows: int = 90) -> tuple[list[np.ndarray], np.ndarray]:
+    generator = np.random.default_rng(4)
+    blocks = [generator.random((rows, 3), dtype=np.float32) for _ in range(2)]
+    return blocks, (blocks[0][:, 0] + blocks[1][:, 0] > 1).astype(int)
+
+
+def in_files(blocks: list[np.ndarray], folder: Path) -> list[np.ndarray]:
+    for place, block in enumerate(blocks):
+        np.save(folder / f"{place}.npy", block)
+    return [np.load(folder / f"{place}.npy", mmap_mode="r") for place in range(len(blocks))]
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "CHUNK", 16)
+    monkeypatch.setattr(mapped, "READ_BYTES", 64)
+
+
+@pytest.mark.parametrize("how", ["none", "standard", "public"])
+def test_rows_are_those_of_arrays(tmp_path: Path, how: str) -> None:
+    blocks, labels = arrays()
+    there = VerticalData.from_arrays(in_files(blocks, tmp_path), labels, bounds=(0, 1)).scaled(how)
+    here = VerticalData.from_arrays(blocks, labels, bounds=(0, 1)).scaled(how)
+    rows = np.array([5, 0, 7])
+    for found, wanted in zip((*there.train, *there.test), (*here.train, *here.test), strict=True):
+        assert isinstance(found, Mapped) and found.shape == wanted.shape
+        np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-6)
+        np.testing.assert_allclose(found[rows], wanted[rows], atol=1e-6)
+        np.testing.assert_allclose(found[2:9], wanted[2:9], atol=1e-6)
+    np.testing.assert_array_equal(there.ids_train, here.ids_train)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(algorithm="sealed", model="linear", epochs=2, epsilon=1000.0),
+        Plan(algorithm="sealed", model="mlp", hidden=(2,), epochs=1, epsilon=1000.0),
+        Plan(algorithm="vafl-sync", epochs=2, unprotected=True),
+        Plan(algorithm="fsgd", epochs=2, unprotected=True),
+        Plan(algorithm="central", epochs=2, optimiser="sgd"),
+    ],
+    ids=lambda plan: f"{plan.algorithm} {plan.model}",
+)
+def test_training_is_that_of_arrays(tmp_path: Path, plan: Plan) -> None:
+    blocks, labels = arrays()
+    there = train(VerticalData.from_arrays(in_files(blocks, tmp_path), labels, bounds=(0, 1)), plan)
+    here = train(VerticalData.from_arrays(blocks, labels, bounds=(0, 1)), plan)
+    assert there.test["loss"] == pytest.approx(here.test["loss"], abs=0.02)  # noise of sealed training
+    assert there.result.get("alone") is None
+
+
+def test_gaps_are_found_and_rows_joined(tmp_path: Path) -> None:
+    blocks, labels = arrays()
+    blocks[1][40, 2] = np.nan
+    files = in_files(blocks, tmp_path)
+    with pytest.raises(DataError, match="party p1, column 'x5': 1 of 90 values are missing"):
+        VerticalData.from_arrays(files, labels)
+    ids = [np.arange(90), np.arange(90)[::-1] + 3]
+    data = VerticalData.from_arrays(files, labels, ids, missing="drop", test_fraction=0.1)
+    assert data.n_train + data.n_test == 86 and data.rows_lost == (3, 3)
+    person = int(data.ids_train[10])
+    np.testing.assert_array_equal(data.train[0][10:11][0], blocks[0][person])
+    np.testing.assert_array_equal(data.train[1][10:11][0], blocks[1][92 - person])
+
+
+def write_tables(folder: Path, kind: str, rows: int = 90) -> dict[str, Path]:
+    """One table per party; the second has its rows in another order."""
+    blocks, labels = arrays(rows)
+    files = {name: folder / f"{name}.{kind}" for name in ("bank", "shop")}
+    for (name, path), block, order in zip(
+        files.items(), blocks, (slice(None), slice(None, None, -1)), strict=True
+    ):
+        columns: dict[str, list] = {"id": [f"c{i}" for i in range(rows)][order]}
+        columns |= {f"{name}{i}": block[order, i].tolist() for i in range(3)}
+        columns["city"] = ["north", "south", "south"] * (rows // 3)
+        if name == "bank":
+            columns["y"] = labels.tolist()
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table(columns), path)
+            continue
+        lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+        text = "\n".join(lines) + "\n"
+        path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
+    return files
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+def test_tables_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    coded = {"id_column": "id", "label_column": "y", "one_hot": {"city": ["north", "south"]}}
+    there = VerticalData.from_csv(write_tables(tmp_path, kind), keep_in=tmp_path / "kept", **coded)
+    (tmp_path / "whole").mkdir()
+    here = VerticalData.from_csv(write_tables(tmp_path / "whole", "csv"), **coded)
+    assert (there.columns, there.parties, there.classes) == (here.columns, here.parties, here.classes)
+    for found, wanted in zip((*there.train, *there.test), (*here.train, *here.test), strict=True):
+        assert isinstance(found, Mapped)
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+    np.testing.assert_array_equal(there.y_train, here.y_train)
+    np.testing.assert_array_equal(there.ids_test, here.ids_test)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "kept").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[:60], r"line \d+: \d cells?, the header has 5"),
+        (lambda text: text.replace("c89,", "c1,"), r"data row 89 occurs more than once"),
+        (lambda text: text.replace(text.split(",")[-2], "high"), r"'shop2' is not numeric.*from data row 85"),
+        (lambda text: text.splitlines()[0] + "\n", r"has a header but no rows"),
+        (lambda text: "", r"shop.csv is empty"),
+        (lambda text: "PK\x03\x04", r"is a zip archive, which cannot be read in pieces; unpack it"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change, says: str) -> None:
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    files = write_tables(tmp_path, "csv")
+    files["shop"].write_text(change(files["shop"].read_text()))
+    options = {"id_column": "id", "label_column": "y", "leave_out": ["city"]}
+    with pytest.raises(DataError, match=says):
+        VerticalData.from_csv(files, keep_in=tmp_path / "kept", **options)
+
+
+@pytest.mark.parametrize(("records", "size", "block"), [(1003, 100, 20), (96, 32, 16), (50, 50, 10)])
+def test_batches_of_blocks_hold_every_record_once(records: int, size: int, block: int) -> None:
+    batches = Batches(records, size, np.random.default_rng(1), block=block)
+    for _ in range(2):
+        drawn = [batches.next() for _ in range(batches.per_pass)]
+        assert sorted(np.concatenate(drawn).tolist()) == list(range(records))
+        assert all(0 < len(rows) <= size for rows in drawn)
+        assert block == 1 or all((np.diff(rows) > 0).all() for rows in drawn)

@@ -1,0 +1,109 @@
+"""``securevfl`` commands in processes of their own, forked from one that has loaded torch before."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["securevfl.cli", "securevfl.network.coordinator", "securevfl.network.member"]
+)
+# Waited for, so that its time counts as that of the tests.
+atexit.register(multiprocessing.forkserver._forkserver._stop)
+
+
+def _run(arguments: Sequence[str], folder: str, files: Sequence[str], environment: Mapping[str, str]) -> None:
+    from securevfl.cli import main
+
+    os.chdir(folder)
+    os.environ.update(environment)
+    for number, name in enumerate((os.devnull, *files)):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY
+        os.dup2(os.open(name, flags, 0o600), number)
+    # A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["securevfl", *arguments]
+    main()
+
+
+def _file() -> str:
+    """A file for what a process prints."""
+    number, name = tempfile.mkstemp()
+    os.close(number)
+    atexit.register(os.unlink, name)
+    return name
+
+
+class Command:
+    """One command in a process of its own; what `subprocess.Popen` offers, as far as tests need it.
+
+    Args:
+        arguments: What follows ``securevfl``.
+        folder: Where it runs.
+        out: A file for all that it prints; without it, `communicate` gives it.
+        apart: True to keep what goes to standard error apart.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path | str = ".",
+        out: Path | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        first = str(out or _file())
+        files = [first, _file() if apart else first]
+        self._files = files if apart else files[:1]
+        given = [*arguments], str(Path(folder).resolve()), files, {"OMP_NUM_THREADS": "1"}
+        self._process = _CONTEXT.Process(target=_run, args=given)
+        self._process.start()
+        self.pid = self._process.pid
+        self.kill = self._process.kill
+
+    @classmethod
+    def line(cls, code: str, folder: Path, out: Path) -> Command:
+        """A line of a document: ``cd PLACE`` perhaps, then one ``securevfl`` command."""
+        found = re.fullmatch(r"(?:cd (\S+)(?:;| &&|\n)\s*)?securevfl ([^\n]*)\n?", code)
+        assert found is not None, code
+        return cls(found[2].split(), folder / (found[1] or "."), out)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("securevfl", timeout or 0)
+        return self.returncode
+
+    def has_said(self, text: str) -> bool:
+        """Waits until it has printed a text, or ended."""
+        while text not in Path(self._files[0]).read_text():
+            if self.poll() is not None:
+                return text in Path(self._files[0]).read_text()
+            time.sleep(0.02)
+        return True
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        said = [Path(name).read_text() for name in self._files]
+        return said[0], said[1] if len(said) > 1 else ""
