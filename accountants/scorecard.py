@@ -68,6 +68,7 @@ class ScorecardNoise:
     residual_bound: float
     residual_change: float
     profile: bool = False
+    contributors: tuple[frozenset[int], ...] | None = None
     cutting: float = 0.0
 
     def __post_init__(self) -> None:
@@ -126,7 +127,13 @@ class ScorecardNoise:
         counted = tuple(root or 1.0 for root in roots)
         rows = tuple(1.0 if width else BIAS for width in self.columns)
         bound, cut = self.residual_bound, self.residual_bound + self.cutting / 2
-        fit = SealedShifts(clips=rows, label_holder=holder, residual_bound=bound, residual_change=change)
+        fit = SealedShifts(
+            clips=rows,
+            label_holder=holder,
+            residual_bound=bound,
+            residual_change=change,
+            contributors=self.contributors,
+        )
         found = {
             # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
             "labels": SealedShifts(
@@ -135,6 +142,7 @@ class ScorecardNoise:
                 residual_bound=math.sqrt(0.5),
                 residual_change=0.0,
                 known_label=2.0,
+                contributors=self.contributors,
             ),
             "first": fit,
             "residuals": SealedShifts(
@@ -143,6 +151,7 @@ class ScorecardNoise:
                 residual_bound=cut,
                 residual_change=change + self.cutting,
                 known_label=2 * cut**2,
+                contributors=self.contributors,
             ),
             "last": fit,
         }

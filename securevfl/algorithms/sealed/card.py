@@ -42,9 +42,9 @@ from securevfl.protocols.contract import Machine
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import (
+    DEALT,
     OPERAND_BITS,
     TAIL,
-    TOTAL_BITS,
     SealedProtocol,
     narrow_fraction,
 )
@@ -104,13 +104,14 @@ class CardGeometry(SealedGeometry):
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
+            contributors=self.contributors,
             cutting=len(self.members) * 2.0**-self._fraction if self._fraction else 0.0,
         )
 
     @property
     def _fraction(self) -> int | None:
         """Fraction bits of residuals where histograms may have words of 32 bits, by public facts."""
-        return None if self.checked else narrow_fraction(self.data.n_train)
+        return None if self.checked or self.dealing != DEALT else narrow_fraction(self.data.n_train)
 
     def fraction_of(self, opening: str) -> int | None:
         """Fraction bits of an opening's residuals in words of 32 bits; None where they have 64.
@@ -129,7 +130,7 @@ class CardGeometry(SealedGeometry):
     def total_bits(self, opening: str) -> int:
         """Fraction bits of an opening's totals."""
         fraction = self.fraction_of(opening)
-        return TOTAL_BITS if fraction is None else fraction
+        return self.unit_bits if fraction is None else fraction
 
     def added(self, opening: str) -> Variances:
         """The noise of an opening that is really added, as real Gaussians that protect no better."""
@@ -222,6 +223,7 @@ class CardGeometry(SealedGeometry):
             complement=self.checked and opening == "labels",
             label_low=0.0 if opening == "labels" else self.label_range[0],
             label_high=1.0 if opening == "labels" else self.label_range[1],
+            dealing=self.dealing,
             fraction=self.fraction_of(opening),
         )
 
@@ -478,6 +480,11 @@ class CardMember(SealedMember):
             told.add(message.sender)
             party.join(self.settings.members.index(message.sender), np.array(message["places"], np.intp))
         self._party = party
+
+    def _remaining(self) -> int:
+        opening, done = self.opening, self.steps
+        later = [each for each in self.settings.openings[done:] if each == opening]
+        return max(1, len(later))
 
     def _protocol(self) -> SealedProtocol:
         return self.settings.protocol_of(self.opening)
