@@ -110,7 +110,7 @@ def test_requests_that_wait_go_together_and_one_person_twice_does_not(linear):
             Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, unprotected=True),
             ("bank", "clinic", "shop"),
         ),
-        (Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), ("bank", "shop")),
+        (Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), ("bank", "clinic", "shop")),
     ],
     ids=["noisy", "two-tree", "bfv"],
 )
@@ -134,6 +134,25 @@ def test_other_models_and_protocols(tmp_path, plan, parties):
     first, again, other = using(scorers, use)
     assert first[0] == other[0] == 200 and first == again
     assert sorted(map(len, once_in_both(scorers))) == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_sum_that_a_party_refuses_is_broken_off_and_the_service_goes_on(tmp_path):
+    plan = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, unprotected=True)
+    federation = Federation(tmp_path, plan)
+    asyncio.run(federation.run())
+    scorers = Scorers(federation, people=3)
+
+    async def use() -> list[Any]:
+        scorers.services["bank"].desks["test"].used = -1000  # a label holder that does not count
+        over = await scorers.score("new0001", "new0002", "new0003", "new0004")
+        await asyncio.sleep(1.5)
+        await scorers.ready()
+        return [over, await scorers.score("new0001", "new0002")]
+
+    over, fits = using(scorers, use)
+    assert over[0] == 403 and fits[0] == 200, (over, fits)
+    assert [rows for _, rows in scorers.scored("shop")] == [rows for _, rows in scorers.scored("bank")]
 
 
 # -- once ---------------------------------------------------------------------------------------------------
