@@ -354,10 +354,11 @@ async def endure(company: Company, load: Load, seconds: float) -> list[tuple[flo
 
 
 def show(name: str, figures: dict[str, float]) -> None:
+    latencies = "   ".join(f"{each} {1000 * figures[each]:.1f}" for each in ("p10", "p50", "p99", "worst"))
     print(
-        f"{name:18} {figures['scores_per_second']:9,.0f} scores/s   p10 {1000 * figures['p10']:.1f}   p50 {1000 * figures['p50']:.1f}   "
-        f"p99 {1000 * figures['p99']:.1f}   worst {1000 * figures['worst']:.1f} ms   processor ms: "
-        f"services {figures['services_ms_per_request']:.2f}, client {figures['client_ms_per_request']:.2f}"
+        f"{name:18} {figures['scores_per_second']:9,.0f} scores/s   {latencies} ms   processor ms a request: "
+        f"services {figures['services_ms_per_request']:.2f}, client {figures['client_ms_per_request']:.2f}",
+        flush=True,
     )
 
 
