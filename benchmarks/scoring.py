@@ -153,9 +153,9 @@ class Company:
         return (self.folder / f"{name}.out").read_text()
 
     def memory(self, name: str) -> int:
-        """Bytes of memory that a process holds."""
-        status = Path(f"/proc/{self.running[name].pid}/status").read_text()
-        return 1024 * int(status.split("VmRSS:")[1].split()[0])
+        """Bytes of memory that a process holds, counted page by page: the quick figure lags behind."""
+        held = Path(f"/proc/{self.running[name].pid}/smaps_rollup").read_text()
+        return 1024 * int(held.split("Rss:")[1].split()[0])
 
     def processor(self) -> float:
         """Seconds of processor time that all services have used."""
@@ -340,17 +340,31 @@ async def measure(company: Company, seconds: float, soak: float, page: Path | No
 
 
 async def endure(company: Company, load: Load, seconds: float) -> list[tuple[float, dict[str, int]]]:
-    """Half of the rate of the goal for some time; memory at the beginning, a tenth later and at the end."""
-    begun, grown = time.perf_counter(), []
+    """Half of the rate of the goal for some time; memory after a tenth and at the end, and who was scored."""
+    begun, grown, client = time.perf_counter(), [], Client(company.port)
+    before, sent = await scored_so_far(client), 0
     while (at := time.perf_counter() - begun) < seconds:
         grown.append((at, {name: company.memory(name) for name in NAMES}))
         await load.at(RATE_GOAL / 2, min(10.0, seconds))
+        sent += len(load.latencies)
     grown.append((time.perf_counter() - begun, {name: company.memory(name) for name in NAMES}))
+    scored = await scored_so_far(client) - before
+    client.close()
     first = grown[max(1, len(grown) // 10)][1]
     for name in NAMES:
         held = [each[name] / 2**20 for each in (first, grown[-1][1])]
-        print(f"{name}: {held[0]:.1f} MB a tenth in, {held[1]:.1f} MB at the end")
+        print(f"{name}: {held[0]:.2f} MB a tenth in, {held[1]:.2f} MB at the end")
+    print(
+        f"{sent:,} requests in {grown[-1][0]:.0f} s, {scored:,} people scored, {len(grown)} samples",
+        flush=True,
+    )
     return grown
+
+
+async def scored_so_far(client: Client) -> int:
+    """What the label holder's ledger counts."""
+    health = json.loads((await client.ask("GET", "/health"))[1])
+    return int(health["models"]["cards"]["scored"])
 
 
 def show(name: str, figures: dict[str, float]) -> None:
