@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE # processes of tests would compile everything anew
 
 .PHONY: demo test test-all check docs bench lock sbom advisories release-check clean
 

@@ -20,6 +20,7 @@ NAMES = (
     "network",
     "durations",
     "alignment",
+    "growth",
     "scoring",
 )
 

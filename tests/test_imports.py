@@ -35,6 +35,7 @@ LAYERS = (
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a file; CPython 3.11.7 can lose count of its recursion, then it is asked again."""
     for _ in range(5):
@@ -60,13 +61,18 @@ FILES = sorted([p for folder in ROOMS.values() for p in folder.rglob("*.py")] + 
 MODULES = {_module(path): path for path in FILES}
 
 
-def _statements(tree: ast.AST, *, at_run_time: bool) -> Iterator[ast.AST]:
-    """All nodes; those that only a type checker sees are left out on request."""
-    for node in ast.iter_child_nodes(tree):
+def _statements(tree: ast.Module, *, at_run_time: bool) -> Iterator[ast.stmt]:
+    """All statements; those that only a type checker sees are left out on request."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
         if at_run_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        yield node
-        yield from _statements(node, at_run_time=at_run_time)
+        if isinstance(node, ast.stmt):
+            yield node
+        for _, value in ast.iter_fields(node):  # imports stand in lists of statements, never in expressions
+            if isinstance(value, list) and value and not isinstance(value[0], ast.expr):
+                left += [each for each in value if isinstance(each, ast.AST)]
 
 
 @cache

@@ -15,8 +15,7 @@ from securevfl.algorithms.sealed import rows as sealed_rows
 from securevfl.algorithms.sealed.member import SealedMember
 from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.privacy.gate import Gate
-from securevfl.protocols.sealed import dealer, party
-from securevfl.protocols.sealed import round as rounds
+from securevfl.protocols.sealed import dealer, large, party
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import OPERAND_BITS
 from securevfl.protocols.sealed.series import SineSeries
@@ -187,14 +186,16 @@ def sealed_weights_unbounded() -> None:
 
 
 def _without_mask(purpose: str) -> None:
-    def make(honest: Any) -> Any:
-        def expand(seed: bytes, what: str, shape: Any, dtype: Any = np.uint64) -> Any:
-            return np.zeros(shape, dtype) if what == purpose else honest(seed, what, shape, dtype)
+    class Nothing:
+        def words(self, shape: Any, dtype: Any) -> Any:
+            return np.zeros(shape, dtype)
 
-        return expand
+        def fill(self, out: Any) -> Any:
+            out[...] = 0
+            return out
 
-    for module in (party, rounds, dealer):
-        swap(module, "expand", make)
+    swap(large, "_key_of", lambda honest: lambda seed, what: b"" if what == purpose else honest(seed, what))
+    swap(large, "KeyStream", lambda honest: lambda key, *more: honest(key, *more) if key else Nothing())
 
 
 @fault("masks", "the rows of sealed training travel without a mask", SEALED)

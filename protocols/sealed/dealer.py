@@ -10,7 +10,7 @@ import numpy.typing as npt
 from securevfl.errors import InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, MAX_ROUND, SETUP_ROUND, Envelope, Message
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.large import SeedMask, blocks, operand_mask, stream_of
+from securevfl.protocols.sealed.large import Left, SeedMask, blocks, choose, operand_mask, stream_of
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, SealedProtocol, Seed, expand, ring_product
 from securevfl.protocols.sealed.scoring import score_mask, tag_key
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
@@ -106,7 +106,7 @@ class SealedDealer:
             apply_masks(mask, [stream_of(seed, "phase")], [])
         waves = np.empty(protocol.wave_shape(count), np.uint64)
         for here in blocks(count):
-            waves[:, :, here] = waves_of(mask[here], protocol.series)
+            waves[:, :, here] = waves_of(mask[here], protocol.sines)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         return apply_masks(waves, [], [stream_of(seed, "waves") for seed in seeds[1:]])
 
@@ -128,13 +128,10 @@ class SealedDealer:
             products.append(product)
         return products
 
-    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Ring | SeedMask:
+    def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Left:
         if not self.protocol.static[member] or self._operands is None:
             return expand(seed, "operand", self.protocol.operand_shape(member, count))
-        mask = self._operands[member]
-        if rows is None:
-            return mask
-        return mask.take(rows) if isinstance(mask, SeedMask) else np.ascontiguousarray(mask[:, rows])
+        return choose(self._operands[member], rows)
 
     def deal_scores(self, *, round: int, count: int, agreed: bytes = b"") -> list[Envelope]:  # noqa: A002
         """Masks that cancel in the sum of all members' scores of `count` records, for the label holder.

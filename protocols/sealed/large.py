@@ -8,11 +8,12 @@ process, and what was read of it is given back at once.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import mmap
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import BLOCK_BYTES, KEY_BYTES, NONCE_BYTES, KeyStream, derive_key
 
 Rows = npt.NDArray[np.int64]
+Left: TypeAlias = Any
+"""What a ring product takes on the left: an array, a `SeedMask`, or what was `Chosen` of one of them."""
 HELD_BYTES = 1 << 28
 """Arrays up to this size stay in memory."""
 PIECE = 1 << 14
@@ -68,6 +71,41 @@ def held_pieces(array: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[An
     for start in range(0, len(array), height):
         yield slice(start, start + height), array[start : start + height]
         give_back(array)
+
+
+class Chosen:
+    """Some records of an operand, in long runs of neighbours: they are used where they are, without a copy.
+
+    Args:
+        whole: The operand, or its mask.
+        rows: The records.
+        starts: Where in `rows` each run begins.
+    """
+
+    ndim = 2
+
+    def __init__(self, whole: npt.NDArray[Any] | SeedMask, rows: Rows, starts: Rows) -> None:
+        self._whole, self._firsts = whole, rows[starts]
+        self._runs = [slice(*ends) for ends in itertools.pairwise([*starts.tolist(), len(rows)])]
+        self.shape, self.dtype = (whole.shape[0], len(rows)), whole.dtype
+
+    def pieces(self) -> Iterator[tuple[slice, Ring]]:
+        """Places in the choice, and the columns there."""
+        for run, first in zip(self._runs, self._firsts.tolist(), strict=True):
+            here = slice(first, first + run.stop - run.start)
+            yield run, self._whole.run(here) if isinstance(self._whole, SeedMask) else self._whole[:, here]
+        if isinstance(self._whole, np.ndarray):
+            give_back(self._whole)
+
+
+def choose(whole: Left, rows: Rows | None) -> Left:
+    """Some records of an operand or of its mask; all by default."""
+    if rows is None:
+        return whole
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    if len(rows) >= RUN * len(starts):
+        return Chosen(whole, rows, starts)
+    return whole.take(rows) if isinstance(whole, SeedMask) else np.ascontiguousarray(whole[:, rows])
 
 
 def operand_mask(seed: bytes, shape: tuple[int, int], dtype: npt.DTypeLike = np.uint64) -> Ring | SeedMask:
@@ -139,18 +177,19 @@ class SeedMask:
         return KeyStream(self._key).words(self.shape, self.dtype)
 
     def take(self, rows: Rows) -> Ring:
-        """The columns of some records; neighbours are made together."""
+        """The columns of some records, wherever they are: the whole stream is run through."""
         width, records = self.shape
-        out = np.empty((width, len(rows)), self.dtype)
-        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        if len(rows) < RUN * len(starts):
-            whole = np.empty(records, self.dtype)
-            for column in range(width):
-                out[column] = self._fill(column * records, whole)[rows]
-            return out
-        for first, last in zip(starts, [*starts[1:], len(rows)], strict=True):
-            for column in range(width):
-                self._fill(column * records + int(rows[first]), out[column, first:last])
+        out, whole = np.empty((width, len(rows)), self.dtype), np.empty(records, self.dtype)
+        for column in range(width):
+            out[column] = self._fill(column * records, whole)[rows]
+        return out
+
+    def run(self, here: slice) -> Ring:
+        """The columns of neighbouring records."""
+        width, records = self.shape
+        out = np.empty((width, here.stop - here.start), self.dtype)
+        for column, words in enumerate(out):
+            self._fill(column * records + here.start, words)
         return out
 
     def product(self, right: Ring) -> Ring:

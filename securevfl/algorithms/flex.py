@@ -31,6 +31,7 @@ from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingSer
 from securevfl.algorithms.steps import (
     MOMENTUM,
     Groups,
+    PlainSGD,
     decayed,
     fastest_step,
     known_steps,
@@ -94,7 +95,7 @@ def gradient_weights(kind: str, steps: int, *, rate: float, proximal: float) -> 
     raise PlanError(f"no weights are known for optimiser {kind!r}; use one of {', '.join(LOCAL_OPTIMISERS)}")
 
 
-class LocalSGD(torch.optim.SGD):
+class LocalSGD(PlainSGD):
     """SGD whose memory lasts one round: plain, with momentum, proximal, or with a rate eta / sqrt(t + 1).
 
     Call `begin` at the start of a round.
@@ -119,17 +120,19 @@ class LocalSGD(torch.optim.SGD):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One local step on the gradients that are there."""
         rate = self.rate / math.sqrt(self.taken + 1) if self.kind == "decaying" else self.rate
-        for group in self.param_groups:
-            group["lr"] = rate
         with torch.no_grad():
             for parameter, anchor in zip(self._parameters(), self._anchors, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter - anchor, alpha=self.proximal)
+        for group in self.param_groups:
+            group["lr"] = rate
         self.taken += 1
-        return super().step(closure)
+        super().step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # see `PlainSGD`
 
     def largest_weight(self, steps: int) -> float:
         """The largest weight of a round of so many steps at the present rate."""
@@ -241,9 +244,11 @@ class FlexServer(SharingServer):
         private = self.setup.plan.settings.private_labels
         return gradients.cpu() if private else gradients, float(loss.detach())
 
+    def _fused(self, vectors: Tensor) -> Tensor:
+        return self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
+
     def _outputs(self, vectors: Tensor) -> Tensor:
-        fused = self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
-        outputs: Tensor = self.top.module(fused)
+        outputs: Tensor = self.top.module(self._fused(vectors))
         return outputs
 
     async def _answer(
@@ -280,9 +285,12 @@ class FlexServer(SharingServer):
         begun = self.setup.clock.now()
         if self.optimiser is not None:
             self.optimiser.begin(rate)
+            fused = self._fused(snapshot)
+            labels, task, chosen = self.labels[self._index(rows)], self.setup.data.task, self.setup.loss()
             for _ in range(steps):
                 self.optimiser.zero_grad(set_to_none=True)
-                self._mean_loss(self._outputs(snapshot), rows).backward()  # type: ignore[no-untyped-call]
+                loss = task_loss(task, self.top.module(fused), labels, loss=chosen)
+                loss.backward()  # type: ignore[no-untyped-call]
                 self.optimiser.step()
             self.reported = [steps, self.optimiser.largest_weight(steps)]
             end = round_end(
@@ -314,7 +322,7 @@ class FlexParty(SharingParty):
             model.optimiser = self.optimiser = build_local_optimiser(setup.encoders[party], plan, party)
         super().__init__(setup, party, model=model, observers=observers, share_labels=not private)
         self.waits_for_timeout = waits_for_timeout
-        self.head = copy.deepcopy(setup.head)
+        self.head = copy.deepcopy(setup.head).requires_grad_(False)
         self.fusion = Fusion(plan.fusion, plan.widths(setup.data.parties))
         self.reported: list[Any] | None = None
 
@@ -357,10 +365,18 @@ class FlexParty(SharingParty):
         if due == Snapshot.kind:
             self._take_head(answer)
             values = self._without_own(values, released)
+        inputs, private = self.model.records[rows], self.model.private
+        labels = None if due == Gradient.kind else self._labels_of(rows)
         for _ in range(steps):
-            source = self.model.embed(rows)
-            gradient = values if due == Gradient.kind else self._gradient(source, values, rows)
-            self.model.learn(source, gradient, rows)
+            source = self.model.embed(inputs)
+            if labels is None:
+                self.model.learn(source, values, rows)
+            elif private:
+                own = source.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self._loss(own, values, labels), own)
+                self.model.learn(source, gradient, rows)
+            else:
+                self.model.descend(self._loss(source, values, labels))
         self.reported = [steps, self.optimiser.largest_weight(steps)]
 
     def _take_head(self, answer: Packet) -> None:
@@ -380,18 +396,15 @@ class FlexParty(SharingParty):
             return shared - to_device(np.array(released.values, np.float32), shared.device)
         return shared.transpose(0, 1)
 
-    def _gradient(self, source: Tensor, others: Tensor, rows: Rows) -> Tensor:
-        """Gradient of the batch's mean loss by the party's own, fresh embeddings."""
-        own = source.detach().requires_grad_()
+    def _loss(self, own: Tensor, others: Tensor, labels: Tensor) -> Tensor:
+        """The batch's mean loss with the party's own, fresh embeddings."""
         if self.fusion.kind == "sum":
             fused = others + own
         else:
             parts = [each[:, :width] for each, width in zip(others, self.fusion.widths, strict=True)]
             fused = self.fusion([own if i == self.index else each for i, each in enumerate(parts)])
         task, chosen = self.setup.data.task, self.setup.loss(self.address)
-        loss = task_loss(task, self.head(fused), self._labels_of(rows), loss=chosen)
-        (gradient,) = torch.autograd.grad(loss, own)
-        return gradient
+        return task_loss(task, self.head(fused), labels, loss=chosen)
 
 
 # -- the algorithms -----------------------------------------------------------------------------------------

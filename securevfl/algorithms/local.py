@@ -183,10 +183,10 @@ class LocalModel(Trained):
         if self.encoder.training != training:
             self.encoder.train(training)
 
-    def embed(self, rows: Rows) -> Tensor:
+    def embed(self, inputs: Tensor) -> Tensor:
         """Embeddings for a local step, as a release would compute them, with their graph; nothing leaves."""
         self._set_mode("")
-        vectors: Tensor = self.encoder(self.records[rows])
+        vectors: Tensor = self.encoder(inputs)
         if self.private:
             self._hidden_noise = drawn_noise(self.encoder)
         mechanism = self.gate.mechanism
@@ -245,6 +245,13 @@ class LocalModel(Trained):
         else:
             source.backward(upstream)
         self.optimiser.step()
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of a model without private updates on a loss that was computed from its embeddings."""
+        if self.optimiser is not None:
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimiser.step()
 
     def _private_gradient(self, upstream: Tensor, rows: Rows) -> None:
         """Sum of per-record clipped gradients plus noise, over the batch size.

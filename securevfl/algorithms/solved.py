@@ -18,6 +18,7 @@ from torch import Tensor
 from securevfl.data.binning import raw_columns
 from securevfl.data.columns import Column
 from securevfl.errors import PlanError, TrainingDiverged
+from securevfl.models.threads import few_threads
 from securevfl.transfers import OnHost, to_device
 
 Floats = NDArray[np.float64]
@@ -129,7 +130,8 @@ class BoostedTrees(OnHost):
         kind = HistGradientBoostingRegressor if task == "regression" else HistGradientBoostingClassifier
         flags = [self.categorical[column] for column in self._order]
         model = kind(categorical_features=flags if any(flags) else None, random_state=seed)
-        model.fit(self._coded(raw), labels)
+        with few_threads(raw.size):
+            model.fit(self._coded(raw), labels)
         self._take(model._predictors, place, biases, np.ravel(model._baseline_prediction))
 
     def _take(

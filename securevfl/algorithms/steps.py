@@ -34,7 +34,7 @@ class Batches:
         records: How many records there are.
         size: Of a batch.
         generator: Draws the order.
-        block: So many neighbours stay together, for data that is read in pieces.
+        block: So many neighbours stay together, for data that is read in pieces; it divides the size.
     """
 
     def __init__(self, records: int, size: int, generator: np.random.Generator, *, block: int = 1) -> None:
@@ -52,13 +52,14 @@ class Batches:
     def next(self) -> Rows:
         """The next batch; the last one of a pass may be smaller."""
         if self._position >= len(self._order):
-            starts = self.generator.permutation(-(-self.records // self.block)).astype(np.int64) * self.block
-            order = (starts[:, None] + np.arange(self.block)).reshape(-1)
-            self._order = order if self.block == 1 else order[order < self.records]
+            self._order = self.generator.permutation(-(-self.records // self.block)).astype(np.int64)
             self._position = 0
-        rows = self._order[self._position : self._position + self.size]
-        self._position += len(rows)
-        return rows
+        drawn = self._order[self._position : self._position + self.size // self.block]
+        self._position += len(drawn)
+        if self.block == 1:
+            return drawn
+        rows = (np.sort(drawn)[:, None] * self.block + np.arange(self.block)).reshape(-1)
+        return rows if rows[-1] < self.records else rows[rows < self.records]
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
@@ -253,7 +254,7 @@ def fastest_step(plan: Plan, parties: tuple[str, ...]) -> float:
 
 
 class PlainSGD(torch.optim.SGD):
-    """Torch's SGD without momentum: the same updates bit for bit, without hooks.
+    """Torch's SGD: the same updates bit for bit, without hooks.
 
     The blocks of vertical models are small: what torch wraps around each call (a profiler's record, hooks,
     the choice of an implementation) takes several times as long as the update itself. The first wrapped call
@@ -274,15 +275,26 @@ class PlainSGD(torch.optim.SGD):
         """One step on the gradients that are there."""
         with torch.no_grad():
             for group in self.param_groups:
-                decay, rate = group["weight_decay"], group["lr"]
+                decay, rate, momentum = group["weight_decay"], group["lr"], group["momentum"]
                 for parameter in group["params"]:
                     gradient = parameter.grad
                     if gradient is not None:
                         if decay:
                             gradient = gradient.add(parameter, alpha=decay)
+                        if momentum:
+                            gradient = self._remembered(parameter, gradient, momentum)
                         parameter.add_(gradient, alpha=-rate)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps steps that do not say this
+
+    def _remembered(self, parameter: torch.Tensor, gradient: torch.Tensor, momentum: float) -> torch.Tensor:
+        memory = self.state[parameter]
+        if "momentum_buffer" in memory:
+            memory["momentum_buffer"].mul_(momentum).add_(gradient)
+        else:
+            memory["momentum_buffer"] = gradient.clone()
+        kept: torch.Tensor = memory["momentum_buffer"]
+        return kept
 
 
 Groups = list[dict[str, Any]]
@@ -307,13 +319,13 @@ def regularised(named: Iterable[tuple[str, nn.Parameter]], plan: Plan, owner: st
 def build_optimiser(groups: Groups, plan: Plan, rate: float, name: str = SERVER) -> torch.optim.Optimizer:
     """The optimiser that the plan gives to `name`, for parameters as `regularised` groups them."""
     kind = plan.optimisers.get(name, plan.optimiser)
-    if kind == "sgd" and plan.decay == "none":
-        return PlainSGD(groups, lr=rate)
+    momentum = MOMENTUM if kind == "momentum" else 0.0
+    if kind in ("sgd", "momentum") and plan.decay == "none":
+        return PlainSGD(groups, lr=rate, momentum=momentum)
     optimiser: torch.optim.Optimizer
     if kind == "adam":
         optimiser = torch.optim.Adam(groups, lr=rate)
     else:
-        momentum = MOMENTUM if kind == "momentum" else 0.0
         optimiser = torch.optim.SGD(groups, lr=rate, momentum=momentum)
     if kind == "malicious":
         optimiser.register_step_pre_hook(enlarge_gradients)

@@ -16,8 +16,7 @@ from securevfl.auditing.masks import MaskEvidence, ReuseTest, WordTest
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.verdicts import ErrorBudget, Verdict
 from securevfl.privacy.views import SAMPLE, View, sketch_of
-from securevfl.protocols.sealed import party
-from securevfl.protocols.sealed import protocol as sealed_protocol
+from securevfl.protocols.sealed import large
 from securevfl.protocols.stream import KeyStream
 
 DATA = "synthetic:rows=60,features=6,informative=4"
@@ -132,17 +131,13 @@ def test_views_of_sealed_training_hold_neither_seeds_nor_words(
 ) -> None:
     """Every seed that the dealer drew and every masked word is searched for in the bytes of all files."""
     seeds: list[bytes] = []
-    drawn: list[Any] = []
-    honest = sealed_protocol.expand
+    honest = large._key_of
 
-    def expand(seed: bytes, purpose: str, shape: Any, dtype: Any = np.uint64) -> Any:
+    def key_of(seed: bytes, purpose: str) -> bytes:
         seeds.append(seed)
-        words = honest(seed, purpose, shape, dtype)
-        drawn.append(words)
-        return words
+        return honest(seed, purpose)
 
-    for module in ("dealer", "party", "round"):
-        monkeypatch.setattr(f"securevfl.protocols.sealed.{module}.expand", expand)
+    monkeypatch.setattr(large, "_key_of", key_of)
     folder = trained(tmp_path / "run")
     everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert len(set(seeds)) > 6
@@ -160,17 +155,22 @@ def test_views_of_sealed_training_hold_neither_seeds_nor_words(
 def test_a_run_whose_rows_travel_unmasked_is_violated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = sealed_protocol.expand
+    honest = large._key_of
 
-    def expand(seed: bytes, purpose: str, shape: Any, dtype: Any = np.uint64) -> Any:
-        words = honest(seed, purpose, shape, dtype)
-        return np.zeros_like(words) if purpose == "operand" else words
+    class Nothing:
+        def words(self, shape: Any, dtype: Any) -> Any:
+            return np.zeros(shape, dtype)
+
+        def fill(self, out: Any) -> Any:
+            out[...] = 0
+            return out
 
     with monkeypatch.context() as patch:
-        for module in ("dealer", "party", "round"):
-            patch.setattr(f"securevfl.protocols.sealed.{module}.expand", expand)
+        patch.setattr(
+            large, "_key_of", lambda s, purpose: b"" if purpose == "operand" else honest(s, purpose)
+        )
+        patch.setattr(large, "KeyStream", lambda key, *more: KeyStream(key, *more) if key else Nothing())
         folder = trained(tmp_path / "run")
-    assert party.expand is honest
     report = audit(folder, "none", canaries=-1)
     assert report.verdict == "violated"
     assert any("masked words are not uniform" in r for f in report.content["findings"] for r in f["reasons"])

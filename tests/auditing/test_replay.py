@@ -127,7 +127,7 @@ def small_in_one_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def unclipped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gates, "clip_rows", lambda vectors, clip: 5 * vectors)
-    patch.setattr(gates, "_clip_exactly", lambda values, clip: values)
+    patch.setattr(gates, "_clip_exactly", lambda values, clip: 5 * values)
 
 
 def understated(patch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,13 +21,19 @@ from securevfl.attacks.jobs import InProcess
 from securevfl.cli import main
 
 
-def run_command(line: str) -> int:
-    """Runs ``securevfl ...`` in the current folder; returns its exit code."""
+@contextmanager
+def here() -> Iterator[None]:
+    """Attacks and points of sweeps run in this process."""
     with (
-        patch.object(sys, "argv", shlex.split(line, comments=True)),
         patch("securevfl.attacks.runner.AttackProcess", InProcess),
         patch("securevfl.sweeps.engine.LocalExecutor", lambda workers, log: Points()),
     ):
+        yield
+
+
+def run_command(line: str) -> int:
+    """Runs ``securevfl ...`` in the current folder; returns its exit code."""
+    with here(), patch.object(sys, "argv", shlex.split(line, comments=True)):
         try:
             main()
         except SystemExit as stop:
@@ -35,7 +43,7 @@ def run_command(line: str) -> int:
 
 def run_program(path: Path) -> None:
     """Runs a Python file as if it were called by name. Warnings are errors, as in all tests."""
-    with patch.object(sys, "argv", [str(path)]):
+    with here(), patch.object(sys, "argv", [str(path)]):
         runpy.run_path(str(path), run_name="__main__")
 
 

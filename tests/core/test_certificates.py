@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import run_shell
 
 from securevfl.cli import main
 from securevfl.errors import CertificateError
@@ -580,15 +579,11 @@ def test_tls_refuses_an_expired_certificate(
     assert asyncio.run(greet(late, load_identity(bank), "shop")) == "UNAVAILABLE"
 
 
-def test_the_page_runs_as_written(tmp_path: Path) -> None:
+def test_the_page_runs_as_written(tmp_path: Path, monkeypatch) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "certificates.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-e", "-c", "\n".join(blocks)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    run_shell("\n".join(blocks))
     for name in ("clinic.pem", "ca.pem"):
         (tmp_path / "signed" / "clinic" / name).rename(tmp_path / "clinic" / name)
     for name in ("bank", "shop", "clinic"):

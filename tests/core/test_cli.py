@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from warm import Command
 
 from securevfl.cli import COMMANDS, main
 from securevfl.federation.folder import RunFolder
@@ -225,7 +226,6 @@ def test_budget_that_allows_nothing(cli, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_resumes(cli, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "securevfl.cli", "train"]
     plan = [
         *EXACT,
         "--data",
@@ -239,14 +239,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(cli, tmp_path: Path) -> None:
         "--set",
         "patience=3",
     ]
-    process = subprocess.Popen(
-        [*command, *plan, "--out", str(tmp_path / "r")],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        # A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = Command(["train", *plan, "--out", str(tmp_path / "r")], apart=True)
     deadline = time.monotonic() + 300
     while not (tmp_path / "r" / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -14,6 +14,7 @@ except ImportError:
     pyarrow = None
 
 from securevfl import Plan, VerticalData, train
+from securevfl.algorithms.steps import Batches
 from securevfl.data import mapped, pieces
 from securevfl.data.mapped import Mapped
 from securevfl.errors import DataError
@@ -141,3 +142,13 @@ def test_bad_tables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options = {"id_column": "id", "label_column": "y", "leave_out": ["city"]}
     with pytest.raises(DataError, match=says):
         VerticalData.from_csv(files, keep_in=tmp_path / "kept", **options)
+
+
+@pytest.mark.parametrize(("records", "size", "block"), [(1003, 100, 20), (96, 32, 16), (50, 50, 10)])
+def test_batches_of_blocks_hold_every_record_once(records: int, size: int, block: int) -> None:
+    batches = Batches(records, size, np.random.default_rng(1), block=block)
+    for _ in range(2):
+        drawn = [batches.next() for _ in range(batches.per_pass)]
+        assert sorted(np.concatenate(drawn).tolist()) == list(range(records))
+        assert all(0 < len(rows) <= size for rows in drawn)
+        assert block == 1 or all((np.diff(rows) > 0).all() for rows in drawn)

@@ -69,15 +69,16 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_readme_python(tmp_path: Path) -> None:
-    """In processes of their own: what they use, they must import."""
+def test_readme_python(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Each by itself: what it uses, it must import."""
+    monkeypatch.chdir(tmp_path)
     for number, block in enumerate(blocks("python")):
         script = tmp_path / f"block{number}.py"
         script.write_text(block)
-        done = run([sys.executable, "-W", "error", str(script)], tmp_path)
-        assert done.returncode == 0, done.stderr
+        run_program(script)
+        said = capsys.readouterr().out
         for expected in re.findall(r"# (True|\[.*?\)\])", block):
-            assert expected in done.stdout
+            assert expected in said
 
 
 def own_files(folder: Path) -> None:

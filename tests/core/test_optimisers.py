@@ -30,16 +30,17 @@ def walk(optimiser: torch.optim.Optimizer, values: list[torch.Tensor], steps: in
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.1])
-def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float) -> None:
+@pytest.mark.parametrize(("kind", "momentum"), [("sgd", 0.0), ("momentum", 0.9)])
+def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float, kind: str, momentum: float) -> None:
     ours, theirs = parameters(), parameters()
     built = build_optimiser(
         [{"params": ours, "weight_decay": l2}],
-        Plan(algorithm="vafl", l2=l2, optimiser="sgd", unprotected=True),
+        Plan(algorithm="vafl", l2=l2, optimiser=kind, unprotected=True),
         0.05,
     )
     assert isinstance(built, PlainSGD)
     walk(built, ours, 20)
-    walk(torch.optim.SGD(theirs, lr=0.05, weight_decay=l2), theirs, 20)
+    walk(torch.optim.SGD(theirs, lr=0.05, weight_decay=l2, momentum=momentum), theirs, 20)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert not torch.equal(ours[0], parameters()[0])
 
@@ -59,7 +60,7 @@ def test_optimisers_with_memory_or_hooks_keep_them(changes: dict[str, str]) -> N
     plan = Plan.from_flat({**changes, "decay_steps": 3})  # type: ignore[arg-type]
     whole, halves = parameters(), parameters()
     built = build_optimiser([{"params": whole}], plan, 0.05)
-    assert not isinstance(built, PlainSGD)
+    assert isinstance(built, PlainSGD) == (changes == {"optimiser": "momentum"})
     walk(built, whole, 8)
     first = build_optimiser([{"params": halves}], plan, 0.05)
     walk(first, halves, 4)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import here
 from typer.testing import CliRunner
 
 from securevfl import Plan, VerticalData, audit, train
@@ -116,7 +117,8 @@ def test_a_page_of_a_sweep_names_what_is_unprotected(tmp_path: Path) -> None:
         '[[point]]\nlabel = "bare"\nalgorithm = "vafl"\nunprotected = true\n'
         '[[point]]\nlabel = "noisy"\nalgorithm = "vafl"\nsigma = 1.0\n'
     )
-    done = cli("sweep", tmp_path / "sweep.toml", "--workers", 1, "--out", tmp_path / "s")
+    with here():
+        done = cli("sweep", tmp_path / "sweep.toml", "--workers", 1, "--out", tmp_path / "s")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "s" / "sweep.html").read_text()
     assert "<li>bare: labels exposed: exact gradients" in page and "<li>noisy: labels" not in page

@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ def _run(arguments: Sequence[str], folder: str, files: Sequence[str], environmen
     for number, name in enumerate((os.devnull, *files)):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(name, flags, 0o600), number)
+    # A shell that runs the tests in the background lets them ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["securevfl", *arguments]
     main()
 

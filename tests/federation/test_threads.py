@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from threadpoolctl import threadpool_info
 
-from securevfl import Plan, VerticalData, train
+from securevfl import Plan, VerticalData, audit, train
 from securevfl.federation import threads
+from securevfl.models import threads as models
 
 DATA = VerticalData.load("synthetic:rows=100,features=8,informative=4")
 PLAN = Plan(algorithm="vafl", sigma=1.0, epochs=1)
@@ -36,13 +40,44 @@ def test_small_steps_have_one_thread() -> None:
 
 
 def test_large_steps_keep_torchs_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "LARGE", threads.step_work(PLAN, DATA) - 1)
+    monkeypatch.setattr(models, "LARGE", threads.step_work(PLAN, DATA) - 1)
     assert seen(PLAN) == {2}
 
 
 def test_the_users_own_number_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert seen(PLAN) == {2}
+
+
+def pools() -> set[int]:
+    """Threads of OpenMP's and of linear algebra's pools."""
+    return {pool["num_threads"] for pool in threadpool_info()}
+
+
+def test_boosted_trees_have_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are OpenMP's, not torch's, and belong to what the label holder reaches alone."""
+    fit, counts = HistGradientBoostingClassifier.fit, []
+    monkeypatch.setattr(
+        HistGradientBoostingClassifier,
+        "fit",
+        lambda *given: (counts.append(pools()), fit(*given))[1],
+    )
+    before = pools()
+    train(DATA, Plan(algorithm="central", model="trees"))
+    assert counts == [{1}] and pools() == before
+
+
+def test_an_audit_has_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: set[int] = set()
+    train(DATA, PLAN, tmp_path / "run")
+    found = audit(
+        tmp_path / "run",
+        attacks="none",
+        data=DATA,
+        canaries=-1,
+        progress=lambda *_: counts.update(pools(), [torch.get_num_threads()]),
+    )
+    assert found is not None and counts == {1} and torch.get_num_threads() == 2
 
 
 def test_a_run_that_fails_leaves_the_process_as_it_was() -> None:

@@ -11,7 +11,14 @@ from sealed_federation import Federation, unit_rows
 
 from securevfl.errors import RunError, WireError
 from securevfl.protocols.sealed import large
-from securevfl.protocols.sealed.large import SeedMask, held_pieces, large_words, masked_operand
+from securevfl.protocols.sealed.large import (
+    Chosen,
+    SeedMask,
+    choose,
+    held_pieces,
+    large_words,
+    masked_operand,
+)
 from securevfl.protocols.sealed.protocol import expand, ring_product
 
 SEED = bytes(range(16))
@@ -46,7 +53,13 @@ def test_blocks_of_neighbours_are_found_in_the_stream() -> None:
     records = 5 * large.RUN + 1
     rows = np.concatenate([np.arange(s, s + large.RUN) for s in (3 * large.RUN, 1, 2 * large.RUN + 1)])
     mask, words = SeedMask(SEED, "operand", (3, records)), expand(SEED, "operand", (3, records))
-    np.testing.assert_array_equal(mask.take(rows), words[:, rows])
+    right = np.random.default_rng(5).integers(0, 2**63, (len(rows), 2)).astype(np.uint64)
+    for whole in (mask, words):
+        chosen = choose(whole, rows)
+        assert isinstance(chosen, Chosen) and chosen.shape == (3, len(rows))
+        np.testing.assert_array_equal(ring_product(chosen, right), words[:, rows] @ right)
+    assert isinstance(choose(words, rows[::2]), np.ndarray) and choose(mask, None) is mask
+    np.testing.assert_array_equal(choose(mask, rows[::2]), words[:, rows[::2]])
 
 
 @pytest.mark.usefixtures("small")

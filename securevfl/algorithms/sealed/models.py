@@ -109,7 +109,7 @@ class LinearModel(SealedModel):
             weight = self.weight.detach().numpy(force=True) * np.float32(_UNIT)
             for start in range(0, count, CHUNK):
                 here = slice(start, start + CHUNK)
-                piece = operand[: self._features, here if rows is None else rows[here]]
+                piece = operand[: self._features, here if rows is None else _together(rows[here])]
                 result[here] = (weight @ piece.astype(np.float32)).T
         return result if self.bias is None else result + self.bias.detach().numpy(force=True)
 
@@ -134,6 +134,12 @@ class LinearModel(SealedModel):
             # The parameter is constant * bias': one step on bias' moves it by constant^2.
             scaled = total[-1] * (self._constant * _UNIT / count)
             self.bias.grad = to_device(scaled, self.bias.device, self.bias.dtype)
+
+
+def _together(rows: Rows) -> slice | Rows:
+    """The rows as a slice, where they are neighbours: no copy is made then."""
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if (np.diff(rows) == 1).all() else rows
 
 
 class NetworkModel(SealedModel):

@@ -1,0 +1,200 @@
+"""How sealed training grows with rows, columns and parties, and an audit with messages: time, memory, files.
+
+Every point is a process of its own, its features in files. `--large` adds the points that take gigabytes;
+`--plot FOLDER` draws what was measured. Exponents are slopes of least squares through the logarithms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+ITERATIONS = 4
+SMALL = {
+    "rows": [(10_000, 50, 2), (100_000, 50, 2), (1_000_000, 50, 2)],
+    "columns": [(20_000, 10, 2), (20_000, 100, 2), (20_000, 1_000, 2)],
+    "parties": [(20_000, 64, 2), (20_000, 64, 4), (20_000, 64, 8), (20_000, 64, 16)],
+}
+LARGE = {"rows": [(10_000_000, 50, 2)], "columns": [(1_000_000, 1_000, 2)]}
+EPOCHS = (2, 4, 8, 16)
+MOST = 2_000_000
+"""Records of one iteration: more do not fit the ring."""
+
+
+def main() -> None:
+    """Measures, prints, and draws on request."""
+    if sys.argv[1:2] == ["--point"]:
+        print(json.dumps(POINTS[sys.argv[2]](*map(int, sys.argv[3:-1]), Path(sys.argv[-1]))))
+        return
+    found: dict[str, list[dict[str, Any]]] = {}
+    for axis, points in SMALL.items():
+        found[axis] = [measured("sealed", *point) for point in points]
+        report(axis, found[axis])
+    found["messages"] = [measured("audit", epochs) for epochs in EPOCHS]
+    report("messages", found["messages"])
+    if "--large" in sys.argv:
+        for axis, points in LARGE.items():
+            found[f"large, {axis}"] = [measured("sealed", *point) for point in points]
+            report(f"large, {axis}", found[f"large, {axis}"])
+    if "--plot" in sys.argv:
+        draw(found, Path(sys.argv[sys.argv.index("--plot") + 1]))
+
+
+def measured(kind: str, *sizes: int) -> dict[str, Any]:
+    """One point, in a process of its own."""
+    with TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        command = [sys.executable, "-m", "benchmarks.growth", "--point", kind, *map(str, sizes), folder]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    return dict(json.loads(done.stdout))
+
+
+def peak() -> int:
+    """Largest resident size of this process so far, in bytes; mapped files count where they were read."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# -- points -------------------------------------------------------------------------------------------------
+
+
+def sealed(rows: int, columns: int, parties: int, folder: Path) -> dict[str, Any]:
+    """Sealed training of a linear model, its dealer and all members in one process."""
+    from securevfl import Plan, VerticalData, train
+    from securevfl.algorithms.sealed.member import SealedMember
+
+    batch = min(rows, MOST)
+    passes = ITERATIONS if rows <= MOST else 1
+    blocks, labels = written(rows, columns // parties, parties, folder)
+    begun = peak()
+    data = VerticalData.from_arrays(blocks, labels, bounds=(0, 1), test_fraction=0.01)
+    plan = Plan(
+        model="linear", epochs=passes, batch=batch, settings={"adversary": "semi-honest", "centring": 0.0}
+    )
+    moments: list[float] = []
+    learn = SealedMember._learn
+
+    def timed(member: SealedMember, *given: Any) -> None:
+        if member.index == 0:
+            moments.append(time.process_time())
+        learn(member, *given)
+
+    SealedMember._learn = timed  # type: ignore[method-assign]
+    start = time.process_time()
+    train(data, plan, folder / "run")
+    return {
+        "rows": rows,
+        "columns": columns,
+        "parties": parties,
+        "seconds": float(np.median(np.diff(moments))),
+        "ns": float(np.median(np.diff(moments))) / (batch * columns) * 1e9,
+        "setup": moments[0] - start,
+        "peak": peak(),
+        "memory": peak() - begun,
+        **dict(sizes(folder / "run")),
+    }
+
+
+def recorded(epochs: int, folder: Path) -> dict[str, Any]:
+    """A run whose views are recorded."""
+    from securevfl import Plan, VerticalData, train
+
+    plan = Plan(algorithm="vafl-sync", sigma=1.0, epochs=epochs, batch=32, record_views=True)
+    run = train(VerticalData.load(DATA, parties=2), plan, folder / "run")
+    return {"messages": int(run.result["messages"])}
+
+
+def audit(epochs: int, folder: Path) -> dict[str, Any]:
+    """The audit of such a run, in a process that has not trained it."""
+    from securevfl import VerticalData
+    from securevfl import audit as examine
+
+    command = [sys.executable, "-m", "benchmarks.growth", "--point", "recorded", str(epochs), str(folder)]
+    made = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    data = VerticalData.load(DATA, parties=2)
+    begun, start = peak(), time.process_time()
+    examine(folder / "run", attacks="none", data=data, canaries=-1)
+    measured = {"seconds": time.process_time() - start, "memory": peak() - begun}
+    return made | measured | dict(sizes(folder / "run"))
+
+
+DATA = "synthetic:rows=4000,features=20,informative=8"
+POINTS = {"sealed": sealed, "recorded": recorded, "audit": audit}
+
+
+def written(rows: int, width: int, parties: int, folder: Path) -> tuple[list[Any], Any]:
+    """Every party's features in a file, and labels that depend on all of them."""
+    generator, scores = np.random.default_rng(0), np.zeros(rows)
+    for party in range(parties):
+        with (folder / f"{party}.f32").open("wb") as file:
+            for start in range(0, rows, 50_000):
+                piece = generator.random((min(50_000, rows - start), width), dtype=np.float32)
+                scores[start : start + len(piece)] += piece[:, 0] - 0.5
+                file.write(piece.data)
+    labels = (scores + generator.normal(size=rows) * 0.3 > 0).astype(np.int64)
+    files = [folder / f"{party}.f32" for party in range(parties)]
+    return [np.memmap(file, np.float32, "r", shape=(rows, width)) for file in files], labels
+
+
+def sizes(run: Path) -> Iterator[tuple[str, int]]:
+    """Bytes of what a run has left behind."""
+    for name in ("ledger", "views", "journal", "models"):
+        yield name, sum(path.stat().st_size for path in (run / name).rglob("*") if path.is_file())
+    yield "folder", sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+
+
+# -- what is shown ------------------------------------------------------------------------------------------
+
+
+def exponent(points: list[dict[str, Any]], along: str, what: str) -> float:
+    """Slope of log `what` over log `along`."""
+    return float(np.polyfit(*(np.log([max(1e-9, p[name]) for p in points]) for name in (along, what)), 1)[0])
+
+
+def report(axis: str, points: list[dict[str, Any]]) -> None:
+    """One line per point, and exponents where there are several."""
+    for point in points:
+        shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in point.items()}
+        print(axis, *(f"{name}={value}" for name, value in shown.items()), flush=True)
+    if len(points) > 1:
+        grown = ", ".join(f"{what} {exponent(points, axis, what):.2f}" for what in GROWTH)
+        print(f"{axis}: exponents {grown}", flush=True)
+
+
+GROWTH = {"seconds": "processor time", "memory": "memory", "folder": "run folder"}
+
+
+def draw(found: dict[str, list[dict[str, Any]]], folder: Path) -> None:
+    """All axes side by side, each figure relative to its first point."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    axes = [name for name in found if not name.startswith("large")]
+    figure, panels = plt.subplots(1, len(axes), figsize=(3.2 * len(axes), 3.2), layout="constrained")
+    for panel, axis in zip(panels, axes, strict=True):
+        points = found[axis] + [p for p in found.get(f"large, {axis}", ()) if axis == "rows"]
+        across = [point[axis] for point in points]
+        for what, label in GROWTH.items():
+            panel.loglog(across, [point[what] / points[0][what] for point in points], "o-", label=label)
+        panel.loglog(across, [value / across[0] for value in across], "k:", label="linear")
+        panel.set_xlabel(axis)
+    panels[0].set_ylabel("relative to the smallest")
+    panels[0].legend(frameon=False, fontsize="small")
+    figure.savefig(folder / "growth.png", dpi=110)
+    (folder / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
