@@ -48,6 +48,8 @@ class Company:
     """Organisations in folders of their own, as processes of the command line."""
 
     def __init__(self, folder: Path, plan: Plan, helpers: tuple[str, ...]) -> None:
+        if "dealer" in helpers:
+            plan = plan.with_changes(settings={"dealer": "dealer"})
         self.folder, self.names = folder, (*PARTIES, *helpers)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.tables = tables(PARTIES, rows=80)
