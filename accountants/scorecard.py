@@ -33,6 +33,10 @@ LEVELS = (0.4, 0.3, 0.3)
 TOTALS: Mapping[str, int] = {"first": 20, "last": 40}
 RESIDUAL_FROM = 1250.0
 """Least mu N / sqrt(f) for a residual histogram of its own."""
+CARD_BINS = ((32, 2500.0), (16, 0.0))
+"""Bins of a number, and the least mu N / sqrt(f) for them; chosen on uci-credit and adult."""
+PROFILE_BINS = ((32, 5000.0), (16, 1250.0), (8, 0.0))
+"""In a profile, whose ranking needs fewer; chosen on uci-credit."""
 BIAS = 0.25
 """The label holder's constant column."""
 
@@ -183,3 +187,9 @@ class ScorecardNoise:
             )
             squares.append(TOTALS.get(name, 1) * each)
         return math.sqrt(math.fsum(squares))
+
+
+def most_bins_for(noise: ScorecardNoise) -> int:
+    """The most bins that a number gets, by public facts alone."""
+    table = PROFILE_BINS if noise.profile else CARD_BINS
+    return next(bins for bins, least in table if noise.size >= least)
