@@ -174,6 +174,27 @@ def mu_lower(errors: Errors, level: float = 0.05) -> float:
     return max(0.0, float(-ndtri(alpha) - ndtri(beta)))
 
 
+def noticed_mu(negatives: int, positives: int, claim: float, level: float = 0.05) -> float:
+    """The smallest mu at which so many trials with the best score usually certify more than a claim.
+
+    Usually: with as many errors as at mu on average. Infinite where even trials without any error certify no
+    more than the claim.
+    """
+
+    def certifies(mu: float) -> bool:
+        wrong = float(ndtr(-mu / 2))
+        errors = Errors(round(negatives * wrong), round(positives * wrong), negatives, positives)
+        return mu_lower(errors, level) > claim
+
+    if not math.isfinite(claim) or mu_lower(Errors(0, 0, negatives, positives), level) <= claim:
+        return math.inf
+    low, high = claim, claim + 40.0  # errors below 1e-80: none is expected
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if certifies(middle) else (middle, high)
+    return high
+
+
 def epsilon_lower(errors: Errors, delta: float) -> float:
     """The epsilon at `delta` that these errors rule out from below, whatever the mechanism.
 

@@ -70,6 +70,7 @@ class Message:
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields that whoever keeps the messages of others must not write down beside them: seeds.
         unmasked: Fields of a few words that hide nothing: they settle whether a check comes out.
+        fresh: Fields whose rows never come again: coins, nonces, digests of seeds.
     """
 
     kind: ClassVar[str] = ""
@@ -77,6 +78,7 @@ class Message:
     widths: ClassVar[Mapping[str, int]] = {}
     secret: ClassVar[tuple[str, ...]] = ()
     unmasked: ClassVar[tuple[str, ...]] = ()
+    fresh: ClassVar[tuple[str, ...]] = ()
     round: int
     attempt: int = 0
 

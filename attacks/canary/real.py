@@ -3,8 +3,11 @@
 Nothing is simulated here: roles, gates, sums, masks and ledgers are those that made the run, and the observer
 reads its own view and journal. One record of a victim is the canary; a coin decides its features (and, where
 the victim holds the labels, its label). Every coin is a training run of its own, so trials are few: as many
-as a budget of processor time allows, the first half to fit the rule and the second to guess. What the trials
-are promised is read from the ledger that they wrote. Owners' rows are never used.
+as a budget of processor time allows. Two more runs, hardly any noise in them, show how the canary moves what
+is seen; along that direction every trial guesses. Where the plan allows no such runs, half of the trials fit
+the rule. Where a record's releases depend on no other record (mode frozen), all records of a run are canaries
+with coins of their own. What the trials are promised is read from the ledger that they wrote. Owners' rows
+are never used.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from numpy.typing import NDArray
 from securevfl.accountants import privacy_matrix
 from securevfl.attacks.canary.results import CanaryResult, Coins, Guesses, LinearRule, conclude
 from securevfl.attacks.contract import Evidence
-from securevfl.attacks.reading import moments
+from securevfl.attacks.reading import Release, mean_by_record, moments, releases
 from securevfl.attacks.source import Source
 from securevfl.data import VerticalData
-from securevfl.errors import AttackError
+from securevfl.errors import AttackError, SecureVFLError
 from securevfl.federation.run import train
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
@@ -37,6 +40,10 @@ from securevfl.settings.plan import Plan
 Floats = NDArray[np.float64]
 
 RECORDS, TESTED = 24, 4
+CROWD = 240
+"""Records of a run in which all of them are canaries."""
+QUIET = 1e-3
+"""Share of the noise that is left where the direction is looked for."""
 COLUMNS = 4  # features of each party, and values of what is seen, that are looked at at most
 EPOCHS = 2
 FEWEST, MOST = 40, 2_000
@@ -59,23 +66,24 @@ class Shape:
     label_holder: str
     classes: int = 2
 
-    def data(self, victim: str, coin: bool) -> VerticalData:
-        """Records whose first one, of this victim, is the canary."""
+    def data(self, victim: str, coins: Coins) -> VerticalData:
+        """Records of which this victim's first ones are canaries, one for each coin."""
         rng = np.random.default_rng(0)  # the same records in every trial
-        count = RECORDS + TESTED
+        records = max(RECORDS, len(coins))
+        count = records + TESTED
         blocks = {
             name: rng.uniform(-1, 1, (count, width))
             for name, width in zip(self.parties, self.widths, strict=True)
         }
         labels = rng.uniform(0, 1, count) if not self.classes else np.arange(count) % self.classes
         if victim in blocks:
-            blocks[victim][0] = 1.0 if coin else -1.0
+            blocks[victim][: len(coins)] = np.where(coins, 1.0, -1.0)[:, None]
         if victim == self.label_holder and self.classes:
-            labels[0] = int(coin)
-        test = ({name: block[RECORDS:] for name, block in blocks.items()}, labels[RECORDS:])
+            labels[: len(coins)] = coins
+        test = ({name: block[records:] for name, block in blocks.items()}, labels[records:])
         return VerticalData.from_arrays(
-            {name: block[:RECORDS] for name, block in blocks.items()},
-            labels[:RECORDS],
+            {name: block[:records] for name, block in blocks.items()},
+            labels[:records],
             test=test,
             bounds=(-1, 1),
             label_holder=self.label_holder if self.label_holder in self.parties else "server",
@@ -153,41 +161,70 @@ class _Trials:
         self.plan, self.shape, self.victim, self.observer = plan, shape, victim, observer
         self.mu = math.inf
 
+    @property
+    def canaries(self) -> int:
+        """How many records of a run are canaries: all where none of them touches another's releases."""
+        return CROWD if self.plan.mode == "frozen" and self.plan.protocol == "plain" else 1
+
     def audit(self, seconds: float, *, seed: int, progress: Callable[[float], None]) -> CanaryResult | None:
         """None where nothing is promised to the observer."""
         # Both worlds equally often, in an order that nobody knows: each half then has trials of both.
-        coins = np.random.default_rng(seed).permuted([[False, True]] * (MOST // 2), axis=1).ravel()
+        flips = np.random.default_rng(seed).permuted([[False, True]] * (MOST // 2 * self.canaries), axis=1)
+        coins = flips.ravel().reshape(-1, self.canaries)
+        rule = self._direction()
         start = time.process_time()
-        features = [self.watch(bool(coins[0]))]
+        features = [self.watch(coins[0])]
         if not math.isfinite(self.mu):
             return None
         each = time.process_time() - start
-        begun = (
-            time.process_time()
-        )  # the first run loads what others find loaded, so it is not what one takes
-        features.append(self.watch(bool(coins[1])))
+        begun = time.process_time()
+        features.append(self.watch(coins[1]))
+        # The first run loads what others find loaded, so it is not what one takes.
         each = min(each, time.process_time() - begun)
         count = int(np.clip(seconds / max(each, 1e-3), FEWEST, MOST)) // 4 * 4
         for number in range(2, count):
-            features.append(self.watch(bool(coins[number])))
+            features.append(self.watch(coins[number]))
             progress(number / count)
-        return self._conclude(np.stack(features), coins[:count])
+        return self._conclude(np.concatenate(features), coins[:count].ravel(), rule)
 
-    def _conclude(self, features: Floats, coins: Coins) -> CanaryResult:
-        half = len(coins) // 2
-        rule = LinearRule.fitted(features[:half], coins[:half])
-        guesses = Guesses(rule(features[half:]), coins[half:], rule.origin)
+    def _direction(self) -> LinearRule | None:
+        """How a canary moves what is seen, by two runs that are nearly quiet; None where there are none."""
+        plan, mu = self.plan, self.mu
+        quiet = {"sigma": plan.sigma * QUIET, "gradient_sigma": plan.gradient_sigma * QUIET}
+        try:
+            self.plan = plan.with_changes(**quiet)
+            zero, one = (self.watch(np.full(self.canaries, coin)).mean(0) for coin in (False, True))
+        except SecureVFLError:  # there is noise that cannot be made so small
+            return None
+        finally:
+            self.plan, self.mu = plan, mu
+        moved = one - zero
+        if not moved.any() or not np.isfinite(moved).all():
+            return None
+        rule = LinearRule.fixed(moved, float(moved @ (zero + one) / 2))
+        return LinearRule(**{**vars(rule), "origin": "from two runs with hardly any noise"})
+
+    def _conclude(self, features: Floats, coins: Coins, rule: LinearRule | None) -> CanaryResult:
+        spent = 0 if rule else len(coins) // 2
+        rule = rule or LinearRule.fitted(features[:spent], coins[:spent])
+        guesses = Guesses(rule(features[spent:]), coins[spent:], rule.origin)
         mode = self.plan.mode
         return conclude(guesses, mode=mode, accounting=mode, claims={mode: self.mu}, delta=self.plan.delta)
 
-    def watch(self, coin: bool) -> Floats:
-        """What the observer has of one run."""
+    def watch(self, coins: Coins) -> Floats:
+        """What the observer has of one run: a line for each canary."""
         with tempfile.TemporaryDirectory(prefix="canary-") as top:
             folder = Path(top) / "run"
-            train(self.shape.data(self.victim, coin), self.plan, folder)
+            train(self.shape.data(self.victim, coins), self.plan, folder)
             spend = privacy_matrix(read_records(folder), self.plan.delta).get(self.victim, {})
             self.mu = spend[self.observer].mu if self.observer in spend else math.inf
-            return self._features(folder)
+            return self._features(folder)[None] if len(coins) == 1 else self._each(folder, len(coins))
+
+    def _each(self, folder: Path, canaries: int) -> Floats:
+        """Every canary's own values, as means over the run."""
+        view = View(Source(folder).view_folder(self.observer))
+        _, values = mean_by_record(*_joined(releases(view, self.victim)))
+        return values.reshape(len(values), -1)[:canaries, :COLUMNS]
 
     def _features(self, folder: Path) -> Floats:
         """The canary's own values, and those of all others, as means over the run; else sums of totals."""
@@ -208,6 +245,10 @@ class _Trials:
             raise AttackError(f"{self.observer} obtains nothing that depends on {self.victim}'s records")
         width = min(map(len, totals))
         return np.asarray(np.sum([total[:width] for total in totals], axis=0))
+
+
+def _joined(found: list[Release]) -> tuple[NDArray[np.int64], Floats]:
+    return np.concatenate([one.rows for one in found]), np.concatenate([one.values for one in found])
 
 
 def _first(values: Any) -> Floats:

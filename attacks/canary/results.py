@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from securevfl.accountants.modes import mu_of
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.attacks.one_run import count_correct, one_run_mu
-from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower
+from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower, noticed_mu
 from securevfl.errors import AttackError
 from securevfl.federation.site import open_gate
 from securevfl.privacy.gate import Gate
@@ -132,6 +132,8 @@ class CanaryResult:
         claims = {name: mu if math.isfinite(mu) else None for name, mu in self.claims.items()}
         content = {**vars(self), "claims": claims, **self.errors._asdict(), "owners": list(self.owners)}
         del content["errors"]
+        noticed = noticed_mu(self.errors.negatives, self.errors.positives, self.claim)
+        content["noticed"] = noticed if math.isfinite(noticed) else None
         return {**content, "violated": self.violated}
 
 

@@ -146,7 +146,7 @@ def entry_late() -> None:
 
 def _afterwards(change: Any) -> None:
     """Does something to the file of p1's ledger when the run is over."""
-    from benchmarks.faults import work
+    from benchmarks.faults import places
 
     def make(honest: Any) -> Any:
         def tampered(data: Any, plan: Any, folder: Path) -> Any:
@@ -156,7 +156,7 @@ def _afterwards(change: Any) -> None:
 
         return tampered
 
-    swap(work, "train", make)
+    swap(places, "train", make)
 
 
 @fault("ledger", "a ledger is written anew after the run, without half of its entries", EVERYWHERE)

@@ -20,6 +20,7 @@ _COMMON: dict[str, Any] = {
 }
 _WIDE = {**_COMMON, "embedding": 4, "evaluate_every": 1}
 _ONCE = {**_WIDE, "sigma": 3.0}
+_SEALED = {**_COMMON, "algorithm": "sealed", "model": "linear", "epochs": 3, "learning_rate": 1.0}
 _PRIVATE = {"encoder_training": "dp", "gradient_clip": 0.05, "gradient_sigma": 0.1}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -42,8 +43,17 @@ CASES: dict[str, dict[str, Any]] = {
     "defence": {**_WIDE, "algorithm": "vafl-sync", "defence": "noise"},
     "labels": {**_WIDE, "label_epsilon": 1.0},
     "budget": {**_WIDE, "sigma": 200.0, "epochs": 6, "evaluate_every": 0, "budget_epsilon": 1.0},
+    "frozen-predicted": {**_ONCE, "encoder_training": "none", "predict": 24},
+    "strict-predicted": {**_WIDE, "predict": 24},
+    "sealed-predicted": {**_SEALED, "predict": 24},
+    "sealed-checked": {**_SEALED, "settings": {"adversary": "malicious"}},
+    "sealed-profile": {"algorithm": "sealed", "model": "profile", "epsilon": 4.0, "record_views": True},
+    "network": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "none"},
+    "network-aligned": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "private"},
+    "network-sealed": {**_SEALED, "align": "none"},
 }
-"""What each case changes of a plan; `parties` is the number of parties."""
+"""What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
+predicted afterwards, and `align` stands for a run over a network and says how its records are aligned."""
 
 _ROUNDS = {**_COMMON, "protocol": "two-tree"}
 MORE: dict[str, dict[str, Any]] = {
@@ -75,5 +85,8 @@ MORE: dict[str, dict[str, Any]] = {
 def plan_of(case: str, seed: int = 0) -> Plan:
     """The plan of a case."""
     changes = dict((CASES | MORE)[case])
+    changes.pop("predict", None)
+    if changes.pop("align", ""):  # organisations bring tables of their own
+        return Plan(**changes, seed=seed)
     source = {"data": DATA, "parties": changes.pop("parties", PARTIES)}
     return Plan(**changes, seed=seed, source=source)

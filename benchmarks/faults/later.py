@@ -212,11 +212,11 @@ def noise_restored() -> None:
     kept: dict[str, Any] = {}
 
     def make(honest: Any) -> Any:
-        def begin(self: sites.Site, part: str) -> bool:
+        def begin(self: sites.Site, part: str, epoch: int) -> bool:
             if self.gate is not None and part == "epoch":
                 secret = kept.setdefault(self.name, os.urandom(16))
                 self.gate.noise._stream = KeyStream(secret)
-            return bool(honest(self, part))
+            return bool(honest(self, part, epoch))
 
         return begin
 
@@ -226,10 +226,10 @@ def noise_restored() -> None:
 @fault("resuming", "what was released once is forgotten at each epoch and released anew", ("frozen",))
 def cache_forgotten() -> None:
     def make(honest: Any) -> Any:
-        def begin(self: sites.Site, part: str) -> bool:
+        def begin(self: sites.Site, part: str, epoch: int) -> bool:
             if self.gate is not None and self.gate._cache is not None and part == "epoch":
                 self.gate._cache = {}
-            return bool(honest(self, part))
+            return bool(honest(self, part, epoch))
 
         return begin
 
@@ -265,10 +265,10 @@ def model_of_before() -> None:
     first: dict[str, Any] = {}
 
     def note(honest: Any) -> Any:
-        def begin(self: sites.Site, part: str) -> bool:
+        def begin(self: sites.Site, part: str, epoch: int) -> bool:
             if part == "epoch":
                 first.update({name: copy.deepcopy(module) for name, module in self.encoders.items()})
-            return bool(honest(self, part))
+            return bool(honest(self, part, epoch))
 
         return begin
 

@@ -110,7 +110,7 @@ def share_seeded() -> None:
 
 @fault("sums", "entries say twice the noise that honest parties add", SUMS)
 def honest_sigma_doubled() -> None:
-    swap(DistributedNoise, "honest_sigma", lambda honest: property(lambda self: 2 * honest.fget(self)))
+    swap(DistributedNoise, "honest_sigma", lambda honest: property(lambda self: 2 * honest.func(self)))
 
 
 @fault("sums", "one party's raw vectors enter a sum past the gate", SUMS)

@@ -19,12 +19,20 @@ from typing import Any
 import torch
 import torch._dynamo  # loaded by the first optimiser; once here instead of in every process
 
-from benchmarks.faults import books, later, messages, noise, sealed, sums, training  # noqa: F401  (they declare faults)
-from benchmarks.faults.cases import plan_of
+from benchmarks.faults import (  # noqa: F401  (they declare faults)
+    books,
+    later,
+    messages,
+    noise,
+    rooms,
+    sealed,
+    sums,
+    training,
+)
 from benchmarks.faults.contract import FAULTS
-from securevfl import audit, train
+from benchmarks.faults.places import run_case, truth
+from securevfl import audit
 from securevfl.errors import SecureVFLError
-from securevfl.settings.source import load_planned
 
 CANARIES = 200
 """Few: the canaries of a gate have tests of their own, here the run is looked at."""
@@ -34,11 +42,12 @@ WITHOUT = "none"
 """Name of the fault that is none."""
 
 
-def look(folder: Path, seed: int = 0) -> dict[str, Any]:
+def look(case: str, folder: Path, seed: int = 0) -> dict[str, Any]:
     """Audits a run; what the report says, as far as it matters here."""
     start = time.perf_counter()
     try:
-        report = audit(folder, "none", canaries=CANARIES, seed=seed, isolated=False)
+        data = truth(case, folder, seed)
+        report = audit(folder, "none", data=data, canaries=CANARIES, seed=seed, isolated=False)
     except SecureVFLError as error:
         return {"verdict": "refused", "words": [f"{type(error).__name__}: {error}"], "cells": {}}
     cells = {
@@ -59,11 +68,11 @@ def look(folder: Path, seed: int = 0) -> dict[str, Any]:
 def faulty(name: str, case: str, folder: Path, seed: int = 0) -> dict[str, Any]:
     """Puts a fault into this process, trains and audits; meant for a process of its own."""
     error = faulty_run(name, case, folder, seed)
-    return {"refused": error} if error else {"seen": look(folder, seed)}
+    return {"refused": error} if error else {"seen": look(case, folder, seed)}
 
 
-def _looked(folder: Path, seed: int = 0) -> dict[str, Any]:
-    return {"seen": look(folder, seed)}
+def _looked(case: str, folder: Path, seed: int = 0) -> dict[str, Any]:
+    return {"seen": look(case, folder, seed)}
 
 
 def pair(name: str, case: str, seed: int = 0) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def pair(name: str, case: str, seed: int = 0) -> dict[str, Any]:
             line |= {"refused": found["refused"]}
         else:
             line |= {"faulty": found.get("seen") or _broken(found)}
-            clean = apart(_looked, top / "run", seed)
+            clean = apart(_looked, case, top / "run", seed)
             line |= {"clean": clean.get("seen") or _broken(clean)}
         return line | {"seconds": round(time.perf_counter() - start, 2)}
     finally:
@@ -92,7 +101,7 @@ def sound(pairs: list[tuple[str, int]]) -> dict[str, Any]:
         start = time.perf_counter()
         try:
             error = faulty_run(WITHOUT, case, top / "run", seed)
-            said = {"refused": error} if error else {"clean": look(top / "run", seed)}
+            said = {"refused": error} if error else {"clean": look(case, top / "run", seed)}
         except Exception as error:
             said = {"clean": _broken({"broken": f"{type(error).__name__}: {error}"})}
         finally:
@@ -170,8 +179,7 @@ def faulty_run(name: str, case: str, folder: Path, seed: int = 0) -> str:
     if name != WITHOUT:
         FAULTS[name].patch()
     try:
-        plan = plan_of(case, seed)
-        train(load_planned(plan), plan, folder)
+        run_case(case, folder, seed)
     except SecureVFLError as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -56,9 +56,22 @@ class Field:
             signed = words.astype(np.int64, copy=False)
             return np.asarray(signed + ((signed >> 63) & self.p)).view(np.uint64)
         found = words
-        for _ in range(-(-64 // self.bits)):
+        for _ in range(self._folds):
             found = (found & self._modulus) + (found >> np.uint64(self.bits))
-        return np.asarray(np.where(found >= self._modulus, found - self._modulus, found))
+        return self._below(found)
+
+    @functools.cached_property
+    def _folds(self) -> int:
+        """How often the upper bits of a word are added to its lower ones until it is below 2 p."""
+        return 1 if self.bits > 32 else -(-64 // self.bits)
+
+    def _small(self, words: Elements) -> Elements:
+        """Words below 2^57, as sums of limbs are, modulo p: of the large field they are elements already."""
+        return words if self.bits == 61 else self.reduce(words)
+
+    def _below(self, words: Elements) -> Elements:
+        """Words below 2 p, modulo p: what falls below 0 wraps around 2^64, and the lesser one is right."""
+        return np.asarray(np.minimum(words, words - self._modulus))
 
     def centred(self, elements: Elements) -> npt.NDArray[np.int64]:
         """The integers of least magnitude that elements stand for."""
@@ -113,16 +126,16 @@ class Field:
 
     def add(self, one: Elements, two: Elements | int) -> Elements:
         """The sum."""
-        found = one + (np.uint64(two % self.p) if isinstance(two, int) else two)
-        return np.asarray(np.where(found >= self._modulus, found - self._modulus, found))
+        return self._below(one + (np.uint64(two % self.p) if isinstance(two, int) else two))
 
     def negative(self, elements: Elements) -> Elements:
         """The negative."""
-        return np.asarray(np.where(elements == 0, elements, self._modulus - elements))
+        return self._below(self._modulus - elements)
 
     def sub(self, one: Elements, two: Elements) -> Elements:
         """The difference."""
-        return np.asarray(np.where(one < two, one + self._modulus, one) - two)
+        found = one - two
+        return np.asarray(np.minimum(found, found + self._modulus))
 
     def shift(self, elements: Elements, places: int) -> Elements:
         """Times a power of two: the bits turn round."""
@@ -155,10 +168,8 @@ class Field:
             two = _limbs(right[start : start + _PIECE].T)
             for places in range(2 * _LIMBS - 1):
                 pairs = [(a, places - a) for a in range(_LIMBS) if 0 <= places - a < _LIMBS]
-                part = sum(one[a] @ two[b].T for a, b in pairs)
-                total = self.add(
-                    total, self.shift(self.reduce(np.asarray(part).astype(np.uint64)), _LIMB * places)
-                )
+                part = np.asarray(sum(one[a] @ two[b].T for a, b in pairs)).astype(np.uint64)
+                total = self.add(total, self.shift(self._small(part), _LIMB * places))
         return total
 
     def combine(self, factors: list[int], rows: Elements) -> Elements:
@@ -179,12 +190,12 @@ class Field:
             pairs = sums[0::2].copy()
             pairs[:-1] += (sums[1::2] & np.uint64((1 << 40) - 1)) << np.uint64(_LIMB)
             carry = sums[1::2] >> np.uint64(40)
-            found = self.reduce(pairs[0])
+            found = self._small(pairs[0])
             for place in range(1, _LIMBS):
-                found = self.add(found, self.shift(self.reduce(pairs[place]), 2 * _LIMB * place))
+                found = self.add(found, self.shift(self._small(pairs[place]), 2 * _LIMB * place))
             if carry.any():
                 for place, more in enumerate(carry):
-                    found = self.add(found, self.shift(self.reduce(more), 2 * _LIMB * place + _LIMB + 40))
+                    found = self.add(found, self.shift(self._small(more), 2 * _LIMB * place + _LIMB + 40))
             out[start : start + size] = found
         return out.reshape(rows.shape[1:])
 

@@ -50,6 +50,7 @@ class SealedShares(Message):
     """
 
     kind = "pairwise.sealed-shares"
+    fresh = ("checks",)
     sealed: np.ndarray
     covered: np.ndarray
     checks: np.ndarray

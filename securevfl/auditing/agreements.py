@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,8 @@ from securevfl.network.agreement import verify_all
 from securevfl.network.folders import EVIDENCE_FILE
 from securevfl.network.identity import check_issuer, parse_certificate
 from securevfl.network.signing import phase_statement, verify
-from securevfl.privacy.ledger import AGREEMENT_FILE, PHASE, Entry, read_ledger
+from securevfl.privacy.ledger import AGREEMENT_FILE, ALIGNMENT, PHASE, Entry, read_ledger
+from securevfl.settings.plan import Plan
 
 PATH = "agreement"
 
@@ -31,12 +33,16 @@ def check_agreement(folder: Path) -> list[Finding]:
     content = read_json(folder / AGREEMENT_FILE)
     try:
         table = _signed(content)
+        _planned(folder, content)
         restarts = [_phases(path, table, content["digest"]) for path in _ledgers(folder)]
+        for path in _ledgers(folder):
+            _aligned(path, json.loads(content["text"]), content["digest"])
     except (AgreementError, CertificateError, RunError) as error:
         return [Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.VIOLATED, reasons=(str(error),))]
     tested = (
         f"{len(content['signatures'])} signatures of agreement {content['digest'][:16]}",
         f"no phase but those agreed on, {max(restarts, default=0)} restarts of {table.restarts}",
+        "plan and alignment are those agreed on",
     )
     sound = Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.HOLDS, tested=tested)
     return [sound, *_evidence(folder, content)]
@@ -66,15 +72,47 @@ def _signed(content: Mapping[str, Any]) -> Timetable:
 
 def _phases(path: Path, table: Timetable, digest: str) -> int:
     """How often a ledger's run went back; raises `AgreementError` for a phase that was not agreed on."""
-    enforcer = Enforcer(table)
+    enforcer, begun = Enforcer(table), False
     for agreement, entry in _with_agreement(read_ledger(path)):
+        if agreement == digest and entry.is_release and not begun:
+            raise AgreementError(
+                f"entry {entry.index} of {path.stem}'s ledger is a release outside of any phase that began"
+            )
         if agreement == digest and entry.content["kind"] == PHASE:
+            begun = True
             about = entry.content
             try:
                 enforcer.begin(about["part"], about["epoch"], about["back"])
             except AgreementError as error:
                 raise AgreementError(f"the ledger of {path.stem} says: {error}") from error
     return enforcer.restarts
+
+
+def _planned(folder: Path, content: Mapping[str, Any]) -> None:
+    """Raises `AgreementError` where the plan in the folder is not the one that was signed."""
+    signed = json.loads(content["text"])["plan"]
+    if Plan.from_toml(folder / "plan.toml").to_agreement() != signed:
+        raise AgreementError("plan.toml is not the plan that was signed")
+
+
+def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:
+    """Raises `AgreementError` where a ledger does not say how its owner's records were aligned.
+
+    Before anything was agreed on, the owner wrote down that it takes part, with whom and with how many IDs.
+    """
+    outline, kind = agreed["outline"], agreed["alignment"]["kind"]
+    if path.stem not in outline["parties"]:
+        return
+    before = itertools.takewhile(lambda each: each[0] != digest, _with_agreement(read_ledger(path)))
+    said = [e.content for _, e in before if e.content["kind"] == ALIGNMENT and e.content["way"] == kind]
+    if not said:
+        raise AgreementError(f"the ledger of {path.stem} does not say that its records were aligned ({kind})")
+    common, others = outline["n_train"] + outline["n_test"], set(outline["parties"]) - {path.stem}
+    if not any(each["ids"] >= common and others <= set(each["observers"]) for each in said):
+        raise AgreementError(
+            f"the ledger of {path.stem} says that fewer IDs were aligned than the {common} that all have, or "
+            "with fewer organisations"
+        )
 
 
 def _with_agreement(entries: list[Entry]) -> Iterator[tuple[str, Entry]]:

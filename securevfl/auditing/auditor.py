@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from securevfl import __version__
 from securevfl.accountants import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
+from securevfl.algorithms import find_algorithm
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.canary.audit import CanaryResult, canary_audits
 from securevfl.attacks.canary.real import shape_of, training_again
@@ -26,8 +28,8 @@ from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overa
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
-from securevfl.auditing.verdicts import CANARIES, HOLDERS, MASKS, VISIBLE, ErrorBudget, Finding, Verdict
-from securevfl.auditing.words import headline, sentences
+from securevfl.auditing.verdicts import AUDIENCES, CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.auditing.words import headline, plain, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.run import Run, predictions
@@ -116,6 +118,10 @@ def check_folder(folder: Path) -> None:
         plan = Plan.from_toml(plan_file)
     except PlanError as error:
         raise RunError(f"{folder} cannot be audited by this version of securevfl: {error}") from error
+    if absent := _unsaid(plan_file.read_text(encoding="utf-8"), plan.to_toml()):
+        raise RunError(
+            f"{plan_file} does not say {absent}, so it is cut or of another version; copy the run again"
+        )
     ledgers = {path.stem for path in (folder / "ledger").glob("*.jsonl")}
     views = {path.name for path in (folder / "views").glob("*") if path.is_dir()}
     lost = sorted(name for name in views if not (folder / "views" / name / "messages.jsonl").is_file())
@@ -124,6 +130,26 @@ def check_folder(folder: Path) -> None:
         raise RunError(f"{folder} is not whole: {what} is missing; copy the run again")
     if not ledgers and plan.algorithm not in ("central", "local"):
         raise RunError(f"{folder} is not whole: there is no ledger in it; copy the run again")
+    models = {path.stem for path in (folder / "models").glob("*.safetensors")}
+    finished = (folder / "result.json").is_file() and read_homes(folder) is None
+    gone = sorted(path.stem for path in (folder / "models").glob("*.json") if path.stem not in models)
+    gone += (
+        sorted(ledgers - models - set(find_algorithm(plan.algorithm).helpers)) if finished and models else []
+    )
+    if gone:
+        raise RunError(f"{folder} is not whole: models/{gone[0]}.safetensors is missing; copy the run again")
+
+
+def _unsaid(given: str, whole: str) -> str:
+    """The first setting of a whole plan that a file does not name; empty if it names all."""
+    content, expected = tomllib.loads(given), tomllib.loads(whole)
+    for name, value in expected.items():
+        if name not in content and value != {}:
+            return name
+        lacking = sorted(set(value) - set(content.get(name, {}))) if isinstance(value, dict) else []
+        if lacking:
+            return f"{name}.{lacking[0]}"
+    return ""
 
 
 def _integrity(source: Source) -> Finding:
@@ -273,13 +299,14 @@ def _finish(evidence: Evidence, seed: int, no_data: str, again: dict[str, Any] |
         "environment": _environment(),
     }
     content["words"] = [headline(content), *sentences(content)]
+    content["plain"] = plain(content)
     return Report(content=json.loads(json.dumps(content)))
 
 
 def _budget_words(budget: ErrorBudget | None) -> dict[str, Any]:
     if budget is None:
         return {}
-    levels = {name: budget.alpha(name) for name in (VISIBLE, HOLDERS, CANARIES, MASKS)}
+    levels = {name: budget.alpha(name) for name in AUDIENCES}
     return {**levels, "added_delta": number(budget.added_delta), "words": budget.sentence()}
 
 
@@ -292,6 +319,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
     return {
         "folder": source.files.path.name,
         "adversary": plan.adversary_in_words,
+        "dealer": plan.dealer_in_words,
         "agreement": _agreed(source.files.path),
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,

@@ -10,7 +10,10 @@ signs that file.
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -30,16 +33,16 @@ import securevfl
 from securevfl.auditing.page import render_public
 from securevfl.auditing.report import Report
 from securevfl.auditing.verdicts import Verdict
-from securevfl.auditing.words import headline, sentences
+from securevfl.auditing.words import headline, plain, sentences
 from securevfl.errors import InputError, RunError
 from securevfl.files import read_json, write_json, write_text
 
 FOLDER, MANIFEST, SIGNATURE = "audits", "dossier.json", "signature.json"
-FORMAT = 1
+FORMAT = 2
 _PUBLIC = ("public.html", "public.json")
 _RUN_FACTS = (
-    "folder", "agreement", "adversary", "algorithm", "protocol", "mode", "data", "parties", "label_holder",
-    "clip", "sigma", "delta", "epochs", "labels", "guarantee", "finished",
+    "folder", "agreement", "adversary", "dealer", "algorithm", "protocol", "mode", "data", "parties",
+    "label_holder", "clip", "sigma", "delta", "epochs", "labels", "guarantee", "finished",
 )  # fmt: skip
 _CELL_FACTS = (
     "claimed", "epsilon_upper", "epsilon_lower", "mu_upper", "mu_lower", "delta", "mode", "releases", "exact",
@@ -83,6 +86,14 @@ def write_dossier(report: Report, run: Path, *, auditor: str = "", key: Key | No
     """
     now = datetime.now(UTC)
     folder = _new_folder(run, now)
+    with ExitStack() as half:  # a dossier is there wholly or not at all
+        half.callback(shutil.rmtree, folder, ignore_errors=True)
+        _fill(folder, report, run, now, auditor=auditor, key=key)
+        half.pop_all()
+    return folder
+
+
+def _fill(folder: Path, report: Report, run: Path, now: datetime, *, auditor: str, key: Key | None) -> None:
     report.save(folder)
     open_part = public(report.content)
     write_json(folder / "public.json", open_part)
@@ -100,13 +111,17 @@ def write_dossier(report: Report, run: Path, *, auditor: str = "", key: Key | No
         "software": {**report.content["environment"], "package": package_digest()},
         "files": {path.name: _digest(path) for path in sorted(folder.iterdir())},
     }
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, {**manifest, "itself": _of_content(manifest)})
     if key is not None:
         write_json(folder / SIGNATURE, _sign(key, (folder / MANIFEST).read_bytes()))
     for name in (*_PUBLIC, MANIFEST, SIGNATURE):
         if (folder / name).exists():
             (folder / name).chmod(0o644)
-    return folder
+
+
+def _of_content(manifest: Mapping[str, Any]) -> str:
+    """Shows a slip of the hand; only a signature keeps others from writing it anew."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _new_folder(run: Path, now: datetime) -> Path:
@@ -180,6 +195,10 @@ def verify_dossier(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RunError(f"{folder} is no dossier: there is no {MANIFEST} in it")
     manifest = dict(read_json(path))
+    if manifest.pop("itself", "") != _of_content(manifest) and manifest.get("format") != 1:
+        if (folder / SIGNATURE).exists():
+            _check_signature(folder)
+        raise RunError(f"{path} was changed after the audit")
     files = manifest.get("files")
     if not isinstance(files, Mapping):
         raise RunError(f"{path} is damaged: it does not name the dossier's files")
@@ -241,6 +260,7 @@ def public(content: Mapping[str, Any]) -> dict[str, Any]:
         "findings": [],
     }
     shown["words"] = [headline(spoken), *sentences(spoken)[: -1 if content["owners"] else None]]
+    shown["plain"] = plain(spoken)
     return shown
 
 

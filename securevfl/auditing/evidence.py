@@ -132,40 +132,94 @@ class VarianceTest:
 CELL = 2.0**-14
 # For whole messages: so many values that wider cells still never agree by chance.
 WIDE_CELL = 2.0**-8
-# Of the level for repetition, what whole messages get beside rows.
+# The coarsest grid that noise lies on, in standard deviations: that of secure sums. Float32 adds its own.
+GRAIN = 2.0**-14
+# Of the level for repetition, what whole messages, and single values of a message, get beside rows.
 WHOLE_SHARE = 0.1
 
 
 class RepetitionTest:
-    """Whether a vector of noise was used twice. Only for draws that should be fresh.
+    """Whether vectors of noise were used more than once. Only for draws that should be fresh.
 
-    Vectors are equal where all their values lie in the same cells of `cell` standard deviations. Two honest
-    vectors of d values do so with probability (cell / (2 sqrt(pi)))^d, any two of n with at most n^2 / 2
-    times that; where this is not below a tenth of the level, nothing is concluded.
+    Vectors are equal where all their values lie in the same cells of `cell` standard deviations. Whatever
+    came before, a fresh vector of d values falls into one given cell with probability at most
+    ((cell + grain) / sqrt(2 pi))^d, so the number of vectors that fall where an earlier one lies is at most
+    a sum of independent coins (each is dominated by its coin, one after the other), whose upper tail
+    Chernoff's bound gives. Short vectors repeat by chance; they are caught where they do so too often.
+    Vectors are compared with those of their own message, and with those of all messages.
+
+    Args:
+        cell: Width of a cell.
+        near: Whether to compare within a message.
+        far: Whether to compare with all messages, which takes 16 bytes per vector.
     """
 
-    def __init__(self, cell: float = CELL) -> None:
+    def __init__(self, cell: float = CELL, *, near: bool = True, far: bool = True) -> None:
         if not 0 < cell < 0.1:
             raise InputError(f"cell {cell}: expected a small share of the standard deviation, below 0.1")
-        self._cell = cell
+        self._cell, self._near, self._far = cell, near, far
         self._seen: dict[int, list[bytes]] = {}
+        self._grain = GRAIN
+        self._pairs: dict[int, float] = {}
+        self._again = self.vectors = 0
 
-    def add(self, standard: Floats) -> None:
-        """Takes rows of noise divided by its claimed standard deviation."""
+    def add(self, standard: Floats, grain: float = GRAIN) -> None:
+        """Takes rows of noise divided by its claimed standard deviation, on a grid of at most `grain`."""
         cells = np.rint(np.clip(standard / self._cell, -(2.0**62), 2.0**62)).astype(np.int64)
-        digests = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in cells)
-        self._seen.setdefault(standard.shape[1], []).append(b"".join(digests))
+        count, width = standard.shape
+        self._grain = max(self._grain, grain)
+        self._pairs[width] = self._pairs.get(width, 0.0) + count * (count - 1) / 2
+        self.vectors += count
+        if width == 1 and not self._far:
+            self._again += count - len(np.unique(cells))
+            return
+        digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in cells)
+        self._again += _repeats(digests)
+        if self._far:
+            self._seen.setdefault(width, []).append(digests)
+
+    def distinct(self) -> dict[int, bytes]:
+        """Digests of different vectors, by width."""
+        return {
+            width: np.unique(np.frombuffer(b"".join(parts), "V16")).tobytes()
+            for width, parts in self._seen.items()
+        }
+
+    def chance(self, width: int) -> float:
+        """At most the probability of a given cell."""
+        return float(min(1.0, (self._cell + self._grain) / math.sqrt(2 * math.pi)) ** width)
 
     def judge(self, level: float) -> Outcome:
-        """Violated where vectors are equal that hardly ever are."""
-        odds, repeated = 0.0, False
+        """Violated where vectors are equal that are not so often equal by chance."""
+        _check_level(level)
+        near = math.fsum(self.chance(width) * pairs for width, pairs in self._pairs.items())
+        far, repeats = 0.0, 0
         for width, parts in self._seen.items():
-            digests = np.frombuffer(b"".join(parts), dtype="V16")
-            odds += len(digests) ** 2 / 2 * (self._cell / (2 * math.sqrt(math.pi))) ** width
-            repeated |= len(np.unique(digests)) < len(digests)
-        if not self._seen or odds >= level / 10:
+            count = sum(map(len, parts)) / 16
+            far += self.chance(width) * count * (count - 1) / 2
+            repeats += _repeats(b"".join(parts))
+        tried = [(near, self._again)] * self._near + [(far, repeats)] * self._far
+        share = level / len(tried)
+        repeated = any(_tail(mean, found) < share for mean, found in tried)
+        # It says something if it would notice a tenth of all vectors, or a single one where there are fewer.
+        least = max(1.0, self.vectors / 10)
+        blind = not self.vectors or all(_tail(mean, mean + least) >= share for mean, _ in tried)
+        if blind and not repeated:
             return _not_tested(REPETITION, "vectors as short as these repeat by chance")
         return _judged(REPETITION, repeated, "the same noise was used for several vectors")
+
+
+def _repeats(digests: bytes) -> int:
+    """How many of these were there before."""
+    found = np.frombuffer(digests, dtype="V16")
+    return len(found) - len(np.unique(found))
+
+
+def _tail(mean: float, count: float) -> float:
+    """At most the probability that independent coins show heads `count` times, `mean` in expectation."""
+    if count <= mean or not count:
+        return 1.0
+    return math.exp(count - mean + count * math.log(mean / count)) if mean > 0 else 0.0
 
 
 def off_lattice(released: ArrayLike, std: float) -> int:
@@ -319,15 +373,14 @@ class SharedTest:
     """Whether two owners used the same noise: equal vectors anywhere, or correlation message by message."""
 
     def __init__(self, owners: Sequence[str]) -> None:
-        self._repetition = RepetitionTest()
-        self._owners = list(owners)
+        self._owners = {owner: RepetitionTest(near=False) for owner in owners}
         self._waiting: dict[str, deque[Floats]] = {owner: deque() for owner in owners}
         self._pairs = {pair: CorrelationTest(SHARED) for pair in itertools.combinations(owners, 2)}
         self._apart = False
 
     def add(self, owner: str, standard: Floats) -> None:
         """Takes rows of one owner's noise divided by its claimed standard deviation."""
-        self._repetition.add(standard)
+        self._owners[owner].add(standard)
         if self._apart:
             return
         self._waiting[owner].append(standard.ravel())
@@ -342,13 +395,27 @@ class SharedTest:
 
     def judge(self, level: float, error: float) -> Outcome:
         """Violated where noise is shared; half of the level for each way of looking at it."""
-        found = [self._repetition.judge(level / 2)]
+        found = [self._equal(level / 2)]
         found += [test.judge(level / 2 / len(self._pairs), error) for test in self._pairs.values()]
         made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
         if not made:
             return _not_tested(SHARED, "too few values to compare owners")
         violated = any(outcome.verdict is Verdict.VIOLATED for outcome in made)
         return _judged(SHARED, violated, "two owners used the same noise")
+
+    def _equal(self, level: float) -> Outcome:
+        """Whether vectors of different owners are equal more often than by chance, see `RepetitionTest`."""
+        mean, repeats, tests = 0.0, 0, list(self._owners.values())
+        found = [test.distinct() for test in tests]
+        for width in set().union(*found):
+            together = b"".join(each.get(width, b"") for each in found)
+            mean += max(test.chance(width) for test in tests) * (len(together) / 16) ** 2 / 2
+            repeats += _repeats(together)
+        least = max(1.0, max(test.vectors for test in tests) / 10)
+        shared = _tail(mean, repeats) < level
+        if _tail(mean, mean + least) >= level and not shared:
+            return _not_tested(SHARED, "vectors as short as these agree by chance")
+        return _judged(SHARED, shared, "two owners used the same noise")
 
 
 # -- all of it ---------------------------------------------------------------------------------------------
@@ -366,7 +433,8 @@ class NoiseEvidence:
     def __init__(self, *, fresh: bool = True, cell: float = CELL, limit: float = ERROR_LIMIT) -> None:
         self.variance = VarianceTest(limit)
         self._repetition = RepetitionTest(cell) if fresh else None
-        self._whole = RepetitionTest(WIDE_CELL)
+        self._whole = RepetitionTest(WIDE_CELL, near=False)
+        self._single = RepetitionTest(cell, far=False)
         self._values, self._rows, self._messages = map(NeighbourTest, (VALUES, ROWS, MESSAGES))
         self._shape, self._columns = ShapeTest(), ColumnTest()
         self._squared_error = 0.0
@@ -374,7 +442,13 @@ class NoiseEvidence:
         self.unreplayed = 0
 
     def add(
-        self, noise: ArrayLike, std: float, *, error: float = 0.0, released: ArrayLike | None = None
+        self,
+        noise: ArrayLike,
+        std: float,
+        *,
+        error: float = 0.0,
+        released: ArrayLike | None = None,
+        largest: float = 0.0,
     ) -> None:
         """Takes one message.
 
@@ -384,6 +458,7 @@ class NoiseEvidence:
             error: Root mean square of the replay's own error divided by `std`. Above `ERROR_LIMIT` the
                 message counts as not replayed.
             released: The released values, where they must lie on the gate's lattice.
+            largest: Magnitude of what was released: float32 rounds by its last digits.
         """
         rows = np.asarray(noise, np.float64)
         rows = rows.reshape(len(rows), -1) if rows.ndim > 1 else rows.reshape(1, -1)
@@ -401,8 +476,10 @@ class NoiseEvidence:
         self._squared_error += error * error * rows.size
         self.variance.add(standard)
         if self._repetition is not None:
-            self._repetition.add(standard)
-            self._whole.add(standard.reshape(1, -1))
+            grain = GRAIN + 2.0**-23 * largest / std
+            self._repetition.add(standard, grain)
+            self._whole.add(standard.reshape(1, -1), grain)
+            self._single.add(standard.reshape(-1, 1), grain)
             self._values.add(standard.reshape(-1, 1))
             self._rows.add(standard)
             self._messages.add(standard.reshape(1, -1))
@@ -429,11 +506,12 @@ class NoiseEvidence:
         return outcomes
 
     def _repeats(self, level: float) -> Outcome:
-        """Of rows and of whole messages: rows that are too short to tell apart are told apart together."""
+        """Of rows, whole messages and single values."""
         if self._repetition is None:
             return self._whole.judge(level)
         # Short rows need all of the level that there is; whole messages hardly ever repeat by chance.
-        found = [self._repetition.judge(level * (1 - WHOLE_SHARE)), self._whole.judge(level * WHOLE_SHARE)]
+        found = [self._repetition.judge(level * (1 - 2 * WHOLE_SHARE))]
+        found += [test.judge(level * WHOLE_SHARE) for test in (self._whole, self._single)]
         made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
         return min(made, key=lambda outcome: outcome.verdict.rank) if made else found[0]
 

@@ -9,11 +9,13 @@ is nearest to zero, and digests. Every test is exact or errs less often than its
   were not masked are small, so that nearly all of their leading bits are equal;
 - least: of n words the nearest to zero is at most x away with probability at most n (2x + 1) / 2^bits;
 - reuse: the leading bits of four words together are never those of another message at the same place; a mask
-  used twice shows there, because values move low bits only. Digests of seeds and arrays never return.
+  used twice shows there, because values move low bits only. Digests of seeds and arrays never return, nor do
+  coins, nonces and whatever else is declared fresh.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -120,10 +122,13 @@ class MaskEvidence:
         self._reused: set[tuple[str, str, str]] = set()
         self._undeclared: set[tuple[str, str, str, str]] = set()
         self._known: set[tuple[str, str, str]] = set()
+        self._fresh: dict[str, tuple[Any, ...]] = {}
 
     def add(self, view: View, header: Mapping[str, Any], schema: Schema, ends: tuple[str, str]) -> None:
         """Takes a message of a protocol machine, with the organisations at both ends."""
         path, fields = (*ends, header["kind"]), header["fields"]
+        for name in schema.fresh:
+            self._add_fresh(view, header, name, path)
         for name, (_, dtype, shape, *_) in header["arrays"].items():
             words = int(np.prod(shape))
             if name not in header["sketches"]:
@@ -147,6 +152,20 @@ class MaskEvidence:
             stream = self._streams[path].setdefault((name, tree), WordTest(bits))
             stream.add(sketch, words)
 
+    def _add_fresh(
+        self, view: View, header: Mapping[str, Any], name: str, path: tuple[str, str, str]
+    ) -> None:
+        """Of a field that is declared fresh no row comes again, but to other receivers in its own round."""
+        fields = header["fields"]
+        values = view.array(header, name)
+        rows = values.reshape(len(values), -1) if values.ndim > 1 else values.reshape(1, -1)
+        where = [fields.get(key) for key in ("channel", "round", "attempt", "stage")]
+        for number, row in enumerate(rows):
+            digest = hashlib.sha256(row.tobytes()).hexdigest()
+            place = (header["kind"], name, number, *where, header["sender"])
+            if row.size and self._fresh.setdefault(digest, place) != place:
+                self._reused.add(path)
+
     def findings(self, budget: ErrorBudget) -> Iterator[Finding]:
         """One for each sender, receiver and kind."""
         names = [f"{path}: {key}" for path, streams in self._streams.items() for key in streams]
@@ -156,7 +175,7 @@ class MaskEvidence:
             streams = self._streams.get(path, {})
             uneven = any(test.p_value() < levels[f"{path}: {key}"] for key, test in streams.items())
             reasons = ["masked words are not uniform"] if uneven else []
-            reasons += ["a mask or seed was used twice"] if path in self._reused and fresh else []
+            reasons += ["a mask, seed or coin was used twice"] if path in self._reused and fresh else []
             said: dict[str, Any] = {"promise": f"{path[0]} against {path[1]}", "path": path[2]}
             if reasons:
                 yield Finding(

@@ -24,16 +24,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.accountants.records import HIDDEN
+from securevfl.accountants.records import HIDDEN, PREDICTION
 from securevfl.algorithms.channels import HIDING
 from securevfl.algorithms.messages import MESSAGES
 from securevfl.attacks.reading import sum_at
 from securevfl.attacks.source import Source
 from securevfl.auditing.masks import MaskEvidence
+from securevfl.auditing.released import ReleasedEvidence
 from securevfl.auditing.verdicts import ErrorBudget, Finding, Verdict
 from securevfl.errors import LedgerError, WireError
+from securevfl.federation.recorder import DECLARED
 from securevfl.privacy.gate import HANDED_ON
-from securevfl.privacy.ledger import Entry, read_homes, read_ledger, rows_to_text
+from securevfl.privacy.ledger import Entry, read_homes, read_ledger, rows_from_text, rows_to_text
 from securevfl.privacy.messages import Head
 from securevfl.privacy.payloads import check_fields, keep_newest
 from securevfl.privacy.schemas import DEALER, FACT, PARTY, ROWS, SERVER, Schema, roles_of
@@ -133,6 +135,8 @@ class _Reconciliation:
         self.trees: dict[str, tuple[ParentMap, ...]] = {}
         hides = source.plan.protocol in HIDING or source.plan.mode == "sealed"
         self.masks = MaskEvidence() if hides else None
+        foreign = self.finished and source.files.read_result().get("guarantee") == DECLARED
+        self.released = ReleasedEvidence(lattice=not foreign)
 
     def host(self, address: str) -> str:
         return self.source.label_holder if address == SERVER else address
@@ -152,7 +156,7 @@ class _Reconciliation:
         for books in self.books.values():
             books.close()
         masks = [] if self.masks is None else self.masks.findings(budget)
-        return [*self._judged(), *self._elsewhere(), *masks]
+        return [*self._judged(), *self._elsewhere(), *masks, *self.released.findings(budget)]
 
     def violate(self, owner: str, observers: Sequence[str], path: str, reason: str) -> None:
         for observer in observers:
@@ -358,6 +362,7 @@ class _Books:
     def __init__(self, owner: str, entries: list[Entry], whole: _Reconciliation) -> None:
         self.owner, self.entries, self.whole = owner, entries, whole
         self.once = whole.source.plan.mode == "frozen"
+        self._heard: dict[tuple[str, str], set[str]] | None = None
         self.uses: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.sums: dict[int, tuple[str, int]] = {}
         self.rounds: dict[tuple[Any, ...], int] = {}
@@ -422,6 +427,7 @@ class _Books:
             self._violate(line, f"lies open, and entry {index} says {content['mechanism']}", content["kind"])
         use = (line.header["receiver"], line.header["kind"])
         again = bool(self.uses[index][use])
+        self._spread(line, entry, field, reading.rows_of(line) if self.once else None)
         self.uses[index][use] += 1
         count, rows = line.shape(field)[0] if field in line.header["arrays"] else 1, reading.rows_of(line)
         if rows is not None and len(rows) != count:
@@ -434,6 +440,18 @@ class _Books:
             self._violate(line, f"has {count} vectors, entry {index} {content['vectors']}", content["kind"])
         elif rows is not None and content.get("rows") not in (None, _text(rows)):
             self._violate(line, f"is about other records than entry {index}", content["kind"])
+
+    def _spread(self, line: _Line, entry: Entry, field: str, rows: npt.NDArray[Any] | None) -> None:
+        """Hands values with noise of the sender's own to a test; gradients were divided since."""
+        content = entry.content
+        if content["mechanism"] != "gaussian" or content["kind"].startswith("gradient"):
+            return
+        if field in line.header["arrays"]:
+            values = line.view.array(line.header, field)
+            if rows is not None and len(rows) == len(values):
+                known = self._places(line.receiver, rows)
+                values = values[known[rows] < 0]  # what is released once counts once
+            self.whole.released.add((self.owner, line.receiver, content["kind"]), values, content["sigma"])
 
     def _repeated(
         self, line: _Line, entry: Entry, field: str, rows: npt.NDArray[Any], *, again: bool
@@ -583,6 +601,7 @@ class _Books:
 
     def close(self) -> None:
         """Entries that no message was for, and rounds that not everybody heard of."""
+        self._never_refused()
         if self.owner not in self.whole.views:
             names = {name for e in self.entries for name in e.content.get("observers", ())}
             if not names <= self.whole.views.keys():
@@ -604,6 +623,20 @@ class _Books:
             elif content["kind"] in carried and not self._stays_inside(entry):
                 unused.append(entry)
         self._report(unused, broken=not self.whole.finished)
+
+    def _never_refused(self) -> None:
+        """Exact scores of records that a sealed run promises something about, which a gate refuses."""
+        if self.whole.source.plan.mode != "sealed":
+            return
+        noisy = {e.content["rows"] for e in self.entries if e.content.get("mechanism") == "gaussian"}
+        promised = max((int(rows_from_text(rows).max(initial=-1)) for rows in noisy if rows), default=-1)
+        for entry in self.entries:
+            content = entry.content
+            if entry.is_release and content["kind"] == PREDICTION and content["mechanism"] == "exact":
+                rows = rows_from_text(content.get("rows") or "0")  # without rows, any record may be meant
+                if int(rows.min(initial=promised + 1)) <= promised:
+                    reason = f"entry {entry.index} opens exact scores of records that were trained on"
+                    self.whole.violate(self.owner, content["observers"], content["kind"], reason)
 
     def _report(self, unused: list[Entry], *, broken: bool) -> None:
         """Entries at the end of a session that was broken off may have lost their messages."""
@@ -634,15 +667,30 @@ class _Books:
         )
 
     def _heard_by_all(self, entry: Entry) -> None:
-        """Of sealed rounds: every observer got each kind of words."""
+        """Of sealed rounds: every observer got each kind of words.
+
+        Where members deal for each other, not everybody gets every kind: then whoever got it in another
+        round of the same kind. Which words a round has at all is the replay's to say.
+        """
         uses, content = self.uses[entry.index], entry.content
         if self.sums.get(entry.index, ("x", 0))[0]:
             return
         for kind in {kind for _, kind in uses}:
-            missing = [name for name in content["observers"] if not uses[name, kind]]
+            missing = [name for name in self._hearing(content, kind) if not uses[name, kind]]
             if missing and entry.index != self.entries[-1].index:
                 reason = f"entry {entry.index}: {', '.join(missing)} got no {kind}"
                 self.whole.violate(self.owner, missing, content["kind"], reason)
+
+    def _hearing(self, content: Mapping[str, Any], kind: str) -> list[str]:
+        """Who should get words of a kind in the rounds that an entry like this is about."""
+        if getattr(self.whole.source.plan.settings, "dealer", "") != "none":
+            return list(content["observers"])
+        if self._heard is None:
+            self._heard = defaultdict(set)
+            for index, uses in self.uses.items():
+                for name, sent in uses:
+                    self._heard[self.entries[index].content["kind"], sent].add(name)
+        return sorted(self._heard[content["kind"], kind] & set(content["observers"]))
 
 
 def _facts(header: Mapping[str, Any]) -> str:

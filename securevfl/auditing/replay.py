@@ -150,7 +150,7 @@ def _missing(source: Source) -> str:
         return "replay needs the data of the run; give it with --data"
     algorithm = find_algorithm(plan.algorithm)
     hosts = hosts_of(plan, source.data, algorithm)
-    names = sorted(set(hosts.values()) - set(algorithm.helpers))
+    names = sorted(set(hosts.values()) - set(algorithm.assistants(plan).values()))
     if (mine := _alone(source)) is not None:
         names = [mine]
     absent = [name for name in names if not files.journal(name).is_dir() or not files.view(name).is_dir()]
@@ -271,6 +271,12 @@ class _Kept(Journal):
     close = flush
 
 
+def _ends(view: View) -> list[tuple[str, str, str]]:
+    """Sender, receiver and kind of what was sent between organisations, in order."""
+    found = ((line["sender"], line["receiver"], line["kind"]) for line in view.headers())
+    return [each for each in found if each[0] != each[1]]
+
+
 class _Sent:
     """The messages between organisations, as their receivers have them, in order."""
 
@@ -283,6 +289,16 @@ class _Sent:
             }
             for observer, view in self._views.items()
         }
+
+        self._order = {observer: iter(_ends(view)) for observer, view in self._views.items()}
+
+    def in_order(self, observer: str, message: Packet) -> bool:
+        """Whether the observer's next line is of such a message; nobody asks after the first other one."""
+        lines = self._order.get(observer)
+        if lines is None or next(lines, None) == (message.sender, message.receiver, message.kind):
+            return True
+        del self._order[observer]
+        return False
 
     def next(self, observer: str, message: Packet) -> Seen | None:
         """The recorded message in the place of this one; None where the observer recorded nothing."""
@@ -407,7 +423,14 @@ class _Carrier(VirtualCarrier):
                 raise self._broken
 
     def _observe(self, message: Packet, time: float) -> None:
-        if self._broken is not None or self.evidence.hides(message.kind):
+        if self._broken is not None:
+            return
+        ends = [self.hosts[message.receiver], self.hosts[message.sender]]
+        fits = [self._sent.in_order(end, message) for end in ends]
+        if self.evidence.local and not all(fits):
+            reason = f"message {message.number} ({message.kind}) was not sent where the same roles send it"
+            self.evidence.wrong.setdefault(ends[1], reason)
+        if self.evidence.hides(message.kind):
             return
         try:
             seen = self._sent.next(self.hosts[message.receiver], message)
@@ -546,7 +569,13 @@ class _Path:
         self, part: str, released: Floats, exact: Floats, std: float, error: float, on_lattice: bool
     ) -> None:
         noise = released - exact
-        self.evidence.add(noise, std, error=error, released=released if on_lattice else None)
+        self.evidence.add(
+            noise,
+            std,
+            error=error,
+            released=released if on_lattice else None,
+            largest=float(np.abs(released).max(initial=0.0)),
+        )
         self.error = max(self.error, error)
         if error > ERROR_LIMIT:
             return
@@ -623,7 +652,11 @@ class _Judge:
             return [_untested(*pair, "all releases", f"replay failed: {error}") for pair in self.promises]
         ledgers = {name: reason for name in first.sites if (reason := self._ledger(name, first))}
         if ledgers and not self.local:  # values would be compared with those of other records
-            return self._broken(*next(iter(ledgers.items())))
+            foreign = {name: reason for name in ledgers if (reason := self._foreign(name, first))}
+            found = [
+                _violated(f"{o} against {w}", WHOLE, foreign[o]) for o, w in self.promises if o in foreign
+            ]
+            return found or self._broken(*next(iter(ledgers.items())))
         faults = first.evidence.wrong | ledgers | self._other_models(second, both)
         if exact:
             faults = self._other_values(first) | faults
@@ -725,7 +758,7 @@ class _Judge:
             name: (np.concatenate([k for k, _ in found]), np.concatenate([m for _, m in found]))
             for name, found in pairs.items()
         }
-        return all(np.array_equal(kept, mine) for kept, mine in both.values()), both
+        return all(np.array_equal(kept, mine, equal_nan=True) for kept, mine in both.values()), both
 
     def _other_models(
         self, second: _Replayed | None, both: dict[str, tuple[Floats, Floats]]
@@ -736,9 +769,9 @@ class _Judge:
         _, again = self._compare(second)
         found = {}
         for name, (kept, mine) in both.items():
-            rounding = float(np.abs(again[name][1] - mine).max(initial=0.0))
-            scale = float(np.abs(mine).max(initial=0.0))
-            if float(np.abs(kept - mine).max(initial=0.0)) > _MORE_ROUNDING * rounding + 1e-4 * scale:
+            rounding = _furthest(again[name][1], mine)
+            scale = float(np.abs(mine[np.isfinite(mine)]).max(initial=0.0))
+            if _furthest(kept, mine) > _MORE_ROUNDING * rounding + 1e-4 * scale:
                 found[name] = "the model that was kept is not the one that its updates lead to"
         return found
 
@@ -760,6 +793,17 @@ class _Judge:
         if place is None:
             return f"the ledger has {len(theirs)} releases, where the same roles write {len(mine)}"
         return f"release {place} in the ledger is not what the same roles write there"
+
+    def _foreign(self, name: str, carrier: _Replayed) -> str:
+        """What an entry says that the same roles never write, in whatever order; empty if there is none.
+
+        Over a network the order of records is not repeatable. Mechanism, clip and noise do not depend on it.
+        """
+        mine = {_content(record)[3:7] for record in carrier.sites[name].records()}
+        for record in self.source.records:
+            if record.owner == name and record.kind != "prediction" and _content(record)[3:7] not in mine:
+                return f"an entry about {record.kind} names another mechanism, clip or noise than the plan's"
+        return ""
 
     def _judged(self, twice: bool) -> dict[tuple[str, str], tuple[list[Outcome], int]]:
         """Feeds all noise to its tests; path -> outcomes, and how many messages were not replayed.
@@ -847,6 +891,13 @@ def _test(name: str, kind: str, test: str) -> str:
 def _flat(module: torch.nn.Module) -> Floats:
     values = [each.detach().cpu().double().flatten() for each in module.state_dict().values()]
     return torch.cat(values).numpy() if values else np.zeros(0)
+
+
+def _furthest(left: Floats, right: Floats) -> float:
+    """How far apart two vectors are anywhere; what is infinite or undefined in both alike is not."""
+    apart = ~((left == right) | (np.isnan(left) & np.isnan(right)))
+    gap = np.abs(left[apart] - right[apart])
+    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def _content(record: ReleaseRecord) -> tuple[Any, ...]:

@@ -79,6 +79,8 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 # -- the probability of a false verdict --------------------------------------------------------------------
 
 VISIBLE, HOLDERS, CANARIES, MASKS = "visible", "data holders", "canaries", "masks"
+RELEASED = "released values"
+AUDIENCES = (VISIBLE, HOLDERS, CANARIES, MASKS, RELEASED)
 _PRIVATE_LEVEL = 1e-3
 _MASK_LEVEL = 1e-6
 _VISIBLE_SHARE = 0.1
@@ -91,8 +93,8 @@ class ErrorBudget:
     A verdict that others see is a release: tests on replayed noise read private data. If it is wrong with
     probability at most alpha whatever the data are, replacing it by a constant changes probabilities by at
     most alpha on either side, so it adds alpha (1 + e^epsilon) to delta. By default that is a tenth of
-    delta. Verdicts seen only by those who hold the data, canaries on synthetic records, and tests on masked
-    words, which are uniform whatever the data are, leak nothing.
+    delta. Verdicts seen only by those who hold the data, canaries on synthetic records, tests on masked
+    words, which are uniform whatever the data are, and tests on what was released anyway leak nothing.
 
     Attributes:
         delta: The delta of the promise.
@@ -101,6 +103,7 @@ class ErrorBudget:
         holders: Level of all tests whose verdict only data holders see.
         canaries: Level of all canaries on synthetic records.
         masks: Level of all tests on masked words.
+        released: Level of all tests on released values alone.
     """
 
     delta: float
@@ -109,18 +112,19 @@ class ErrorBudget:
     holders: float = _PRIVATE_LEVEL
     canaries: float = _PRIVATE_LEVEL
     masks: float = _MASK_LEVEL
+    released: float = _MASK_LEVEL
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1 or not self.epsilon >= 0:
             raise InputError(
                 f"delta {self.delta}, epsilon {self.epsilon}; expected 0 < delta < 1, epsilon >= 0"
             )
-        for level in (self.alpha(audience) for audience in (VISIBLE, HOLDERS, CANARIES, MASKS)):
+        for level in (self.alpha(audience) for audience in AUDIENCES):
             if not 0 <= level < 1:
                 raise InputError(f"a level of {level} is no probability below 1")
 
     def alpha(self, audience: str) -> float:
-        """The level of all tests for an audience: `VISIBLE`, `HOLDERS`, `CANARIES` or `MASKS`."""
+        """The level of all tests for an audience, one of `AUDIENCES`."""
         # expit(-epsilon) = 1 / (1 + e^epsilon), without overflow.
         default = _VISIBLE_SHARE * self.delta * float(expit(-self.epsilon))
         levels = {
@@ -128,6 +132,7 @@ class ErrorBudget:
             HOLDERS: self.holders,
             CANARIES: self.canaries,
             MASKS: self.masks,
+            RELEASED: self.released,
         }
         if audience not in levels:
             raise InputError(f"audience {audience!r} is unknown; expected one of {', '.join(levels)}")

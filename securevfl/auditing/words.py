@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from securevfl.attacks.contract import METRICS
@@ -65,6 +66,53 @@ def _first(content: dict[str, Any]) -> str:
             f"Every promise was kept, but what is promised is {level} protection (epsilon up to {worst:.4g})."
         )
     return f"Every promise was tested on this run and stands: {level} protection or better."
+
+
+AMOUNTS = {
+    "strong": "hardly anything",
+    "good": "little",
+    "moderate": "something",
+    "weak": "much",
+    "worthless": "whatever there is to learn",
+}
+"""What an observer can learn under a promise, by its strength."""
+
+
+def plain(content: dict[str, Any]) -> list[str]:
+    """Who can learn what, without statistics, worst first; owners of whom the same is true together."""
+    groups: dict[tuple[Any, ...], list[tuple[str, str, dict[str, Any]]]] = {}
+    for owner, observer, cell in sorted(_cells(content), key=_rank):
+        exact = cell["verdict"] == Verdict.NO_GUARANTEE.value
+        same = _exposed("", observer, cell)[1] if exact else strength(cell["epsilon_upper"])
+        groups.setdefault((observer, cell["verdict"], same), []).append((owner, observer, cell))
+    return [_learns(found) for found in groups.values()]
+
+
+def _learns(found: list[tuple[str, str, dict[str, Any]]]) -> str:
+    """One sentence or two about an observer and owners of whom the same is true."""
+    owners, observer, cell = " and ".join(owner for owner, _, _ in found), found[0][1], found[0][2]
+    verdict = Verdict(cell["verdict"])
+    if verdict is Verdict.NO_GUARANTEE:
+        return f"{_exposed(owners, observer, cell)[1]} Nothing is promised about that."
+    promised = _odds(owners, observer, max(each["epsilon_upper"] or 0.0 for _, _, each in found))
+    if verdict is Verdict.VIOLATED:
+        return (
+            f"{observer} may have learnt more about {owners} than was promised: this run broke the promise."
+        )
+    covers = f" It covers {cell['covers']}." if cell["covers"] else ""
+    if verdict is Verdict.NOT_TESTED:
+        return f"{promised} That is the promise; not all of it was tested on this run.{covers}"
+    return f"{promised} This run was tested, and kept to it.{covers}"
+
+
+def _odds(owners: str, observer: str, epsilon: float) -> str:
+    level = strength(epsilon)
+    amount = f"{observer} can learn {AMOUNTS[level]} about any one record of {owners}"
+    if level == "worthless":
+        return f"{amount}: the promise rules out nothing in practice."
+    times = float(f"{math.exp(epsilon):.2g}")
+    shown = f"{times:,.0f}" if times >= 10 else f"{times:g}"
+    return f"{amount}: what it saw makes a guess about it at most {shown} times as likely or unlikely."
 
 
 def _cells(content: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

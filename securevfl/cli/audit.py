@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,23 +87,18 @@ def audit(
             f"--canaries {canaries} is too few to measure anything; give at least {FEWEST_CANARIES}, "
             "-1 for none, or leave it out"
         )
+    if workers < 1:
+        raise InputError(f"--workers {workers}: at least one process is needed")
     if not 0 <= seconds <= MOST_SECONDS:
         raise InputError(f"--seconds {seconds}: expected 0 to {MOST_SECONDS:,}")
     if html is not None and not html.parent.is_dir():
         raise InputError(f"--html {html}: there is no folder {html.parent}")
-    report, folder = _audited(
-        run,
-        data,
-        config,
-        auditor,
-        sign,
-        names=names,
-        canaries=canaries or 0,
-        seconds=seconds,
-        seed=seed,
-        workers=workers,
-        quiet=json,
-    )
+    options = {"canaries": canaries or 0, "seconds": seconds, "seed": seed, "workers": workers}
+    try:
+        report, folder = _audited(run, data, config, auditor, sign, names=names, quiet=json, **options)
+    except KeyboardInterrupt:
+        typer.echo("securevfl: interrupted; no dossier was written", err=True)
+        raise typer.Exit(130) from None
     if html is not None:
         from securevfl.auditing.page import render
         from securevfl.files import write_text
@@ -170,6 +166,8 @@ def _limit(text: str, attacks: Any) -> tuple[str, float]:
         limit = float(value if equals else "")
     except ValueError as error:
         raise InputError(f"--max {text!r} is not of the form METRIC=VALUE") from error
+    if math.isnan(limit):
+        raise InputError(f"--max {text!r}: nothing exceeds what is not a number; give one")
     if name not in ("epsilon", "mu", *METRICS, *ATTACKS):
         raise InputError(
             f"--max {name}: unknown figure; known are {', '.join(METRICS)}, and names of attacks"

@@ -36,6 +36,8 @@ from securevfl.settings.codec import read_toml
 
 PAUSE = 1.0
 """Seconds before everybody is brought together again."""
+OBSERVED = 10.0
+"""Seconds after which the newest ledger heads of others are on disk."""
 PASSING = ("failed", "files", "interrupted", "network", "away")
 """What another organisation may recover from; anything else a person has to mend."""
 
@@ -90,6 +92,9 @@ class Service:
             try:
                 async with asyncio.TaskGroup() as group:
                     self._tasks = [group.create_task(self._keep(config)) for config in self.configs]
+                    watching = group.create_task(self._write_observed())
+                    await asyncio.wait(self._tasks)
+                    watching.cancel()
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
@@ -111,6 +116,14 @@ class Service:
         self.front = Front(scoring_of(first), first.identity, self.desks, chosen)
         await opened.enter_async_context(self.front)
         self.say(f"clients ask at {self.front.host}:{self.front.port}")
+
+    async def _write_observed(self) -> None:
+        """Keeps the newest ledger heads of others, by which their ledgers are checked later, and views."""
+        while True:
+            await asyncio.sleep(OBSERVED)
+            for node in self.nodes.values():
+                if node.site is not None:
+                    node.site.write_observed()
 
     def node(self, config: ParticipantConfig) -> Participant:
         """A new process's part in one run."""

@@ -42,6 +42,8 @@ from securevfl.privacy.ledger import read_ledger
 from securevfl.protocols.alignment.ids import NORMALISATIONS
 
 STANDING_FILE = "standing.json"
+GAP = 1 << 24
+"""How far message numbers go on above those of an earlier process, which may have been killed."""
 EXACT = "none: exact scores carry no epsilon; they are counted, and limited by the quota"
 """What clients are told of scores of sealed models."""
 
@@ -154,6 +156,7 @@ class ScoringPurpose(PredictionPurpose):
     def build(self, who: Participant, agreement: Agreement) -> Site:
         """See `PredictionPurpose`; the desk goes on with the new site."""
         self._begun = False
+        self.trained.messages += GAP
         site = super().build(who, agreement)
         if self.desk is not None and site.gate is not None and agreement.timetable.quota is not None:
             entries = read_ledger(who.folder.ledger(who.name))

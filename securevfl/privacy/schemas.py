@@ -154,6 +154,7 @@ class Schema:
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields with seeds, which no view keeps.
         unmasked: Fields of a few words that hide nothing.
+        fresh: Fields whose rows never come again.
     """
 
     kind: str
@@ -169,6 +170,7 @@ class Schema:
     widths: Mapping[str, int] = field(default_factory=dict)
     secret: tuple[str, ...] = ()
     unmasked: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
 
     def form_of(self, name: str) -> Form | None:
         """The form of a field by its name on the wire; None where it has no such field."""
@@ -274,6 +276,7 @@ def _enter(
         widths=getattr(cls, "widths", {}),
         secret=getattr(cls, "secret", ()),
         unmasked=getattr(cls, "unmasked", ()),
+        fresh=getattr(cls, "fresh", ()),
     )
     MESSAGES[kind] = schema
     return schema

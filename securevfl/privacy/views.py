@@ -343,15 +343,28 @@ class Receipts:
         """Takes up the heads of an earlier process."""
         path = run_folder / "receipts" / f"{self.observer}.json"
         if path.exists():
-            self.heads = {owner: Head(*head) for owner, head in read_json(path).items()}
+            self.heads = _heads(path)
+
+
+def _heads(path: Path) -> dict[str, Head]:
+    """The heads in a file of receipts.
+
+    Raises:
+        RunError: It holds something else.
+    """
+    try:
+        found = {str(owner): Head(*head) for owner, head in read_json(path).items()}
+        if any(type(h.position) is not int or type(h.digest) is not str for h in found.values()):
+            raise TypeError("a head is no position with a digest")
+    except (AttributeError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}; copy the run again") from error
+    return found
 
 
 def read_heads(run_folder: Path) -> list[Head]:
     """All heads that the observers of a run hold: their receipts, and their views where recorded."""
     heads = {
-        Head(*head)
-        for path in sorted((run_folder / "receipts").glob("*.json"))
-        for head in read_json(path).values()
+        head for path in sorted((run_folder / "receipts").glob("*.json")) for head in _heads(path).values()
     }
     for folder in sorted((run_folder / "views").glob("*")):
         heads |= {line_head for line_head in _view_heads(folder) if line_head is not None}

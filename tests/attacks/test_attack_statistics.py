@@ -25,6 +25,7 @@ from securevfl.attacks.statistics import (
     guess_ceiling,
     mean,
     mu_lower,
+    noticed_mu,
     one_run_epsilon,
     proportion,
     smallest_rate,
@@ -230,3 +231,10 @@ def test_one_run_is_monotone(canaries: int, share: float, guessed: float) -> Non
 def test_statistics_load_no_torch() -> None:
     code = "import sys, securevfl.attacks.statistics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("mu", "trials"), [(0.5, 10_000), (1.0, 2_700), (2.0, 920), (4.0, 740)])
+def test_what_trials_would_notice_agrees_with_known_numbers_of_trials(mu: float, trials: int) -> None:
+    assert noticed_mu(trials, trials, 0.9 * mu) == pytest.approx(mu, rel=0.03)
+    assert noticed_mu(trials // 4, trials // 4, 0.9 * mu) > 1.04 * mu
+    assert noticed_mu(10, 10, 4.0) == math.inf, "ten trials certify no mu of 4"

@@ -57,12 +57,12 @@ def test_missing_noise_is_refuted_and_noise_is_not(name: str, monkeypatch: pytes
 
 
 def test_the_worlds_differ_in_one_record_of_the_victim_alone() -> None:
-    here, there = (SHAPE.data("p1", coin) for coin in (False, True))
+    here, there = (SHAPE.data("p1", np.array([coin])) for coin in (False, True))
     for mine, other, name in zip(here.train, there.train, PARTIES, strict=True):
         changed = np.flatnonzero((np.asarray(mine) != np.asarray(other)).any(1)).tolist()
         assert changed == ([0] if name == "p1" else [])
     assert np.array_equal(here.y_train, there.y_train) and here.n_train == RECORDS
-    labels = [SHAPE.data("p0", coin).y_train for coin in (False, True)]
+    labels = [SHAPE.data("p0", np.array([coin])).y_train for coin in (False, True)]
     assert np.flatnonzero(labels[0] != labels[1]).tolist() in ([], [0])
 
 

@@ -68,6 +68,10 @@ def test_a_signed_dossier_shows_every_change(audited: tuple[Path, Report], tmp_p
     (folder / "dossier.json").write_text(json.dumps({**manifest, "auditor": "Somebody Else"}))
     with pytest.raises(RunError, match="does not sign this dossier"):
         verify_dossier(folder)
+    (folder / "signature.json").unlink()
+    with pytest.raises(RunError, match=r"dossier\.json was changed"):
+        verify_dossier(folder)
+    (folder / "dossier.json").write_text(json.dumps(manifest))
     (folder / "more.txt").write_text("more")
     with pytest.raises(RunError, match="was added to the dossier"):
         verify_dossier(folder)

@@ -27,6 +27,7 @@ from securevfl.auditing.evidence import (
     RepetitionTest,
     SharedTest,
     VarianceTest,
+    _tail,
     off_lattice,
     power,
 )
@@ -128,12 +129,46 @@ def test_cells_coincide_as_often_as_said() -> None:
     assert abs((left == right).mean() - expected) < slack
 
 
-def test_scalars_repeat_honestly_and_are_not_judged() -> None:
-    test = RepetitionTest(cell=2.0**-20)
+def test_scalars_repeat_honestly_and_are_called_so_only_where_they_repeat_more() -> None:
     values = snap(honest(30_000, 1, 1.0), 1.0)
     assert len(np.unique(values)) < len(values)
-    test.add(values)
-    assert test.judge(1e-3).verdict is Verdict.NOT_TESTED
+    for repeated in (False, True):
+        test = RepetitionTest()
+        for message in np.split(values, 750):
+            rows = message.copy()
+            if repeated:
+                rows[7::7] = rows[0]
+            test.add(rows)
+        wanted = Verdict.VIOLATED if repeated else Verdict.HOLDS
+        assert test.judge(1e-9).verdict is wanted
+    few = RepetitionTest(cell=2.0**-5)
+    few.add(values[:40])
+    assert few.judge(1e-9).verdict is Verdict.NOT_TESTED
+
+
+def test_repeated_scalars_keep_their_level_and_the_bound_is_above_an_exact_tail() -> None:
+    rng, alarms, runs = np.random.default_rng(11), 0, 400
+    for _ in range(runs):
+        test = RepetitionTest(cell=2.0**-6)
+        for _ in range(4):
+            test.add(snap(rng.normal(size=(40, 1)), 1.0))
+        alarms += test.judge(0.05).verdict is Verdict.VIOLATED
+    assert alarms <= 0.05 * runs
+    for mean, count in ((0.01, 1), (0.5, 4), (3.0, 12), (200.0, 260)):
+        coins = stats.binom.sf(count - 1, 10**6, mean / 10**6)
+        assert coins <= _tail(mean, count) <= 60 * coins
+
+
+def test_owners_are_blamed_for_each_others_noise_and_not_for_their_own() -> None:
+    rng = np.random.default_rng(12)
+    for shared in (False, True):
+        test = SharedTest(["p1", "p2"])
+        mine = rng.normal(size=(400, 1))
+        mine[7::7] = mine[0]
+        test.add("p1", mine)
+        test.add("p2", mine[::-1] if shared else rng.normal(size=(400, 1)))
+        found = test.judge(1e-6, 0.0).verdict
+        assert found is (Verdict.VIOLATED if shared else Verdict.HOLDS)
 
 
 def test_noise_used_twice_is_noticed_although_it_is_snapped_differently() -> None:

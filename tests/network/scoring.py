@@ -64,6 +64,7 @@ class Scorers:
         self.services: dict[str, Service] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.said: list[str] = []
+        self.more: dict[str, list[ParticipantConfig]] = {}
         given = {"people": 1000, "requests": 1000, "timeout": 5.0} | scoring
         listen = f"127.0.0.1:{self.port}"
         for name, table in federation.tables.items():
@@ -87,7 +88,8 @@ class Scorers:
 
     def start(self, name: str) -> None:
         """A new process of an organisation."""
-        service = Service([self.configs[name]], say=lambda text: self.said.append(f"{name}: {text}"))
+        configs = [self.configs[name], *self.more.get(name, [])]
+        service = Service(configs, say=lambda text: self.said.append(f"{name}: {text}"))
         self.services[name] = service
         self.tasks[name] = asyncio.create_task(service.run())
 

@@ -12,7 +12,9 @@ from federation import Federation, together
 
 from securevfl import audit
 from securevfl.errors import RunError
+from securevfl.federation.site import Site
 from securevfl.network.folders import gather, load_truth
+from securevfl.privacy.ledger import Ledger
 from securevfl.settings.plan import Plan
 
 
@@ -121,3 +123,46 @@ def test_a_ledger_that_was_begun_anew_is_gathered_and_found(federation, tmp_path
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     gather(folders, tmp_path / "joint")
     assert audit(tmp_path / "joint", attacks="none").verdict == "violated"
+
+
+def test_a_plan_that_was_not_signed_is_found(federation, joint):
+    plan = joint / "plan.toml"
+    plan.write_text(plan.read_text().replace("sigma = 0.8", "sigma = 8.0"))
+    report = audit(joint, attacks="none", canaries=-1)
+    assert report.verdict == "violated"
+    assert "not the plan that was signed" in json.dumps(report.content["findings"])
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "says"),
+    [
+        ("note_alignment", lambda self, **said: self.head, "does not say that its records were aligned"),
+        ("begin", lambda self, *said: None, "outside of any phase"),
+    ],
+)
+def test_what_the_ledger_leaves_out_is_missed(federation, tmp_path, monkeypatch, name, fault, says):
+    monkeypatch.setattr(Ledger, name, fault)
+    other = Federation(tmp_path, federation.plan)
+    asyncio.run(other.run())
+    monkeypatch.undo()
+    gather([other.folder / each for each in other.names], tmp_path / "joint")
+    report = audit(tmp_path / "joint", attacks="none", canaries=-1)
+    assert report.verdict == "violated" and says in json.dumps(report.content["findings"])
+
+
+def test_an_entry_with_other_noise_than_the_plans_is_found(federation, tmp_path, monkeypatch):
+    honest = Site.__init__
+
+    def halved(self, name, plan, *given, **options):
+        honest(self, name, plan.with_changes(sigma=plan.sigma / 2), *given, **options)
+
+    monkeypatch.setattr(Site, "__init__", halved)
+    other = Federation(tmp_path, federation.plan)
+    asyncio.run(other.run())
+    monkeypatch.undo()
+    gather([other.folder / each for each in other.names], tmp_path / "joint")
+    report = audit(
+        tmp_path / "joint", attacks="none", canaries=-1, data=load_truth(tmp_path / "joint", other.tables)
+    )
+    assert report.verdict == "violated"
+    assert "another mechanism, clip or noise" in json.dumps(report.content["findings"])

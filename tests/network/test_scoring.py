@@ -176,7 +176,11 @@ def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monk
         await scorers.kill(victim)
         monkeypatch.undo()
         await asyncio.gather(task, return_exceptions=True)
-        away = await scorers.raw("new0009", key="away") if victim != "bank" else (503, b"")
+        away = (503, b"")
+        if victim != "bank":
+            while not scorers.services["bank"].desks["test"].away():
+                await asyncio.sleep(0.01)
+            away = await scorers.raw("new0009", key="away")
         scorers.start(victim)
         await scorers.ready()
         during = await _until_answered(scorers, "new0002", "new0003", key="during")
@@ -502,6 +506,63 @@ def test_a_page_elsewhere_cannot_send_a_browser_here(linear):
         ]
 
     assert using(scorers, use) == [b"403", b"415", b"400", b"411"]
+
+
+def test_versions_of_a_model_and_back(linear, tmp_path):
+    """Two runs, one front: a request may name one, the default is chosen, a key stays where it was used."""
+    other = Federation(
+        tmp_path / "b", LINEAR.with_changes(seed=3), parties=("bank", "shop"), helpers=("dealer",)
+    )
+    other.server = replace(other.server, run="second")
+    other.members = {name: replace(config, run="second") for name, config in other.members.items()}
+    asyncio.run(other.run())
+    first, second = Scorers(linear), Scorers(other)
+
+    async def choose(name: str) -> tuple[int, bytes]:
+        return await http(first.port, "POST", "/v1/models/default", json.dumps({"model": name}).encode())
+
+    async def ready() -> None:
+        while json.loads((await first.get("/health"))[1])["models"]["second"]["ready"] is False:
+            await asyncio.sleep(0.02)
+
+    async def use() -> dict[str, Any]:
+        await ready()
+        found = {"old": await first.raw("new0001", key="a")}
+        found["named"] = await first.raw("new0001", key="b", model="second")
+        found["unknown"] = await choose("third")
+        found["chosen"] = await choose("second")
+        found["new"] = await first.raw("new0001", key="c")
+        found["retry"] = await first.raw("new0001", key="a")
+        found["conflict"] = await first.raw("new0001", key="a", model="second")
+        await first.kill("bank")
+        first.start("bank")
+        await first.ready()
+        await ready()
+        found["kept"] = await first.raw("new0002", key="d")
+        await choose("test")
+        found["back"] = await first.raw("new0001", key="e")
+        return found
+
+    for name in first.configs:
+        first.more[name] = [second.configs[name]]
+    found = using(first, use)
+    models = {name: json.loads(body).get("model") for name, (_, body) in found.items() if name != "chosen"}
+    assert models == {
+        "old": "test",
+        "named": "second",
+        "unknown": None,
+        "new": "second",
+        "retry": "test",
+        "conflict": None,
+        "kept": "second",
+        "back": "test",
+    }
+    assert found["unknown"][0] == 404 and found["conflict"][0] == 409
+    assert found["retry"] == found["old"]
+    scores = {name: json.loads(found[name][1])["scores"] for name in ("old", "named", "new", "back")}
+    assert scores["old"] == scores["back"] != scores["named"] == scores["new"]
+    assert sorted(map(len, once_in_both(first))) == [1, 1]
+    assert sorted(map(len, once_in_both(second))) == [1, 1, 1]
 
 
 def test_pages_of_the_service(linear):
