@@ -73,7 +73,8 @@ def _check(encoder: nn.Module, inputs: Tensor, upstream: Tensor, clip: float) ->
         wanted = f"({len(inputs)}, embedding)"
         raise PlanError(f"upstream gradients have shape {tuple(upstream.shape)}; expected {wanted}")
     narrow = [p.dtype for p in encoder.parameters() if p.dtype not in (torch.float32, torch.float64)]
-    if narrow or torch.is_autocast_enabled(inputs.device.type):
+    kind = inputs.device.type
+    if narrow or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         raise PlanError(
             "mixed precision is not offered where gradients of single records are clipped: the bound is "
             "derived for float32; leave autocast, and keep parameters in float32"
