@@ -131,7 +131,7 @@ def test_a_page_of_a_task_runs_top_to_bottom(page: str, tmp_path: Path, monkeypa
 
 TASKS = (
     "install", "quickstart", "data", "suggest", "profile", "scorecards", "sweeps", "clusters", "extending",
-    "network", "network-scorecard", "align", "predict", "certificates", "operations",
+    "network", "network-scorecard", "align", "predict", "scoring", "certificates", "operations",
 )  # fmt: skip
 
 
