@@ -135,16 +135,22 @@ class ReleaseRecord:
         return sensitivity / sigma
 
 
+_MOST_KEPT = 1 << 16
+_checked: list[NDArray[np.int64] | None] = [None]  # the indices that were checked last, which are read-only
+
+
 def _indices(rows: object) -> NDArray[np.int64] | None:
-    if rows is None:
-        return None
+    if rows is None or rows is _checked[0]:  # one batch is often released to several observers
+        return rows
     array = np.asarray(rows)
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0:
         raise AccountingError("rows must be a flat list of record indices of at least 0")
-    indices = array.astype(np.int64)
+    kept = array.dtype == np.int64 and not array.flags.writeable and array.base is None
+    indices = array if kept else array.astype(np.int64)
     indices.setflags(write=False)
+    _checked[0] = indices if indices.size <= _MOST_KEPT else None
     return indices
 
 

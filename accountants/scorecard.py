@@ -33,6 +33,10 @@ LEVELS = (0.4, 0.3, 0.3)
 TOTALS: Mapping[str, int] = {"first": 20, "last": 40}
 RESIDUAL_FROM = 1250.0
 """Least mu N / sqrt(f) for a residual histogram of its own."""
+CARD_BINS = ((32, 2500.0), (16, 0.0))
+"""Bins of a number, and the least mu N / sqrt(f) for them; chosen on uci-credit and adult."""
+PROFILE_BINS = ((32, 5000.0), (16, 1250.0), (8, 0.0))
+"""In a profile, whose ranking needs fewer; chosen on uci-credit."""
 BIAS = 0.25
 """The label holder's constant column."""
 
@@ -64,6 +68,7 @@ class ScorecardNoise:
     residual_bound: float
     residual_change: float
     profile: bool = False
+    contributors: tuple[frozenset[int], ...] | None = None
     cutting: float = 0.0
 
     def __post_init__(self) -> None:
@@ -122,7 +127,13 @@ class ScorecardNoise:
         counted = tuple(root or 1.0 for root in roots)
         rows = tuple(1.0 if width else BIAS for width in self.columns)
         bound, cut = self.residual_bound, self.residual_bound + self.cutting / 2
-        fit = SealedShifts(clips=rows, label_holder=holder, residual_bound=bound, residual_change=change)
+        fit = SealedShifts(
+            clips=rows,
+            label_holder=holder,
+            residual_bound=bound,
+            residual_change=change,
+            contributors=self.contributors,
+        )
         found = {
             # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
             "labels": SealedShifts(
@@ -131,6 +142,7 @@ class ScorecardNoise:
                 residual_bound=math.sqrt(0.5),
                 residual_change=0.0,
                 known_label=2.0,
+                contributors=self.contributors,
             ),
             "first": fit,
             "residuals": SealedShifts(
@@ -139,6 +151,7 @@ class ScorecardNoise:
                 residual_bound=cut,
                 residual_change=change + self.cutting,
                 known_label=2 * cut**2,
+                contributors=self.contributors,
             ),
             "last": fit,
         }
@@ -174,3 +187,9 @@ class ScorecardNoise:
             )
             squares.append(TOTALS.get(name, 1) * each)
         return math.sqrt(math.fsum(squares))
+
+
+def most_bins_for(noise: ScorecardNoise) -> int:
+    """The most bins that a number gets, by public facts alone."""
+    table = PROFILE_BINS if noise.profile else CARD_BINS
+    return next(bins for bins, least in table if noise.size >= least)

@@ -120,6 +120,31 @@ def checked_slack(
     return shares + rows + (1 + math.exp(min(epsilon, 700.0))) * (proofs + tags)
 
 
+def flooding_slack(
+    *, epsilon: float, rounds: int, records: int, widths: Sequence[int], outputs: int, products: int
+) -> float:
+    """Return what answers under encryption add to delta, where two members do without a dealer.
+
+    An answer's own noise, of std e, is hidden by noise uniform on 2^128 values: one coefficient tells them
+    apart with probability |e| / 2^128, on average 0.8 e. Every coefficient of every answer counts, whoever
+    gets it. What an answer multiplies is uniform modulo t = 2^50: its std is t / sqrt(12) times that of
+    encryption, 3.24, times the root of how many coefficients are added up.
+
+    Args:
+        epsilon: The promised epsilon.
+        rounds: How many.
+        records: Of one round.
+        widths: Columns of both members.
+        outputs: Residuals per record.
+        products: Products of masks per residual; 0 where there are none.
+    """
+    degree, columns = 8192, 16
+    unit = 0.8 * 3.24 * 2.0**50 / math.sqrt(12) * 2.0**-128
+    masks = -(-records // degree) * math.sqrt(products * degree)
+    rows = sum(-(-width // columns) for width in widths) * math.sqrt(records)
+    return (1 + math.exp(min(epsilon, 700.0))) * rounds * outputs * degree * unit * (masks + rows)
+
+
 Variances: TypeAlias = tuple[tuple[float, ...], ...]
 """[m][j]: variance of member j's noise on member m's total."""
 
@@ -141,6 +166,8 @@ class SealedShifts:
         outputs: K, residuals per record.
         known_label: Largest squared shift per squared clip while the label stays and the features change;
             None takes (2 R)^2, which any operand keeps. One-hot operands need less. Person level only.
+        contributors: Who can add noise to each member's total, the member itself and the label holder among
+            them; None for everybody.
     """
 
     clips: tuple[float, ...]
@@ -151,6 +178,7 @@ class SealedShifts:
     label_change: float = 1.0
     outputs: int = 1
     known_label: float | None = None
+    contributors: tuple[frozenset[int], ...] | None = None
 
     def __post_init__(self) -> None:
         for clip in self.clips:
@@ -164,6 +192,11 @@ class SealedShifts:
             raise AccountingError("every clip is 0; at least one member needs features")
         if self.known_label is not None and self.protects != "person":
             raise AccountingError(f"one-hot openings protect the whole person, found {self.protects!r}")
+        given = self.contributors
+        if given is not None and (
+            len(given) != len(self.clips) or any(not {m, self.label_holder} <= c for m, c in enumerate(given))
+        ):
+            raise AccountingError("every total needs the noise of its own member and of the label holder")
 
     @property
     def _known(self) -> float:
@@ -229,18 +262,24 @@ class SealedShifts:
             raise AccountingError(
                 f"{colluders} colluders among {members} members; 1 to {members - 1} are possible"
             )
-        found = self._shape(colluders)
+        given = self.contributors or (frozenset(range(members)),) * members
+        if min(map(len, given)) <= colluders:
+            raise AccountingError(f"{colluders} colluders know all the noise of a total; {given} contribute")
+        shape = self._shape(colluders, [len(each) for each in given])
+        found = tuple(
+            tuple(v if j in given[m] else 0.0 for j, v in enumerate(row)) for m, row in enumerate(shape)
+        )
         scale = (self.mu(found, colluders=colluders) / checks.positive("mu", mu)) ** 2 * (1 + 1e-12)
         return tuple(tuple(v * scale for v in row) for row in found)
 
-    def _shape(self, t: int) -> Variances:
-        """The proportions of the noise, for mu = 1."""
+    def _shape(self, t: int, adding: Sequence[int]) -> Variances:
+        """The proportions of the noise, for mu = 1, where so many add theirs to each total."""
         members, holder = len(self.clips), self.label_holder
         squares = [clip * clip for clip in self.clips]
         full, change, everything = (2 * self.residual_bound) ** 2, self.residual_change**2, sum(squares)
         if self.protects == "features":
-            each = max(full * max(squares), change * everything) / (members - t)
-            return tuple((each,) * members for _ in squares)
+            each = max(full * max(squares), change * everything)
+            return tuple((each / (count - t),) * members for count in adding)
         if self.protects == "label":
             return tuple(tuple(everything * (j == holder) for j in range(members)) for _ in squares)
         features = sorted(squares[:holder] + squares[holder + 1 :], reverse=True)
@@ -249,10 +288,12 @@ class SealedShifts:
         peers = max(self._known * sum(features[: members - t]), 4 / 3 * change * sum(features))
         left = 1 - change * sum(features) / peers
         own = min(change * squares[holder] / left, peers) if squares[holder] else 0.0
-        by_others = [(own if m == holder else peers) / (members - t) for m in range(members)]
+        by_others = [(own if m == holder else peers) / (count - t) for m, count in enumerate(adding)]
         # Against coalitions without it: its own share fills up what is missing.
         wanted = full * everything
-        by_holder = [max(0.0, wanted - (members - 1 - t) * v) for v in by_others]
+        by_holder = [
+            max(0.0, wanted - (count - 1 - t) * v) for count, v in zip(adding, by_others, strict=True)
+        ]
         return tuple(
             tuple(by_holder[m] if j == holder else by_others[m] for j in range(members))
             for m in range(members)

@@ -172,6 +172,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sealed-share": ("blinded", "product"),
     "sealed-checked-share": ("product",),
     "sealed-score": ("words",),
+    "sealed-peer-deal": ("product", "waves"),
 }
 """Messages that carry masked words, and their fields."""
 BROADCAST = (("sealed-operand", "words"), ("sealed-phase", "words"), ("sealed-share", "blinded"))

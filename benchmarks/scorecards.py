@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 
 from securevfl import Plan, VerticalData, train
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.scorecard import BIAS, TOTALS, ScorecardNoise
+from securevfl.accountants.scorecard import BIAS, TOTALS, ScorecardNoise, most_bins_for
 from securevfl.algorithms.sealed import tables
 from securevfl.data.binning import CategoryBins, NumberBins, bin_categories, bin_numbers
 from securevfl.data.readers import find_files, read_text
@@ -177,7 +177,8 @@ class Card:
     def _feature(self, column: Column, member: int) -> Feature:
         bins: NumberBins | CategoryBins
         if column.values is None:
-            bins = bin_numbers(column.cells, self.noisy, stds=self.noise.bin_stds)
+            most = most_bins_for(self.noise)
+            bins = bin_numbers(column.cells, self.noisy, stds=self.noise.bin_stds, bins=most)
         else:
             bins = bin_categories(column.cells, column.values, self.noisy, std=self.noise.list_std)
         std = self.noise.std("labels", member)

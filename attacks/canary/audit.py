@@ -80,6 +80,22 @@ def canary_audits(
             seed=seed,
             progress=progress,
         )
+    return _gate_audits(
+        plan, len(names), records=records, canaries=canaries, worlds=worlds, seed=seed, progress=progress
+    )
+
+
+def _gate_audits(
+    plan: Plan,
+    parties: int,
+    *,
+    records: int,
+    canaries: int,
+    worlds: int,
+    seed: int,
+    progress: Callable[[str, float], None],
+) -> dict[str, CanaryResult]:
+    """Every way out of the gate of a plan that is not sealed, and training with it."""
     width = plan.embedding or 1
 
     def gate_audit(name: str, door: Door, trials: int, columns: int) -> CanaryResult:
@@ -94,7 +110,7 @@ def canary_audits(
 
     make = gate_of(plan)
     found: dict[str, CanaryResult] = {}
-    sums = _noisy_sum(plan, len(names))
+    sums = _noisy_sum(plan, parties)
     if sums is None:
         found["releases"] = gate_audit("releases", release_door(make(ROWS * canaries)), canaries, width)
     else:

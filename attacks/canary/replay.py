@@ -41,7 +41,7 @@ from securevfl.privacy.gate import Gate
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import TOTAL_BITS
+from securevfl.protocols.sealed.protocol import DEALT
 from securevfl.protocols.sealed.series import class_reach
 from securevfl.settings.plan import Plan
 
@@ -193,7 +193,7 @@ class Replay:
     @cached_property
     def slope(self) -> float:
         """Of an ordinary record's residual at zero."""
-        step = 1e-4
+        step = self.settings.series.period * 1e-3  # tables have steps of their own
         return float(self._pull(np.array(step)) - self._pull(np.array(-step))) / (2 * step)
 
     @cached_property
@@ -268,8 +268,8 @@ class _Worlds:
         width = count * settings.data.outputs
         widths = [0] * len(settings.members)
         widths[replay.observer], widths[replay.victim] = 2 * width, width
-        # Worlds have no operands, hence nothing to prove; what is opened and its noise are the same.
-        protocol = settings.protocol(tuple(widths), (False,) * len(widths), checked=False)
+        # Worlds have no operands: nothing to prove or deal; what is opened and its noise are the same.
+        protocol = settings.protocol(tuple(widths), (False,) * len(widths), checked=False, dealing=DEALT)
         self.parties = [SealedParty(protocol, m, noise=gate.noise.stream) for m in range(len(widths))]
 
     def noise(self, target: int, members: Sequence[int]) -> Floats:
@@ -278,7 +278,7 @@ class _Worlds:
         total = np.zeros((width, 1), np.uint64)
         for member in members:
             total += self.parties[member].noise_for(target)
-        values = total.view(np.int64).astype(np.float64) * 2.0**-TOTAL_BITS
+        values = total.view(np.int64).astype(np.float64) * 2.0**-self.replay.settings.unit_bits
         return values.reshape(-1, self.count, self.replay.settings.data.outputs)
 
     def watch(self, coins: Coins, iterations: int) -> Floats:
@@ -408,7 +408,11 @@ def histogram_door(gate: Gate, settings: CardGeometry, opening: str, victim: int
 
     def noise(target: int, shape: tuple[int, ...]) -> Floats:
         count = math.prod(shape)
-        drawn = [DiscreteGaussian(stds[target][j]).sample(count, gate.noise.stream) for j in outside]
+        drawn = [
+            DiscreteGaussian(stds[target][j]).sample(count, gate.noise.stream)
+            for j in outside
+            if stds[target][j]
+        ]
         unit = 2.0 ** -settings.total_bits(opening) / clips[target]
         return np.asarray(np.sum(drawn, axis=0).reshape(shape) * unit)
 
@@ -428,7 +432,8 @@ def evaluation_door(gate: Gate, settings: SealedGeometry) -> Door:
     A canary is one value: along the direction in which a test record moves all totals together.
     """
     evaluation, holder = Evaluation(settings=settings), settings.label_holder
-    stds = sorted(evaluation.protocol.share_stds[holder])[: len(settings.members) - settings.plan.collusion]
+    shares = sorted(std for std in evaluation.protocol.share_stds[holder] if std)
+    stds = shares[: len(shares) - settings.plan.collusion]
 
     def let_out(vectors: Floats, rows: Rows) -> Floats:
         gate.open_totals(
@@ -440,7 +445,7 @@ def evaluation_door(gate: Gate, settings: SealedGeometry) -> Door:
             observers=(OBSERVER,),
         )
         drawn = [DiscreteGaussian(std).sample(vectors.size, gate.noise.stream) for std in stds]
-        return np.asarray(vectors + np.sum(drawn, axis=0).reshape(vectors.shape) * 2.0**-TOTAL_BITS)
+        return np.asarray(vectors + np.sum(drawn, axis=0).reshape(vectors.shape) * 2.0**-settings.unit_bits)
 
     return Door(gate=gate, reach=evaluation.sensitivity / 2, let_out=let_out)
 

@@ -58,7 +58,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sealed-profile": {"algorithm": "sealed", "model": "profile", "epsilon": 4.0, "record_views": True},
     "network": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "none"},
     "network-aligned": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "private"},
-    "network-sealed": {**_SEALED, "align": "none"},
+    "network-sealed": {
+        **_SEALED,
+        "align": "none",
+        "settings": {"dealer": "dealer", "adversary": "malicious"},
+    },
 }
 """What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
 predicted afterwards, and `align` stands for a run over a network and says how its records are aligned."""

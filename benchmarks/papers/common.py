@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def arguments(description: str, name: str, *, resumable: bool = False) -> argpar
     parser.add_argument("--quick", action="store_true", help="small samples and few passes, to try it out")
     if resumable:
         parser.add_argument("--raw", type=Path, help="keep what is measured here; a run goes on from there")
+        parser.add_argument("--only", nargs="*", default=[], help="parts to make; all by default")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     return chosen
@@ -84,3 +86,19 @@ def write(path: Path, parts: Sequence[str]) -> None:
     """Writes the report."""
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     say(f"wrote {path}")
+
+
+class Known:
+    """What has been measured, in a file where there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.found = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        """The value of a key, measured if it is not known."""
+        if key not in self.found:
+            self.found[key] = make()
+            if self.path is not None:
+                self.path.write_text(json.dumps(self.found), encoding="utf-8")
+        return self.found[key]

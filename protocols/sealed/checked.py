@@ -273,9 +273,7 @@ class CheckedRound(CheckedMachine):
 
         Where all waves are totalled as they are, each is an output of its own.
         """
-        series = self._protocol.series
-        if series is None:
-            raise ProtocolError("a round without a series has no waves")
+        series = self._protocol.sines
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
         table = sine_table().view(np.int64)
         added, tagged = np.empty(self._shape, np.uint64), np.empty(self._shape, np.uint64)

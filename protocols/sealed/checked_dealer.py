@@ -230,7 +230,7 @@ class CheckedDealer(SealedDealer):
             mask = np.zeros(protocol.phase_shape(count), np.uint32)
             for seed in seeds:
                 mask += expand(seed, "phase", mask.shape, np.uint32)
-            plain = waves_of(mask, protocol.series).view(np.int64)
+            plain = waves_of(mask, protocol.sines).view(np.int64)
             # Waves are in range by their making; checking every index would cost a copy.
             np.take(self._multiples, plain.reshape(wave_tags.shape) + _WAVE, out=wave_tags, mode="clip")
             waves = FIELD.reduce(plain)

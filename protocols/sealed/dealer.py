@@ -106,7 +106,7 @@ class SealedDealer:
             apply_masks(mask, [stream_of(seed, "phase")], [])
         waves = np.empty(protocol.wave_shape(count), np.uint64)
         for here in blocks(count):
-            waves[:, :, here] = waves_of(mask[here], protocol.series)
+            waves[:, :, here] = waves_of(mask[here], protocol.sines)
         # All but member 0 expand their shares from their seeds, so that only one share has to travel.
         return apply_masks(waves, [], [stream_of(seed, "waves") for seed in seeds[1:]])
 

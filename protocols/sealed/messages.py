@@ -143,6 +143,105 @@ class Opening(Message):
     word: npt.NDArray[Any]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PairSeed(Message):
+    """Without a dealer, once a session: the lower of two members tells the other the seed they share."""
+
+    kind: ClassVar[str] = "sealed-pair-seed"
+    secret: ClassVar[tuple[str, ...]] = ("seed",)
+    seed: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PeerDeal(Message):
+    """Member to the member it deals for, every round: corrections, and to one a share of the waves."""
+
+    kind: ClassVar[str] = "sealed-peer-deal"
+    uniform: ClassVar[tuple[str, ...]] = ("product", "waves")
+    product: npt.NDArray[Any]
+    waves: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PublicKey(Message):
+    """Of two members without a dealer, once a session: the public key, and the digest of the tables."""
+
+    kind: ClassVar[str] = "sealed-public-key"
+    key: bytes
+    tables: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EncryptedRows(Message):
+    """Some ciphertexts of a member's rows; views keep digests of ciphertexts, as of seeds."""
+
+    kind: ClassVar[str] = "sealed-encrypted-rows"
+    secret: ClassVar[tuple[str, ...]] = ("data",)
+    chunk: int
+    data: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RowsTaken(Message):
+    """The other has them; the next may come."""
+
+    kind: ClassVar[str] = "sealed-rows-taken"
+    chunk: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Offer(Message):
+    """Ahead of round `number`: the first member's encrypted masks, and its answer to the other's rows."""
+
+    kind: ClassVar[str] = "sealed-offer"
+    secret: ClassVar[tuple[str, ...]] = ("masks", "product")
+    number: int
+    binding: bytes
+    masks: bytes
+    product: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Answer(Message):
+    """The second member's answers: products of masks, and of the other's rows."""
+
+    kind: ClassVar[str] = "sealed-answer"
+    secret: ClassVar[tuple[str, ...]] = ("products", "product")
+    number: int
+    products: bytes
+    product: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Factors(Message):
+    """Member to the other: factors of its scores, masked, (rows, factors)."""
+
+    kind: ClassVar[str] = "sealed-factors"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
+    widths: ClassVar[Mapping[str, int]] = {"words": 50}
+    words: npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Blinded(Message):
+    """Member to the other: its share of the residuals, masked, (rows, outputs)."""
+
+    kind: ClassVar[str] = "sealed-blinded"
+    uniform: ClassVar[tuple[str, ...]] = ("words",)
+    widths: ClassVar[Mapping[str, int]] = {"words": 50}
+    words: npt.NDArray[Any]
+
+
+ENCRYPTED_MESSAGES: tuple[type[Message], ...] = (
+    PublicKey,
+    EncryptedRows,
+    RowsTaken,
+    Offer,
+    Answer,
+    Factors,
+    Blinded,
+)
+PEERS: tuple[type[Message], ...] = (PairSeed, PeerDeal, *ENCRYPTED_MESSAGES)
 DEALT: tuple[type[Message], ...] = (ProofSeed, ProofKeys, Coin, CheckedDeal)
 BETWEEN: tuple[type[Message], ...] = (CheckedOperand, Bits, Proof, CheckedShare, Commitment, Opening)
 CHECKED_MESSAGES: tuple[type[Message], ...] = (*DEALT, *BETWEEN, Ready)

@@ -23,17 +23,17 @@ from securevfl.protocols.discrete_gaussian import DiscreteGaussian
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.large import Left, choose, masked_operand
 from securevfl.protocols.sealed.protocol import (
+    ENCRYPTED,
     RESIDUAL_BITS,
     SCORES,
     Operand,
     SealedProtocol,
     Seed,
     check_operand,
-    encode_phase,
 )
 from securevfl.protocols.sealed.round import Places, RoundMachine, SealedMachine
 from securevfl.protocols.sealed.scoring import ScoreMachine
-from securevfl.protocols.sealed.series import Waves
+from securevfl.protocols.sealed.series import Waves, encode_phase
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 
 Rows = npt.NDArray[np.int64]
@@ -131,7 +131,7 @@ class SealedParty:
         rows: Rows | None = None,
         labels: npt.ArrayLike | None = None,
         operand: Integers | None = None,
-    ) -> RoundMachine:
+    ) -> Machine:
         """The machine of one round; its result is this member's noisy total.
 
         Args:
@@ -150,20 +150,27 @@ class SealedParty:
         protocol = self.protocol
         count = protocol.count(rows)
         phase = self._phase(scores, protocol.phase_shape(count))
-        machine = RoundMachine(
-            self.index,
-            protocol,
+        machine = self._machine(
+            rows=rows,
             round=round,
             phase=phase,
             offset=self._offset(labels, (count, protocol.outputs)),
             count=count,
             operand=self._left(rows, operand, count),
             masked=self._masked(rows),
-            noise={m: self.noise_for(m) for m in range(protocol.members)},
+            noise=self._noises(),
             joined=dict(self.joined),
         )
         self._next_round = round + 1
         return machine
+
+    def _noises(self) -> dict[int, Ring]:
+        """This member's noise on every total of a round."""
+        return {m: self.noise_for(m) for m in range(self.protocol.members)}
+
+    def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
+        """The machine of a round from what the member brings to it."""
+        return RoundMachine(self.index, self.protocol, **inputs)
 
     def score(
         self,
@@ -186,7 +193,10 @@ class SealedParty:
         if encoded.ndim != 2 or not len(encoded) or encoded.shape[1] != self.protocol.outputs:
             raise InputError(f"scores have shape {encoded.shape}; expected (rows, {self.protocol.outputs})")
         self._next_round = round + 1
-        return ScoreMachine(self.index, self.protocol, encoded, round=round, agreed=agreed, records=records)
+        return self._score_machine(encoded, round=round, agreed=agreed, records=records)
+
+    def _score_machine(self, words: Ring, **given: Any) -> ScoreMachine:
+        return ScoreMachine(self.index, self.protocol, words, **given)
 
     def _check_round(self, round: int) -> None:  # noqa: A002
         if not self._next_round <= round < MAX_ROUND:
@@ -199,7 +209,7 @@ class SealedParty:
             raise InputError("a round takes scores exactly if the protocol has a series for them")
         if scores is None or series is None:
             return None
-        phase = encode_phase(scores, series.period)
+        phase = encode_phase(scores, self.protocol.sines.period)
         _check_shape(phase, shape)
         return phase
 
@@ -219,7 +229,8 @@ class SealedParty:
             raise EncodingError(f"labels must lie between {protocol.label_low} and {protocol.label_high}")
         if protocol.series is None:
             return np.rint(values * 2.0**protocol.residual_bits).astype(np.int64).view(np.uint64)
-        scaled = np.rint((protocol.series.offset - values) * 2.0**RESIDUAL_BITS).astype(np.int64)
+        bits = protocol.residual_bits if protocol.dealing == ENCRYPTED else RESIDUAL_BITS
+        scaled = np.rint((protocol.series.offset - values) * 2.0**bits).astype(np.int64)
         # Half of what all members may drop: the error is then as often above as below.
         return (scaled + (protocol.members << protocol.cut >> 1 if protocol.cut else 0)).view(np.uint64)
 

@@ -184,10 +184,11 @@ class Claim:
         """
         room = self.bound if self.shows_norms else 1
         signed = words.view(np.int64)
-        low = -room if self.shows_norms else 0
-        if words.size and not (int(signed.min()) >= low and int(signed.max()) < (1 << MASK_BITS) + room):
+        least, low = int(signed.min(initial=0)), -room if self.shows_norms else 0
+        if least < low or int(signed.max(initial=0)) >= (1 << MASK_BITS) + room:
             raise ProtocolError("its masked rows are out of range")
-        return self.field.reduce(signed)
+        # Hardly ever does a row fall below its mask; all else is an element of the large field as it is.
+        return words if not least and self.field.bits > MASK_BITS else self.field.reduce(signed)
 
     # -- what coins decide ----------------------------------------------------------------------------------
 

@@ -32,9 +32,12 @@ from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.contract import Message, read_message
 from securevfl.protocols.ring import FixedPoint, Ring
 from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
 from securevfl.protocols.sealed.large import Chosen, Left, SeedMask, held_pieces, stream_of
-from securevfl.protocols.sealed.messages import CHECKED_MESSAGES
+from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, PEERS
+from securevfl.protocols.sealed.parts import Parts
 from securevfl.protocols.sealed.proof import Claim
+from securevfl.protocols.sealed.residues import T
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.wire import Value, unpack
 
@@ -43,6 +46,10 @@ RESIDUAL_BITS = 2 * WAVE_BITS
 TOTAL_BITS = OPERAND_BITS + RESIDUAL_BITS
 RESIDUAL_ROOM = 1 << 30
 """Checked: added to one V_j, so that no residual plus V is negative."""
+DEALT, THIRD, ENCRYPTED = "dealer", "third", "encrypted"
+"""Where masks come from: a dealer, the member whom a product does not concern, or ciphertexts of two."""
+PACKED_BITS = 12
+"""Fraction bits of operands that ciphertexts hold; their residuals have 20."""
 TAIL = 12
 """Room for noise in the range check, in standard deviations of each share."""
 LEAST_FRACTION = 9
@@ -133,6 +140,7 @@ MESSAGES: tuple[type[Message], ...] = (
     ScoreDeal,
     MaskedScores,
     *CHECKED_MESSAGES,
+    *PEERS,
 )
 
 
@@ -159,14 +167,15 @@ class SealedProtocol:
             totalled (label histograms): no scores, no phases, no waves.
         label_low: Least label.
         label_high: Largest label.
-        share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of 2^-42; 0
-            for none.
+        share_stds: [m][j]: integer standard deviation of member j's noise on m's total, in units of
+            2^-`total_bits`; 0 for none.
         entry: Bound of a single entry of an operand, where it is less than the clips: 1 for one-hot operands.
         checked: Whether members prove their rows and labels and every opening is authenticated, so that a
             member that cheats is caught before anything depends on it.
         groups: Checked: sizes of each member's groups of one-hot columns, whose entries are 0 or 2^14; empty
             where norms are proved.
         complement: Checked: the second of two outputs is 1 less the first label.
+        dealing: Where masks come from: `DEALT`, `THIRD` or `ENCRYPTED`.
         fraction: None for words of 64 bits. Else words of operands, blinded shares and totals have 32 bits:
             entries of operands are 0 or 1 without fraction bits, residuals have so many, and a member may
             open fewer columns than its width; the shape of its masked operand says how many.
@@ -183,7 +192,7 @@ class SealedProtocol:
     records: int
     batch: int
     outputs: int
-    series: SineSeries | Waves | None
+    series: SineSeries | Waves | Kernel | None
     label_low: float = 0.0
     label_high: float = 1.0
     share_stds: tuple[tuple[int, ...], ...]
@@ -191,6 +200,7 @@ class SealedProtocol:
     checked: bool = False
     groups: tuple[tuple[int, ...], ...] = ()
     complement: bool = False
+    dealing: str = DEALT
     fraction: int | None = None
 
     def __post_init__(self) -> None:
@@ -212,8 +222,28 @@ class SealedProtocol:
             raise InputError(f"{self.fraction} fraction bits; 0 to {RESIDUAL_BITS} are possible")
         for member in range(members):
             self._check_range(member)
+        if self.dealing != DEALT:
+            self._check_dealing()
         if self.checked:
             self._check_claims()
+
+    def _check_dealing(self) -> None:
+        """What cannot be had without a dealer is refused, and noise that would get into no total."""
+        if self.checked or not all(self.static):
+            raise InputError("without a dealer members follow the protocol and operands stay the same")
+        possible = {THIRD: self.members > 2, ENCRYPTED: self.members == 2}
+        if not possible.get(self.dealing, False):
+            raise InputError(f"dealing {self.dealing!r} among {self.members} members is not possible")
+        if self.dealing == ENCRYPTED:
+            return
+        parts = Parts(self.members, self.label_holder)
+        for member, stds in enumerate(self.share_stds):
+            outside = [j for j, std in enumerate(stds) if std and j not in parts.contributors(member)]
+            if outside and self.widths[member]:
+                raise InputError(
+                    f"noise of members {outside} cannot reach the total of member {member}: "
+                    "size the shares for those who contribute"
+                )
 
     def _check_claims(self) -> None:
         """What proofs cannot show is refused."""
@@ -233,13 +263,33 @@ class SealedProtocol:
         residual = self.residual_bound * (1 if self.static[member] else math.sqrt(self.outputs))
         signal = self.batch * largest * (residual + self.cutting / 2)
         noise = TAIL * sum(self.share_stds[member])
-        words = self.words
-        if not signal * 2.0**words.fraction_bits + noise < 2.0 ** (words.bits - 1):
-            room = 2.0 ** (words.bits - 1) * words.resolution
+        half, unit = self._room, 2.0**self.total_bits
+        if not signal * unit + noise < half:
             raise EncodingError(
-                f"the total of member {member} may reach {signal + noise * words.resolution:.3g}, but the"
-                f" ring holds {room:.3g}; use smaller batches, a smaller clip or less noise"
+                f"the total of member {member} may reach {signal + noise / unit:.3g}, but the"
+                f" ring holds {half / unit:.3g}; use smaller batches, a smaller clip or less noise"
             )
+
+    @property
+    def _room(self) -> float:
+        """Half of the ring, or of the residues."""
+        return T / 2 if self.dealing == ENCRYPTED else 2.0 ** (self.words.bits - 1)
+
+    @property
+    def sines(self) -> SineSeries | Waves:
+        """The series, where phases are masked and waves are shared.
+
+        Raises:
+            InputError: There is none.
+        """
+        if self.series is None or isinstance(self.series, Kernel):
+            raise InputError("this protocol has no waves")
+        return self.series
+
+    @property
+    def total_bits(self) -> int:
+        """Fraction bits of totals and of the noise on them."""
+        return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else self.words.fraction_bits
 
     @property
     def narrow(self) -> bool:
@@ -259,6 +309,8 @@ class SealedProtocol:
     @property
     def residual_bits(self) -> int:
         """Fraction bits of residuals that are totalled."""
+        if self.dealing == ENCRYPTED:
+            return ADDED_BITS
         return RESIDUAL_BITS if self.fraction is None else self.fraction
 
     @property
@@ -268,7 +320,7 @@ class SealedProtocol:
         Shares s_j of 64 bits add up to r modulo 2^64. Without their low c bits they add up, modulo 2^(64-c),
         to r / 2^c less what was dropped: at most one unit each, never a wrap.
         """
-        return 0 if self.series is None else RESIDUAL_BITS - self.residual_bits
+        return RESIDUAL_BITS - self.residual_bits if self.narrow and self.series is not None else 0
 
     @property
     def cutting(self) -> float:
@@ -337,7 +389,7 @@ class SealedProtocol:
 
     def total_std(self, member: int) -> float:
         """Standard deviation of the noise on each value of a member's total, all shares together."""
-        return math.hypot(*self.share_stds[member]) * self.words.resolution
+        return math.hypot(*self.share_stds[member]) * 2.0**-self.total_bits
 
     def operand_shape(self, member: int, rows: int) -> tuple[int, int]:
         """Shape of a member's operand in a round over so many records."""
@@ -372,7 +424,8 @@ class SealedProtocol:
 
     def wave_shape(self, rows: int) -> tuple[int, int, int, int]:
         """(2, harmonics, rows, scores): sines, then cosines."""
-        return 2, len(self.series.coefficients) if self.series else 0, *self.phase_shape(rows)
+        waves = 0 if self.series is None or isinstance(self.series, Kernel) else len(self.series.coefficients)
+        return 2, waves, *self.phase_shape(rows)
 
 
 def narrow_fraction(records: int) -> int | None:
@@ -404,19 +457,6 @@ def check_operand(
             f"a record has norm {math.sqrt(largest) / one:.6g}, above the clip {clip};"
             " clip rows and round toward zero"
         )
-
-
-def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
-    """Scores as phases on Z_2^32: a whole turn is one period.
-
-    Raises:
-        EncodingError: A score is not finite.
-    """
-    turns = np.asarray(scores, np.float64) / period
-    if not np.isfinite(turns).all():
-        raise EncodingError("a score is not finite; lower the learning rate or the weight bound")
-    turns -= np.floor(turns)
-    return np.rint(turns * 2.0**32).astype(np.uint64).astype(np.uint32)  # 2^32 wraps to 0
 
 
 def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Ring:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +33,10 @@ class SealedMachine(Machine):
 
     def _start(self) -> list[Envelope]:
         return []
+
+    def awaits(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Whether a message that has arrived is for this machine, and not for one that follows it."""
+        return bool(fields["round"] == self.round)
 
     def _drop(self, address: Address) -> list[Envelope]:
         raise DropoutError(f"sealed training cannot go on without {name_of(address)}; resume when it is back")
@@ -150,7 +157,7 @@ class RoundMachine(SealedMachine):
         shape = self._protocol.wave_shape(len(delta))
         waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
         for here in blocks(len(delta)):
-            share[here] += self._protocol.series.share(delta[here], waves[:, :, here])
+            share[here] += self._protocol.sines.share(delta[here], waves[:, :, here])
         share >>= np.uint64(self._protocol.cut)
         return share.astype(self._words.dtype, copy=False)
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.errors import InputError
+from securevfl.errors import EncodingError, InputError
 from securevfl.protocols.ring import Ring
 
 TABLE_BITS = 16
@@ -147,10 +147,12 @@ class Waves:
     Args:
         period: P.
         coefficients: a_1, a_3, a_5, ... of the odd harmonics.
+        bits: Fraction bits of what is multiplied.
     """
 
     period: float
     coefficients: tuple[float, ...]
+    bits: int = WAVE_BITS
 
     def __post_init__(self) -> None:
         if not self.coefficients or not self.period > 0:
@@ -179,10 +181,10 @@ class Waves:
         """How far the shared evaluation can lengthen a vector of norm 1 that all waves of a record make.
 
         Table and wave of a harmonic are complex numbers of modulus at most 1 and |a|, each off by at most
-        2^-WAVE_BITS / sqrt(2); a phase that is off turns the product and lengthens nothing. The K errors of
-        the waves have norm at most sqrt(K) 2^-WAVE_BITS / sqrt(2).
+        2^-bits / sqrt(2); a phase that is off turns the product and lengthens nothing. The K errors of the
+        waves have norm at most sqrt(K) 2^-bits / sqrt(2).
         """
-        off = 2.0**-WAVE_BITS * 2**-0.5
+        off = 2.0**-self.bits * 2**-0.5
         return ((1 + off) * (1 + off * math.sqrt(len(self.coefficients))) - 1) * (1 + 1e-9)
 
     @property
@@ -205,6 +207,19 @@ def turned(
         if phases:
             place = place + np.uint16(phases[index])
         yield table[place], table[place + QUARTER], waves[0, index], waves[1, index]
+
+
+def encode_phase(scores: npt.ArrayLike, period: float) -> Ring:
+    """Scores as phases on Z_2^32: a whole turn is one period.
+
+    Raises:
+        EncodingError: A score is not finite.
+    """
+    turns = np.asarray(scores, np.float64) / period
+    if not np.isfinite(turns).all():
+        raise EncodingError("a score is not finite; lower the learning rate or the weight bound")
+    turns -= np.floor(turns)
+    return np.rint(turns * 2.0**32).astype(np.uint64).astype(np.uint32)  # 2^32 wraps to 0
 
 
 def phase_places(delta: Ring, harmonics: tuple[int, ...]) -> Iterator[Ring]:

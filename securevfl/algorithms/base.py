@@ -249,6 +249,11 @@ class Algorithm(ABC):
     initial_upload: ClassVar[bool] = False
     helpers: ClassVar[tuple[str, ...]] = ()
     """Organisations without data that take part, such as a dealer; each runs the role of the same address."""
+
+    def assistants(self, plan: Plan) -> dict[str, str]:
+        """Address -> organisation of the helpers that a plan has."""
+        return {name: name for name in self.helpers}
+
     apart: bool = False
     """Whether organisations run in processes of their own, over a network."""
 

@@ -179,9 +179,13 @@ class Exchange:
             await self.send(source, envelope)
         await self.started(machine)
         while not machine.done:
-            arrived = self.envelope(await self.link.receive())
+            arrived = self.envelope(await self.next_for(machine))
             for envelope in await self.work(machine.receive, arrived):
                 await self.send(source, envelope)
+
+    async def next_for(self, machine: Machine) -> Packet:
+        """The next message for a machine that is followed."""
+        return await self.link.receive()
 
     async def work(self, act: Callable[..., T], *args: Any, **named: Any) -> T:
         """Lets a machine work, here and now."""

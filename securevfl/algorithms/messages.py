@@ -31,7 +31,7 @@ from securevfl.privacy.schemas import (
 )
 from securevfl.privacy.views import OPENED
 from securevfl.protocols.alignment.protocol import PrivateAlignment
-from securevfl.protocols.sealed.messages import BETWEEN, DEALT
+from securevfl.protocols.sealed.messages import BETWEEN, DEALT, PEERS
 from securevfl.protocols.sealed.protocol import Deal, MaskedScores, Operand, Phase, ScoreDeal, Seed, Share
 from securevfl.protocols.sums.bfv import BFVSum
 from securevfl.protocols.sums.ckks import CKKSSum
@@ -360,6 +360,6 @@ SUMS = (PlainTreeSum, TwoTreeSum, PairwiseMaskSum, BFVSum, CKKSSum)
 declare_protocol(
     *dict.fromkeys(message for each in SUMS for message in each.messages), senders=MEMBERS, routed=True
 )
-declare_protocol(Operand, Phase, Share, MaskedScores, *BETWEEN, senders=MEMBERS, routed=False)
+declare_protocol(Operand, Phase, Share, MaskedScores, *BETWEEN, *PEERS, senders=MEMBERS, routed=False)
 declare_protocol(Seed, Deal, ScoreDeal, *DEALT, senders=(DEALER,), routed=False)
 declare_protocol(*PrivateAlignment.messages, senders=(PARTY,), routed=False)

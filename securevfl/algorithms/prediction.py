@@ -6,8 +6,6 @@ label holder's requests; on a secure sum the label holder obtains only the total
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -53,7 +51,7 @@ class PredictingServer(Finished, LabelHolder):
     async def _fused(self, rows: Rows) -> Tensor:
         if self.sums.channels:
             return self._tensor(SERVER, (await self.sums.total(rows, KIND)).values, len(rows))
-        return self.fusion(await asyncio.gather(*(self._ask(party, rows) for party in self.parties)))
+        return self.fusion.join_table(await self._ask_all(rows, KIND))
 
     async def _ask(self, party: str, rows: Rows, purpose: str = KIND) -> Tensor:
         answer = await self.link.call(party, Predict(rows=rows))

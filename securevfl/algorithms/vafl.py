@@ -46,7 +46,7 @@ from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import task_loss
 from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
-from securevfl.privacy.rows import Rows
+from securevfl.privacy.rows import Rows, fixed
 from securevfl.settings.plan import Plan
 
 TRAINING, EVALUATION = "embedding", "evaluation"
@@ -505,7 +505,8 @@ class VAFLServer(TopModelServer):
                 self._of_party(gradient, upload.party)
                 for upload, gradient in zip(uploads, gradients, strict=True)
             ]
-            await self._answer(messages, shared, answers)
+            named = [fixed(rows) for rows in batches]
+            await self._answer(messages, named * len(messages) if self.shared_schedule else named, answers)
         self._count(sum(len(upload.rows) for upload in uploads), loss)
 
     async def _refresh(self, upload: Upload) -> None:

@@ -319,6 +319,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
     return {
         "folder": source.files.path.name,
         "adversary": plan.adversary_in_words,
+        "dealer": plan.dealer_in_words,
         "agreement": _agreed(source.files.path),
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,

@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,14 @@ class Line:
         high: The upper end.
         values: Of a category or flag: what the bin holds.
         missing: Whether missing values are in this bin.
-        points: What it adds to the points.
+        points: What it adds to the points; of a regression to the predicted label, as all that follows.
         error: Standard deviation of the points.
         score: What it adds to the log odds of a positive label.
-        evidence: Weight of evidence: log odds against the overall rate.
-        positives: Noisy number of positive labels.
+        evidence: Weight of evidence: log odds against the overall rate; the mean label against all others'.
+        positives: Noisy number of positive labels; of a regression of records.
         negatives: Noisy number of negative labels.
-        information: Noisy information value of the whole column.
+        information: Noisy information value of the whole column; the share of the label's range that it
+            explains, squared.
     """
 
     party: str
@@ -89,12 +90,29 @@ def read_card(
     folder, cards = open_cards(path, "scorecard", party=party)
     constant = math.fsum(float(card.constant) for card in cards.values()) + _server_bias(folder)
     start = base_points(constant, pdo=pdo, base=base, odds=odds)
+    settings = folder.read_plan().settings
+    half = (settings.label_high - settings.label_low) / 2
+    if half > 0:  # a regression: points are in the unit of the labels
+        start = constant = settings.label_low + (constant + 1) * half
     lines = [Line(party="", column="", kind=CONSTANT, bin=CONSTANT, points=start, score=constant)]
     for name, card in cards.items():
         if party in ("", name):
             order = np.argsort(-card.information.numpy(), kind="stable")
             lines += [line for place in order for line in lines_of(name, card, int(place), pdo)]
-    return lines
+    return [lines[0], *(_in_label_units(line, half, pdo) for line in lines[1:])] if half > 0 else lines
+
+
+def _in_label_units(line: Line, half: float, pdo: float) -> Line:
+    """A line of a regression's card: what its bin adds to the prediction."""
+    return replace(
+        line,
+        points=line.score * half,
+        error=line.error * math.log(2) / pdo * half,
+        score=line.score * half,
+        evidence=line.evidence * half,
+        positives=line.positives + line.negatives,
+        negatives=0.0,
+    )
 
 
 def open_cards(
@@ -211,6 +229,7 @@ def to_page(lines: Sequence[Line], *, title: str) -> str:
     """One self-contained page: a shape and a table for each column."""
     from securevfl.pages import render
 
+    numbers = predicts_numbers(lines)
     columns: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line.kind != CONSTANT:
@@ -224,18 +243,29 @@ def to_page(lines: Sequence[Line], *, title: str) -> str:
             "rows": [
                 [
                     line.bin + (" or missing" if line.missing and line.bin != "missing" else ""),
-                    f"{line.points:+.0f}",
-                    f"{line.error:.0f}",
-                    f"{line.evidence:+.2f}",
+                    *in_figures(line, numbers=numbers),
                     f"{max(line.positives + line.negatives, 0):,.0f}",
-                    f"{max(line.positives, 0):,.0f}",
+                    *([] if numbers else [f"{max(line.positives, 0):,.0f}"]),
                 ]
                 for line in mine
             ],
         }
         for (party, column), mine in columns.items()
     ]
-    return render("auditing/scorecard.html", title=title, start=lines[0].points, sections=sections)
+    start = lines[0].points
+    return render("auditing/scorecard.html", title=title, start=start, sections=sections, numbers=numbers)
+
+
+def predicts_numbers(lines: Sequence[Line]) -> bool:
+    """Whether the card is that of a regression: its points are its scores."""
+    return lines[0].points == lines[0].score
+
+
+def in_figures(line: Line, *, numbers: bool) -> list[str]:
+    """Points, their error and the evidence of a line; those of a regression may be of any size."""
+    found = (line.points, line.error, line.evidence)
+    forms = ("+.3g", ".2g", "+.3g") if numbers else ("+.0f", ".0f", "+.2f")
+    return [format(value, form) for value, form in zip(found, forms, strict=True)]
 
 
 def _chart(title: str, lines: Sequence[Line]) -> Any:

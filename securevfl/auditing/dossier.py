@@ -41,8 +41,8 @@ FOLDER, MANIFEST, SIGNATURE = "audits", "dossier.json", "signature.json"
 FORMAT = 2
 _PUBLIC = ("public.html", "public.json")
 _RUN_FACTS = (
-    "folder", "agreement", "adversary", "algorithm", "protocol", "mode", "data", "parties", "label_holder",
-    "clip", "sigma", "delta", "epochs", "labels", "guarantee", "finished",
+    "folder", "agreement", "adversary", "dealer", "algorithm", "protocol", "mode", "data", "parties",
+    "label_holder", "clip", "sigma", "delta", "epochs", "labels", "guarantee", "finished",
 )  # fmt: skip
 _CELL_FACTS = (
     "claimed", "epsilon_upper", "epsilon_lower", "mu_upper", "mu_lower", "delta", "mode", "releases", "exact",

@@ -222,6 +222,7 @@ def _facts(run: dict[str, Any]) -> list[Row]:
     return [
         *([["agreement", run["agreement"]]] if run.get("agreement") else []),
         *([["members", run["adversary"]]] if run.get("adversary") else []),
+        *([["dealer", run["dealer"]]] if run.get("dealer") else []),
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],
         ["accounting mode", run["mode"]],

@@ -362,6 +362,7 @@ class _Books:
     def __init__(self, owner: str, entries: list[Entry], whole: _Reconciliation) -> None:
         self.owner, self.entries, self.whole = owner, entries, whole
         self.once = whole.source.plan.mode == "frozen"
+        self._heard: dict[tuple[str, str], set[str]] | None = None
         self.uses: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.sums: dict[int, tuple[str, int]] = {}
         self.rounds: dict[tuple[Any, ...], int] = {}
@@ -666,15 +667,30 @@ class _Books:
         )
 
     def _heard_by_all(self, entry: Entry) -> None:
-        """Of sealed rounds: every observer got each kind of words."""
+        """Of sealed rounds: every observer got each kind of words.
+
+        Where members deal for each other, not everybody gets every kind: then whoever got it in another
+        round of the same kind. Which words a round has at all is the replay's to say.
+        """
         uses, content = self.uses[entry.index], entry.content
         if self.sums.get(entry.index, ("x", 0))[0]:
             return
         for kind in {kind for _, kind in uses}:
-            missing = [name for name in content["observers"] if not uses[name, kind]]
+            missing = [name for name in self._hearing(content, kind) if not uses[name, kind]]
             if missing and entry.index != self.entries[-1].index:
                 reason = f"entry {entry.index}: {', '.join(missing)} got no {kind}"
                 self.whole.violate(self.owner, missing, content["kind"], reason)
+
+    def _hearing(self, content: Mapping[str, Any], kind: str) -> list[str]:
+        """Who should get words of a kind in the rounds that an entry like this is about."""
+        if getattr(self.whole.source.plan.settings, "dealer", "") != "none":
+            return list(content["observers"])
+        if self._heard is None:
+            self._heard = defaultdict(set)
+            for index, uses in self.uses.items():
+                for name, sent in uses:
+                    self._heard[self.entries[index].content["kind"], sent].add(name)
+        return sorted(self._heard[content["kind"], kind] & set(content["observers"]))
 
 
 def _facts(header: Mapping[str, Any]) -> str:

@@ -150,7 +150,7 @@ def _missing(source: Source) -> str:
         return "replay needs the data of the run; give it with --data"
     algorithm = find_algorithm(plan.algorithm)
     hosts = hosts_of(plan, source.data, algorithm)
-    names = sorted(set(hosts.values()) - set(algorithm.helpers))
+    names = sorted(set(hosts.values()) - set(algorithm.assistants(plan).values()))
     if (mine := _alone(source)) is not None:
         names = [mine]
     absent = [name for name in names if not files.journal(name).is_dir() or not files.view(name).is_dir()]

@@ -56,17 +56,22 @@ def _mapping(line: Line) -> dict[str, Any]:
 def _show(lines: list[Line]) -> None:
     from rich.console import Console
 
+    from securevfl.auditing.cards import in_figures, predicts_numbers
     from securevfl.cli.show import table
 
+    numbers = predicts_numbers(lines)
+    title = f"{lines[0].points:.0f} points to start with; more are better odds of a negative label"
+    if numbers:
+        title = f"{lines[0].points:,.4g} to start with; bins add up to the predicted label"
     shown = table(
-        f"{lines[0].points:.0f} points to start with; more are better odds of a negative label",
+        title,
         "party",
         "column",
         "IV",
         "bin",
         "points",
         "±",
-        "WOE",
+        "mean" if numbers else "WOE",
         "records",
     )
     last = ("", "")
@@ -78,9 +83,7 @@ def _show(lines: list[Line]) -> None:
             line.column if new else "",
             f"{line.information:.3f}" if new else "",
             line.bin[:24] + (" or missing" if line.missing and line.bin != "missing" else ""),
-            f"{line.points:+.0f}",
-            f"{line.error:.0f}",
-            f"{line.evidence:+.2f}",
+            *in_figures(line, numbers=numbers),
             f"{max(line.positives + line.negatives, 0.0):,.0f}",
         )
     Console().print(shown)

@@ -335,10 +335,11 @@ def bin_numbers(
     *,
     stds: Sequence[float],
     bounds: tuple[float, float] | None = None,
+    bins: int = BINS,
 ) -> NumberBins:
     """Count a column with noise, level by level, and bin it."""
     counter = noisy_counter(column, noise, stds=stds, bounds=bounds)
-    return number_bins(counter, records=int(np.size(column)), stds=stds, bounds=bounds)
+    return number_bins(counter, records=int(np.size(column)), stds=stds, bounds=bounds, bins=bins)
 
 
 def bin_categories(
@@ -433,7 +434,13 @@ def raw_columns(columns: Sequence[Column], rows: Floats) -> list[Floats]:
 
 
 def bin_column(
-    column: Column, values: Floats, noise: Noise, *, stds: Sequence[float], list_std: float
+    column: Column,
+    values: Floats,
+    noise: Noise,
+    *,
+    stds: Sequence[float],
+    list_std: float,
+    bins: int = BINS,
 ) -> NumberBins | CodeBins:
     """A column's bins; rows have a say only through counts with noise.
 
@@ -443,10 +450,11 @@ def bin_column(
         noise: Noise of counts.
         stds: Its standard deviations by level, for numbers.
         list_std: For long lists of categories.
+        bins: Most bins of a number.
     """
     if column.kind == "number":
         low, high = column.feature_bounds[0] or (0.0, 0.0)
-        return bin_numbers(values, noise, stds=stds, bounds=(low, high) if low < high else None)
+        return bin_numbers(values, noise, stds=stds, bounds=(low, high) if low < high else None, bins=bins)
     codes = column.codes or 2
     if not is_binned(column):
         return CodeBins(groups=(*range(codes), codes if column.missing == "bin" else codes - 1))

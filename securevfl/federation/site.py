@@ -478,10 +478,11 @@ def hosts_of(plan: Plan, data: VerticalData, algorithm: Algorithm) -> dict[str, 
     if SERVER in data.parties:
         raise PlanError(f"a party is called {SERVER!r}, which names the label holder's role; rename it")
     label_holder = SERVER if plan.label_holder == "server" else data.label_holder
-    for name in algorithm.helpers:
+    helpers = algorithm.assistants(plan)
+    for name in (*helpers, *helpers.values()):
         if name in (*data.parties, label_holder):
             raise PlanError(f"a party is called {name!r}, which names a helper of this algorithm; rename it")
-    return {party: party for party in (*data.parties, *algorithm.helpers)} | {SERVER: label_holder}
+    return {party: party for party in data.parties} | helpers | {SERVER: label_holder}
 
 
 def checked_encoder(

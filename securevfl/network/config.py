@@ -229,13 +229,19 @@ class ServerConfig(ParticipantConfig):
     @property
     def others(self) -> tuple[str, ...]:
         """Everybody but the coordinator."""
-        helpers = dict.fromkeys((*find_algorithm(self.plan.algorithm).helpers, self.helper))
-        return (*self.parties, *filter(None, helpers))
+        return (*self.parties, *filter(None, dict.fromkeys((*self._assistants, self.helper))))
+
+    @property
+    def _assistants(self) -> tuple[str, ...]:
+        """Organisations without data that the plan names; between organisations `auto` is nobody."""
+        if getattr(self.plan.settings, "dealer", "") == "auto":
+            return ()
+        return tuple(find_algorithm(self.plan.algorithm).assistants(self.plan).values())
 
     @property
     def comparing(self) -> str:
         """Who compares where a helper aligns; empty if there is nobody."""
-        return self.helper or next(iter(find_algorithm(self.plan.algorithm).helpers), "")
+        return self.helper or next(iter(self._assistants), "")
 
 
 @dataclass(frozen=True, kw_only=True)

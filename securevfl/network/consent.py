@@ -180,7 +180,7 @@ def adversary(plan: Plan) -> str:
 
 
 def _dealers(plan: Plan) -> tuple[str, ...]:
-    return find_algorithm(plan.algorithm).helpers
+    return tuple(find_algorithm(plan.algorithm).assistants(plan).values())
 
 
 def _wanted(agreement: Agreement, has_data: bool) -> dict[str, Any]:
@@ -245,6 +245,7 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     lines.append(f"algorithm     {plan.algorithm} on {plan.protocol}{stay}; mode {plan.mode}, {noise}")
     if words := plan.adversary_in_words:
         lines.append(f"members are   {words}")
+        lines.append(f"dealer        {readable(plan.dealer_in_words)}")
     lines += _prediction(agreement) if agreement.trained else _training(agreement, name)
     lines += [f"WARNING       {each}" for each in warnings(plan)]
     return [*lines, f"IDs           {agreement.ids[:32]}", f"agreement     {agreement.digest}"]

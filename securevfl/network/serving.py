@@ -193,8 +193,23 @@ class ScoringPurpose(PredictionPurpose):
 
     def result(self, who: Participant, epochs: int) -> dict[str, Any]:
         """See `Purpose`."""
-        found = super().result(who, epochs)
-        return found | {"service": True}
+        return {
+            "run": who.config.run,
+            "organisation": who.name,
+            "records": self.count,
+            "messages": who.mesh.messages,
+            "bytes": who.mesh.bytes,
+        }
+
+    def close(self, who: Participant) -> None:
+        """As `PredictionPurpose`, but what was spent stands in the ledger alone: it may be long by now."""
+        site = who.site
+        if site is None or self._settled:
+            return
+        self._settled = True
+        site.write_observed()
+        self.trained.messages, self.trained.time = max(site.numbers().values(), default=0), who.clock.now()
+        self.trained.save_records(who.folder)
 
 
 def _standing_file(folder: RunFolder) -> Path:

@@ -85,6 +85,19 @@ def rows_to_text(rows: Rows) -> str:
     """Writes distinct row indices as sorted ranges."""
     if rows.size == 0:
         return ""
+    if rows is _written[0]:
+        return str(_written[1])
+    text = _ranges(rows)
+    if rows.size <= _MOST_KEPT and not rows.flags.writeable and rows.base is None:
+        _written[:] = rows, text  # what cannot change need not be written anew
+    return text
+
+
+_MOST_KEPT = 1 << 16
+_written: list[Any] = [None, ""]  # the rows of the last entry, and their text
+
+
+def _ranges(rows: Rows) -> str:
     ordered = np.sort(rows, kind="stable")  # which takes no time where they are in order
     gaps = ordered[1:] - ordered[:-1]
     if ordered[0] < 0 or not gaps.all():

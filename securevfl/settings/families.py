@@ -125,11 +125,15 @@ class SealedSettings(Settings):
         label_high: Regression: public upper bound of the labels.
         adversary: What members may do: ``semi-honest`` ones follow the protocol, ``malicious`` ones do
             anything, so that rows and labels are proved and every opening is authenticated. ``auto`` is
-            malicious between organisations, where the model allows it, and semi-honest in one process.
+            malicious between organisations with a dealer, where the model allows it, else semi-honest.
+        dealer: Who deals correlated randomness: the name of an organisation without data, or ``none`` where
+            members do without one (two by encryption, three and more with `collusion` 1 by dealing for each
+            other). ``auto`` is none between organisations, and a simulated dealer in one process.
     """
 
     protect: str = choice("person", PROTECTS)
     adversary: str = choice("auto", ADVERSARIES)
+    dealer: str = "auto"
     weight_bound: float = number(16.0, above=0)
     average_last: float = share(0.66)
     centring: float = share(0.04)
@@ -139,6 +143,8 @@ class SealedSettings(Settings):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.dealer:
+            raise PlanError("dealer is empty; use auto, none, or the name of an organisation without data")
         if not (math.isfinite(self.label_low) and self.label_low <= self.label_high < math.inf):
             raise PlanError(f"labels between {self.label_low} and {self.label_high} make no range")
 

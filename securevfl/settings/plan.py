@@ -66,6 +66,10 @@ class _Keywords:
         return plan
 
 
+FLOODING = 0.01
+"""Share of delta that is set aside where members do without a dealer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(_Keywords):
     """What to train, how, and under which promise.
@@ -293,9 +297,24 @@ class Plan(_Keywords):
         """The delta at which noise is sized and epsilon is computed, at most `delta`.
 
         Where members may cheat, a tenth of `delta` is set aside for masks that hide statistically and for
-        proofs that err; a plan that needs more is refused.
+        proofs that err; without a dealer a hundredth for noise that floods ciphertexts. A plan that needs
+        more is refused.
         """
-        return self.delta * (0.9 if getattr(self.settings, "adversary", "") == "malicious" else 1.0)
+        if getattr(self.settings, "adversary", "") == "malicious":
+            return self.delta * 0.9
+        return self.delta * (1 - FLOODING if getattr(self.settings, "dealer", "") == "none" else 1.0)
+
+    @property
+    def dealer_in_words(self) -> str:
+        """Who deals in a sealed plan, and who has to trust whom for that; empty for other plans."""
+        name = getattr(self.settings, "dealer", "")
+        if name == "none":
+            return (
+                "nobody: all members are trusted to follow the protocol; of three and more, no two may pool "
+                "what they see"
+            )
+        trusted = "trusted to collude with nobody and to see no message between members"
+        return f"{'simulated' if name == 'auto' else name}: {trusted}" if name else ""
 
     @property
     def adversary_in_words(self) -> str:

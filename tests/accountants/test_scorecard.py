@@ -23,8 +23,7 @@ def scorecard(columns=(2, 2), *, mu=0.268, records=24_000, binned=None, **change
         columns=columns,
         binned=sum(columns) if binned is None else binned,
         residual_bound=R,
-        residual_change=RHO,
-        **changes,
+        **({"residual_change": RHO} | changes),
     )
 
 
@@ -168,6 +167,35 @@ def test_the_worst_neighbour_meets_the_bound_of_histograms(columns, holder, t, o
                 worst = max(worst, squared(moves, noise, coalition))
     assert worst <= target * (1 + 1e-12)
     assert worst == pytest.approx(target, rel=1e-9), "the bound is met exactly by some neighbour"
+
+
+@pytest.mark.parametrize(("columns", "holder", "t"), CASES)
+def test_no_neighbour_of_a_regression_moves_histograms_farther(columns, holder, t):
+    """Labels are numbers from 0 to 1; the residual may take any sign, whoever holds the label."""
+    made = scorecard(columns, records=10**6, label_holder=holder, colluders=t, residual_change=2 * R)
+    people = [
+        (cells, y) for cells in {cells for cells, _ in records_of(columns)} for y in (0.0, 0.3, 0.5, 1.0)
+    ]
+    residuals = list(itertools.product((-R, -0.4, 0.0, R), repeat=2))
+    for coalition in coalitions(len(columns), t):
+        worst = dict.fromkeys(("labels", "residuals"), 0.0)
+        for old, new in itertools.product(people, repeat=2):
+            if held(old, columns, holder, coalition) != held(new, columns, holder, coalition):
+                continue
+            members = range(len(columns))
+            moves = [contribution(old, columns, m) - contribution(new, columns, m) for m in members]
+            worst["labels"] = max(worst["labels"], squared(moves, made.variances["labels"], coalition))
+            for r, r_new in residuals:
+                moves = [
+                    block(old[0], columns, m) * r - block(new[0], columns, m) * r_new
+                    if columns[m]
+                    else np.zeros(1)
+                    for m in members
+                ]
+                found = squared(moves, made.variances["residuals"], coalition)
+                worst["residuals"] = max(worst["residuals"], found)
+        for opening, square in worst.items():
+            assert square <= made.mu_of(opening) ** 2 * (1 + 1e-12)
 
 
 def contribution(record, columns, member):

@@ -56,6 +56,13 @@ def test_every_party_has_the_encoder_that_the_plan_gives_it(four: VerticalData) 
     assert encoders["p2"].sequence_shape == (3, 2) and encoders["p2"].hidden[0].units == 2
 
 
+def test_new_records_are_predicted_by_what_was_measured(four: VerticalData) -> None:
+    run = train(four, BASE)
+    chances = run.predict([np.asarray(block) for block in four.test])
+    accuracy = float(((chances > 0.5) == (four.y_test == 1)).mean())
+    assert accuracy == pytest.approx(run.test["accuracy"])
+
+
 def test_parties_of_four_kinds_learn_what_one_machine_would_learn(four: VerticalData) -> None:
     """Synchronous training is centralised training, whatever widths and models there are."""
     ours, central = (

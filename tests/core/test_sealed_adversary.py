@@ -155,7 +155,7 @@ def test_a_delta_that_checks_would_use_up_is_refused():
 def test_what_has_no_proof_is_refused_or_trusted_with_the_reason(fields, task, reason):
     data = make_data(task=task)
     bounds = {"label_low": -6.0, "label_high": 6.0} if task == "regression" else {}
-    flat = {**PLAN, **fields, **bounds}
+    flat = {**PLAN, **fields, **bounds, "dealer": "broker"}
     with pytest.raises(PlanError, match=reason):
         resolve(Plan.from_flat({**flat, "adversary": "malicious"}), data)
     plan = Plan.from_flat(flat)
@@ -165,7 +165,7 @@ def test_what_has_no_proof_is_refused_or_trusted_with_the_reason(fields, task, r
 
 
 def test_auto_is_malicious_between_organisations_alone():
-    data, plan = make_data(), Plan.from_flat(PLAN)
+    data, plan = make_data(), Plan.from_flat({**PLAN, "dealer": "broker"})
     assert resolve(plan, data, apart=True)[0].settings.adversary == "malicious"
     assert resolve(plan, data)[0].settings.adversary == "semi-honest"
 

@@ -53,6 +53,14 @@ CASES = {
         record_views=True,
         settings={"adversary": "semi-honest"},
     ),
+    "members that deal for each other": Plan(
+        algorithm="sealed",
+        model="scorecard",
+        epsilon=60.0,
+        insecure_reproducible_noise=True,
+        record_views=True,
+        settings={"dealer": "none"},
+    ),
     "frozen encoders": BASE.with_changes(
         encoder_training="none", sigma=1.0, insecure_reproducible_noise=True
     ),

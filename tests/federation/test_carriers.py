@@ -40,7 +40,7 @@ class TestNetwork(CarrierConformance):
     """A process's worth of everything for each organisation, over gRPC with mutual TLS."""
 
     def run(self, plan: Plan, folder: Path) -> Outcome:
-        helpers = find_algorithm(plan.algorithm).helpers
+        helpers = tuple(find_algorithm(plan.algorithm).assistants(plan).values())
         federation = Federation(folder, plan, parties=PARTIES, helpers=helpers)
         asyncio.run(federation.run())
         gather([folder / name for name in federation.names], folder / "joint")

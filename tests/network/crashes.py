@@ -123,8 +123,8 @@ def processes(federation: Federation) -> dict[str, Process]:
     return {name: Process(federation, name) for name in federation.names}
 
 
-async def finish(found: dict[str, Process]) -> dict[str, dict[str, Any]]:
-    async with asyncio.timeout(120):
+async def finish(found: dict[str, Process], seconds: float = 120) -> dict[str, dict[str, Any]]:
+    async with asyncio.timeout(seconds):
         results = await asyncio.gather(*(each.task for each in found.values()))
     return dict(zip(found, results, strict=True))
 

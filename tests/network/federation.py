@@ -126,6 +126,8 @@ class Federation:
         align: str = "none",
         **server: Any,
     ) -> None:
+        if plan.algorithm == "sealed" and plan.settings.dealer == "auto" and "dealer" in helpers:
+            plan = plan.with_changes(settings={"dealer": "dealer"})
         self.folder, self.plan, self.tables = folder, plan, tables(parties, rows)
         self.names = (*parties, *helpers)
         port = free_port()

@@ -76,7 +76,9 @@ def test_both_files_are_read(folder):
 def test_algorithms_bring_their_defaults(folder):
     text = SERVER.replace('"vafl"', '"sealed"')
     server = read_server_config(written(folder, text))
-    assert server.others == ("clinic", "dealer")
+    assert server.others == ("clinic",)
+    named = text + '\n[plan.sealed]\ndealer = "broker"\n'
+    assert read_server_config(written(folder, named)).others == ("clinic", "broker")
     assert server.plan.mode == "sealed"
 
 

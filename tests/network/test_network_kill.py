@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "two-tree": ("vafl-sync", {"protocol": "two-tree"}),
     "pairwise": ("fdml", {"protocol": "pairwise"}),
     "sealed": ("sealed", {"sigma": 4.0}),
+    "no dealer": ("sealed", {"sigma": 4.0, "dealer": "none", "model": "linear", "batch": 2**31 - 1}),
 }
 
 
@@ -48,6 +49,8 @@ class Company:
     """Organisations in folders of their own, as processes of the command line."""
 
     def __init__(self, folder: Path, plan: Plan, helpers: tuple[str, ...]) -> None:
+        if "dealer" in helpers and plan.settings.dealer == "auto":
+            plan = plan.with_changes(settings={"dealer": "dealer"})
         self.folder, self.names = folder, (*PARTIES, *helpers)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.tables = tables(PARTIES, rows=80)
@@ -207,7 +210,7 @@ def test_kills_at_random_moments(tmp_path, case, seed):
     algorithm, changes = CASES[case]
     settings = {"algorithm": algorithm, "epochs": 4, "batch": 16, "seed": 5, **changes}
     plan = Plan.from_flat({"algorithm": "vafl", "unprotected": True, **settings})
-    company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
+    company = Company(tmp_path / "all", plan, tuple(find_algorithm(algorithm).assistants(plan).values()))
     for name in company.names:
         company.start(name)
     try:
@@ -242,7 +245,7 @@ def test_a_kill_in_every_phase_of_every_protocol(tmp_path, protocol, victim):
         "evaluate_every": 1,
     }
     plan = Plan.from_flat({"algorithm": "vafl", "unprotected": True, **settings, **changes})
-    company = Company(tmp_path / "all", plan, find_algorithm(algorithm).helpers)
+    company = Company(tmp_path / "all", plan, tuple(find_algorithm(algorithm).assistants(plan).values()))
     for name in company.names:
         company.start(name)
     try:

@@ -46,12 +46,21 @@ Process: TypeAlias = Command | subprocess.Popen[bytes]
 class Page:
     """The page's commands in a folder, with the coordinator at an address."""
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, *, dealt: bool = False) -> None:
         text = PAGE.read_text(encoding="utf-8").replace("127.0.0.1:8750", address)
         blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
-        tables, (server, shop, dealer) = blocks[0][1], [code for kind, code in blocks if kind == "toml"]
-        certificates, self.serve, self.join, self.deal, self.audit = [c for kind, c in blocks if kind == "sh"]
-        self.folder = folder
+        tables, (server, shop, named, dealer) = (
+            blocks[0][1],
+            [code for kind, code in blocks if kind == "toml"],
+        )
+        shells = [code for kind, code in blocks if kind == "sh"]
+        certificates, self.serve, self.join, self.audit, admitted, self.deal = shells
+        self.folder, self.dealt = folder, dealt
+        if dealt:
+            certificates, server = certificates + admitted, f"{server}\n{named}"
+            shop = shop.replace('"shop"]', '"shop", "dealer"]').replace('dealer = ""', 'dealer = "dealer"')
+            shop = shop.replace('"semi-honest"', '"malicious"')
+            self.audit = self.audit.replace("shop/run --out", "shop/run dealer/run --out")
         (folder / "tables.py").write_text(tables)
         with contextlib.chdir(folder):
             run_program(folder / "tables.py")
@@ -59,7 +68,8 @@ class Page:
         # Slow enough that something can happen in the middle.
         (folder / "bank" / "server.toml").write_text("time_unit = 0.02\n" + server)
         (folder / "shop" / "party.toml").write_text(shop)
-        (folder / "dealer" / "party.toml").write_text(dealer)
+        if dealt:
+            (folder / "dealer" / "party.toml").write_text(dealer)
 
     def begun(self, epoch: int) -> bool:
         return (self.folder / "shop" / "run" / "checkpoints" / f"{epoch:06d}").is_dir()
@@ -78,17 +88,18 @@ def dossier(run: Path) -> dict[str, Any]:
     return json.loads(found.read_text())
 
 
-def three(page: Page) -> dict[str, Command]:
-    """The page's three processes."""
-    commands = {"bank": page.serve, "dealer": page.deal, "shop": page.join}
+def everybody(page: Page) -> dict[str, Command]:
+    """The page's processes."""
+    commands = {"bank": page.serve, "shop": page.join} | ({"dealer": page.deal} if page.dealt else {})
     return {
         name: Command.line(code, page.folder, page.folder / f"{name}.out") for name, code in commands.items()
     }
 
 
-def test_the_page_ends_in_a_run_that_holds(tmp_path: Path, capfd) -> None:
-    page = Page(tmp_path, f"127.0.0.1:{free_port()}")
-    running = three(page)
+@pytest.mark.parametrize("dealt", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_page_ends_in_a_run_that_holds(tmp_path: Path, capfd, dealt: bool) -> None:
+    page = Page(tmp_path, f"127.0.0.1:{free_port()}", dealt=dealt)
+    running = everybody(page)
     try:
         page.finish(**running)
     finally:
@@ -96,7 +107,7 @@ def test_the_page_ends_in_a_run_that_holds(tmp_path: Path, capfd) -> None:
             process.kill()
     with contextlib.chdir(tmp_path):
         run_shell(page.audit.replace("--attacks none", "--attacks none --canaries -1"))
-    assert "bank, dealer, shop -> joint" in capfd.readouterr().out
+    assert f"bank, {'dealer, ' if dealt else ''}shop -> joint" in capfd.readouterr().out
     report = dossier(tmp_path / "joint")
     assert report["run"]["labels"].startswith("sealed: only noisy totals")
     cells = [cell for row in report["owners"].values() for cell in row["observers"].values()]
@@ -105,9 +116,10 @@ def test_the_page_ends_in_a_run_that_holds(tmp_path: Path, capfd) -> None:
     assert dossier(tmp_path / "shop" / "run")["verdict"] == "not tested"  # alone
 
 
-def test_the_page_survives_a_kill(tmp_path: Path) -> None:
-    page = Page(tmp_path, f"127.0.0.1:{free_port()}")
-    running = three(page)
+@pytest.mark.parametrize("dealt", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_the_page_survives_a_kill(tmp_path: Path, dealt: bool) -> None:
+    page = Page(tmp_path, f"127.0.0.1:{free_port()}", dealt=dealt)
+    running = everybody(page)
     try:
         until(lambda: page.begun(1), *running.values())
         running["shop"].send_signal(signal.SIGKILL)
@@ -148,7 +160,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
 def test_two_hosts_bridge_a_cable_that_is_pulled(tmp_path: Path) -> None:
     """Nothing in common but a network, and that is away for a while: the run goes on where it was."""
     with two_hosts() as (one, other):
-        page = Page(tmp_path, "10.77.0.1:8750")
+        page = Page(tmp_path, "10.77.0.1:8750", dealt=True)
         bank = start(f"ip netns exec {one} bash -e -c '{page.serve}'", tmp_path, tmp_path / "bank.out")
         shop = start(f"ip netns exec {other} bash -e -c '{page.join}'", tmp_path, tmp_path / "shop.out")
         dealer = start(f"ip netns exec {other} bash -e -c '{page.deal}'", tmp_path, tmp_path / "dealer.out")

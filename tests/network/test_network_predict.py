@@ -19,7 +19,7 @@ import pytest
 import torch
 from federation import EVERYTHING, Federation, free_port
 from test_network_config import OUTLINE
-from test_network_page import PAGE, Page, three
+from test_network_page import PAGE, Page, everybody
 
 from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
@@ -1011,7 +1011,7 @@ def test_the_page_predicts(tmp_path):
     page = Page(tmp_path, f"127.0.0.1:{free_port()}")
     toml = tmp_path / "bank" / "server.toml"
     toml.write_text(toml.read_text().replace("time_unit = 0.02", ""))
-    page.finish(**three(page))
+    page.finish(**everybody(page))
     section = PAGE.with_name("predict.md").read_text(encoding="utf-8")
     page.serve, page.join, page.deal = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     for name, first in (("bank", 0), ("shop", 5)):
@@ -1020,7 +1020,7 @@ def test_the_page_predicts(tmp_path):
         kept = sorted([line.split(",")[:width] for line in lines if line < "person-0040"])[first:]
         rows = [head.split(",")[:width], *([f"new-{line[0]}", *line[1:]] for line in kept)]
         (tmp_path / name / "new.csv").write_text("\n".join(map(",".join, rows)) + "\n")
-    page.finish(**three(page))
+    page.finish(**everybody(page))
     lines = (tmp_path / "bank" / "scores.csv").read_text().splitlines()
     assert lines[0] == "id,score" and 20 < len(lines) <= 36
     assert all(0 < float(line.split(",")[1]) < 1 for line in lines[1:])

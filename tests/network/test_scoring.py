@@ -23,13 +23,14 @@ from test_network_predict import joint_predictions
 
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.serving import Desk
-from securevfl.errors import InputError, RunError
+from securevfl.errors import InputError, RunError, SecureVFLError
 from securevfl.network import front
 from securevfl.network.book import Book
 from securevfl.network.config import ScoringConfig
 from securevfl.network.desk import ServiceDesk
 from securevfl.network.front import load_own
 from securevfl.network.openapi import DESCRIPTION, page
+from securevfl.network.service import Service
 from securevfl.privacy import ledger as ledgers
 from securevfl.protocols.sealed.pool import PooledMachine, ScorePool
 from securevfl.settings.plan import Plan
@@ -110,7 +111,7 @@ def test_requests_that_wait_go_together_and_one_person_twice_does_not(linear):
             Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, unprotected=True),
             ("bank", "clinic", "shop"),
         ),
-        (Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), ("bank", "shop")),
+        (Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), ("bank", "clinic", "shop")),
     ],
     ids=["noisy", "two-tree", "bfv"],
 )
@@ -134,6 +135,25 @@ def test_other_models_and_protocols(tmp_path, plan, parties):
     first, again, other = using(scorers, use)
     assert first[0] == other[0] == 200 and first == again
     assert sorted(map(len, once_in_both(scorers))) == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_sum_that_a_party_refuses_is_broken_off_and_the_service_goes_on(tmp_path):
+    plan = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, unprotected=True)
+    federation = Federation(tmp_path, plan)
+    asyncio.run(federation.run())
+    scorers = Scorers(federation, people=3)
+
+    async def use() -> list[Any]:
+        scorers.services["bank"].desks["test"].used = -1000  # a label holder that does not count
+        over = await scorers.score("new0001", "new0002", "new0003", "new0004")
+        await asyncio.sleep(1.5)
+        await scorers.ready()
+        return [over, await scorers.score("new0001", "new0002")]
+
+    over, fits = using(scorers, use)
+    assert over[0] == 403 and fits[0] == 200, (over, fits)
+    assert [rows for _, rows in scorers.scored("shop")] == [rows for _, rows in scorers.scored("bank")]
 
 
 # -- once ---------------------------------------------------------------------------------------------------
@@ -251,6 +271,35 @@ def test_bad_requests_get_one_line_each(linear):
     assert once_in_both(scorers) == []
 
 
+def test_the_gate_refuses_people_of_the_training_whatever_the_label_holder_says(linear):
+    scorers = Scorers(linear, also=["id0001", "id0002"])
+
+    async def use() -> list[Any]:
+        desk = scorers.services["bank"].desks["test"]
+        desk.served = replace(desk.served, trained=0)
+        return [await scorers.score("new0001", "id0002"), await scorers.score("new0001")]
+
+    refused, fine = using(scorers, use)
+    line = "shop says that somebody was in the training, whose epsilon a score voids"
+    assert refused == (403, line) and fine[0] == 200
+    assert sorted(map(len, once_in_both(scorers))) == [1]
+
+
+def test_a_configuration_that_cannot_serve_is_one_line(linear, tmp_path):
+    scorers = Scorers(linear)
+    bank, shop = scorers.configs["bank"], scorers.configs["shop"]
+    for line, configs in {
+        r"\[scoring\] is missing": [replace(bank, scoring=None)],
+        "each of another run": [bank, bank],
+        "of the same organisation": [bank, replace(shop, run="other")],
+        "holds no run over a network; train first": [replace(bank, folder=tmp_path / "none")],
+    }.items():
+        with pytest.raises(SecureVFLError, match=line):
+            Service(configs)
+    with pytest.raises(InputError, match="names no quota"):
+        asyncio.run(_refused(Scorers(linear, people=0), "bank"))
+
+
 def test_a_quota_holds_after_a_restart_whatever_the_label_holder_says(linear, monkeypatch):
     scorers = Scorers(linear, people=5)
 
@@ -293,12 +342,12 @@ def test_a_larger_quota_is_asked_for_anew_and_counts_on(linear):
     assert using(again, use) == [200, 429]
 
 
-async def _refused(scorers: Scorers) -> None:
-    for name in scorers.configs:
-        scorers.start(name)
+async def _refused(scorers: Scorers, name: str = "shop") -> None:
+    for each in scorers.configs:
+        scorers.start(each)
     try:
         async with asyncio.timeout(30):
-            await scorers.tasks["shop"]
+            await scorers.tasks[name]
     finally:
         for task in scorers.tasks.values():
             task.cancel()

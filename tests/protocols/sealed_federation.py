@@ -6,9 +6,10 @@ import copy
 
 import numpy as np
 
-from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
+from securevfl.protocols import Envelope, SealedDealer, SealedProtocol, drive
 from securevfl.protocols.driver import Choose
-from securevfl.protocols.sealed import SineSeries, logistic_series
+from securevfl.protocols.sealed import SineSeries, logistic_series, party_of
+from securevfl.protocols.sealed.parts import Parts
 
 
 def unit_rows(generator, width, records, outputs=1):
@@ -17,6 +18,21 @@ def unit_rows(generator, width, records, outputs=1):
     rows /= np.linalg.norm(rows, axis=1, keepdims=True) * (1 + 1e-12)
     whole = np.trunc(rows * 2**14).astype(np.int32)
     return np.ascontiguousarray(whole.reshape(records * outputs, width).T)
+
+
+class NoDealer:
+    """Where members do without one: it deals nothing."""
+
+    def setup(self):
+        return []
+
+    def deal(self, *, round, rows=None):  # noqa: A002
+        return []
+
+
+def _adding(dealing, members, label_holder, member):
+    """Whose noise can be in a member's total."""
+    return Parts(members, label_holder).contributors(member) if dealing == "third" else range(members)
 
 
 class Federation:
@@ -36,6 +52,7 @@ class Federation:
         scale: float = 3.0,
         series: SineSeries | None = None,
         codec: bool = False,
+        dealing: str = "dealer",
     ) -> None:
         generator = np.random.default_rng(seed)
         self.static = (static,) * members if isinstance(static, bool) else static
@@ -50,14 +67,18 @@ class Federation:
             batch=records,
             outputs=outputs,
             series=self.series,
-            share_stds=((std,) * members,) * members,
+            share_stds=tuple(
+                tuple(std * (j in _adding(dealing, members, label_holder, m)) for j in range(members))
+                for m in range(members)
+            ),
+            dealing=dealing,
         )
         self.operands = [unit_rows(generator, width, records, 1 if s else outputs) for s in self.static]
         self.scores = [generator.standard_normal((records, outputs)) * scale for _ in range(members)]
         self.labels = (generator.random((records, outputs)) < 0.5).astype(float)
-        self.dealer = SealedDealer(self.protocol)
+        self.dealer = SealedDealer(self.protocol) if dealing == "dealer" else NoDealer()
         self.parties = [
-            SealedParty(self.protocol, m, operand=self.operands[m] if self.static[m] else None)
+            party_of(self.protocol, m, operand=self.operands[m] if self.static[m] else None)
             for m in range(members)
         ]
         self.transcript: list[Envelope] = []

@@ -10,7 +10,8 @@ from sealed_federation import Federation, copies
 from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError, WireError
 from securevfl.protocols import DEALER, Envelope, SealedParty, SealedProtocol
 from securevfl.protocols.sealed import class_series, identity_series, logistic_series
-from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Share, encode_phase
+from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Share
+from securevfl.protocols.sealed.series import encode_phase
 
 
 @pytest.mark.parametrize("members", range(2, 9))

@@ -64,5 +64,16 @@ def test_rows_name_functions_algorithms_and_pages_that_exist(coverage):
                 ), row
 
 
+def test_every_table_and_figure_has_a_command_or_a_reason(coverage):
+    for rows in coverage.ROWS.values():
+        for row in (each for each in rows if each.item.startswith(("Table", "Figure"))):
+            command = coverage.command_of(row)
+            if row.state in (coverage.REPRODUCED, coverage.STAND_IN):
+                module = re.search(r"benchmarks\.papers\.(\w+) ", command)
+                assert module and (ROOT / "benchmarks" / "papers" / f"{module[1]}.py").is_file(), row
+            else:
+                assert not command and len(row.where) > 8, row
+
+
 def test_the_page_is_current(coverage):
     assert (ROOT / "docs" / "results" / "papers.md").read_text() == "\n\n".join(coverage.page()) + "\n"

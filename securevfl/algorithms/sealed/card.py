@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise
+from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise, most_bins_for
 from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER, expect
 from securevfl.algorithms.messages import SealedJoins
@@ -42,9 +42,9 @@ from securevfl.protocols.contract import Machine
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import (
+    DEALT,
     OPERAND_BITS,
     TAIL,
-    TOTAL_BITS,
     SealedProtocol,
     narrow_fraction,
 )
@@ -59,7 +59,7 @@ CARD_FROM = 300.0
 NO_NOISE = 1e5
 """What stands for mu where nothing is protected."""
 _ROOM = 1 + 2.0**-40  # sqrt(f) may be rounded down; a one-hot row has norm sqrt(f) exactly
-RATE = 10.0  # over the sum of squared clips
+RATE = (10.0, 2.5)  # over the sum of squared clips: the slope is at most 1/4, of a regression 1
 HISTOGRAMS = ("labels", "residuals")
 """Openings whose operands are one-hot."""
 NARROW_STD = 64
@@ -104,13 +104,14 @@ class CardGeometry(SealedGeometry):
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
+            contributors=self.contributors,
             cutting=len(self.members) * 2.0**-self._fraction if self._fraction else 0.0,
         )
 
     @property
     def _fraction(self) -> int | None:
         """Fraction bits of residuals where histograms may have words of 32 bits, by public facts."""
-        return None if self.checked else narrow_fraction(self.data.n_train)
+        return None if self.checked or self.dealing != DEALT else narrow_fraction(self.data.n_train)
 
     def fraction_of(self, opening: str) -> int | None:
         """Fraction bits of an opening's residuals in words of 32 bits; None where they have 64.
@@ -129,7 +130,7 @@ class CardGeometry(SealedGeometry):
     def total_bits(self, opening: str) -> int:
         """Fraction bits of an opening's totals."""
         fraction = self.fraction_of(opening)
-        return TOTAL_BITS if fraction is None else fraction
+        return self.unit_bits if fraction is None else fraction
 
     def added(self, opening: str) -> Variances:
         """The noise of an opening that is really added, as real Gaussians that protect no better."""
@@ -139,6 +140,11 @@ class CardGeometry(SealedGeometry):
         """Openings of one session use the same masked operands: short ones are opened once for both."""
         both = all(name in self.openings and self.fraction_of(name) is not None for name in HISTOGRAMS)
         return "histograms" if both and opening in HISTOGRAMS else opening
+
+    @property
+    def bins(self) -> int:
+        """Most bins of a number, by public facts: few where noise is large."""
+        return most_bins_for(self.noise)
 
     @property
     def evaluates(self) -> bool:
@@ -215,6 +221,9 @@ class CardGeometry(SealedGeometry):
             checked=self.checked,
             groups=self.groups_of(opening) if self.checked and one_hot else (),
             complement=self.checked and opening == "labels",
+            label_low=0.0 if opening == "labels" else self.label_range[0],
+            label_high=1.0 if opening == "labels" else self.label_range[1],
+            dealing=self.dealing,
             fraction=self.fraction_of(opening),
         )
 
@@ -273,7 +282,9 @@ def calibrated(plan: Plan, data: VerticalData) -> Plan:
 def obstacle(plan: Plan, data: VerticalData) -> str:
     """Why there can be no scorecard of this data; empty where there can."""
     found = {
-        f"the task is {data.task}, and cards are for two classes": data.task != "binary",
+        f"the task is {data.task}, and cards are for two classes or numbers": data.task == "multiclass",
+        f"the task is {data.task}, and a profile is for two classes": plan.model == PROFILE
+        and data.task != "binary",
         f"protect is {plan.settings.protect!r}, and cards cover the whole person": plan.settings.protect
         != "person",
         "columns that were scaled have no readable bins; give them as they are": data.scaling != "none",
@@ -294,6 +305,8 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
     ]
     if reason:
         return "linear", reason
+    if data.task == "regression":
+        return "linear", "a scorecard of numbers is made where it is asked for"
     if changed:
         return "linear", f"the plan sets {', '.join(changed)}, which scorecards decide themselves"
     columns = [column for mine in card_columns(data) for column in mine]
@@ -399,7 +412,16 @@ class CardMember(SealedMember):
             observers=self.observers,
         )
         self.features = [
-            Feature(bins=bin_column(column, values, noisy, stds=noise.bin_stds, list_std=noise.list_std))
+            Feature(
+                bins=bin_column(
+                    column,
+                    values,
+                    noisy,
+                    stds=noise.bin_stds,
+                    list_std=noise.list_std,
+                    bins=self.settings.bins,
+                )
+            )
             for column, values in zip(self.columns, self._values(test=False), strict=True)
         ]
 
@@ -459,6 +481,11 @@ class CardMember(SealedMember):
             party.join(self.settings.members.index(message.sender), np.array(message["places"], np.intp))
         self._party = party
 
+    def _remaining(self) -> int:
+        opening, done = self.opening, self.steps
+        later = [each for each in self.settings.openings[done:] if each == opening]
+        return max(1, len(later))
+
     def _protocol(self) -> SealedProtocol:
         return self.settings.protocol_of(self.opening)
 
@@ -494,11 +521,21 @@ class CardMember(SealedMember):
         labels = self.labels
         if labels is None or self.opening != "labels":
             return labels
-        return np.column_stack([labels, 1 - labels])
+        positive = (labels + 1) / 2 if self._regression else labels
+        return np.column_stack([positive, 1 - positive])
+
+    @property
+    def _regression(self) -> bool:
+        return self.setup.data.task == "regression"
 
     def _round(self, party: SealedParty, rows: Any, chosen: Any) -> Machine:
         number, labels = self.exchange.next_round(), self._session_labels()
         scores = None if self.opening == "labels" else self._train_scores()
+        if scores is not None and self._regression:
+            bound = self.settings.score_bound(self.index)
+            scores = np.clip(scores, -bound, bound)
+            if labels is not None:  # inside the score
+                scores, labels = scores - labels, np.zeros_like(labels)
         if isinstance(party, CheckedParty):
             return party.round(round=number, scores=scores)
         return party.round(round=number, scores=scores, labels=labels)
@@ -552,9 +589,11 @@ class CardMember(SealedMember):
         alone = tables.Counts(positive=total[:1, 0], negative=total[:1, 1], ordered=False)
         found = [f.counts for f in self.features if f.counts is not None] or [alone]
         self.rate = tables.rate(found, records, std)
-        self.bias = math.log(self.rate / (1 - self.rate)) if self._holds_labels else 0.0
+        first = 2 * self.rate - 1 if self._regression else math.log(self.rate / (1 - self.rate))
+        self.bias = first if self._holds_labels else 0.0
+        made = tables.means if self._regression else tables.evidence
         for feature, counts in zip(self.features, found, strict=False):
-            table = tables.evidence(counts, q=self.rate, records=records, std=std)
+            table = made(counts, q=self.rate, records=records, std=std)
             feature.tables, feature.weights = [table], [tables.FIRST_START if table.used else 0.0]
 
     def _take_residuals(self, total: Floats) -> None:
@@ -563,7 +602,9 @@ class CardMember(SealedMember):
             if feature.counts is None:
                 raise ProtocolError(f"{self.address} has residuals before its histogram")
             cells = total[start : start + feature.bins.size]
-            table = tables.residual_table(cells, feature.counts, q=self.rate, records=records, std=std)
+            table = tables.residual_table(
+                cells, feature.counts, q=self.rate, records=records, std=std, mean=self._regression
+            )
             feature.tables.append(table)
             feature.weights.append(tables.SECOND_START if table.used else 0.0)
 
@@ -586,7 +627,7 @@ class CardMember(SealedMember):
             pull=tables.ridge(scales, noise=alone, records=self.setup.data.n_train),
             records=self.setup.data.n_train,
             totals=totals,
-            rate=RATE / sum(clip * clip for clip in noise.shifts[self.opening].clips),
+            rate=RATE[self._regression] / sum(clip * clip for clip in noise.shifts[self.opening].clips),
         )
 
     def _table_columns(self) -> npt.NDArray[np.int32]:

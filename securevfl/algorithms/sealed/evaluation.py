@@ -20,18 +20,19 @@ import numpy.typing as npt
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.metric_totals import Estimate, MetricTotals
-from securevfl.algorithms.base import Setup, expect
+from securevfl.algorithms.base import Setup
 from securevfl.algorithms.messages import SealedSpread
-from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
+from securevfl.algorithms.sealed.exchange import SealedExchange, hidden, prepare
 from securevfl.algorithms.sealed.settings import SealedGeometry, integer_stds
 from securevfl.algorithms.sealed.stack import records_held
 from securevfl.errors import AccountingError, ProtocolError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import STATISTIC, TOTAL
-from securevfl.protocols.sealed.checked_party import CheckedParty
+from securevfl.protocols.sealed import party_of
+from securevfl.protocols.sealed.kernel import FACTOR_BITS
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import OPERAND_BITS, SealedProtocol
-from securevfl.protocols.sealed.series import Waves
+from securevfl.protocols.sealed.protocol import ENCRYPTED, OPERAND_BITS, SealedProtocol
+from securevfl.protocols.sealed.series import WAVE_BITS, Waves
 
 Floats = npt.NDArray[np.float64]
 KIND = "evaluation totals"
@@ -77,8 +78,12 @@ class Evaluation:
     def totals(self) -> MetricTotals:
         """The totals, with the rounding of the ring."""
         bare = MetricTotals()
-        waves = Waves(bare.period, tuple(bare.amplitudes.tolist()))
+        waves = self._waves(bare)
         return MetricTotals(period=bare.period, harmonics=bare.harmonics, rounding=waves.rounding)
+
+    def _waves(self, totals: MetricTotals) -> Waves:
+        bits = FACTOR_BITS if self.settings.dealing == ENCRYPTED else WAVE_BITS
+        return Waves(totals.period, tuple(totals.amplitudes.tolist()), bits)
 
     @property
     def clamp(self) -> float:
@@ -113,10 +118,13 @@ class Evaluation:
         """The public configuration of one evaluation."""
         settings, totals = self.settings, self.totals
         members, holder = len(settings.members), settings.label_holder
+        adding = range(members) if settings.contributors is None else settings.contributors[holder]
         each = 0.0
         if self.sigma:
-            each, _ = totals.share(sigma=self.sigma, members=members, colluders=settings.plan.collusion)
-        shares = [[each * each if m == holder else 0.0] * members for m in range(members)]
+            each, _ = totals.share(sigma=self.sigma, members=len(adding), colluders=settings.plan.collusion)
+        shares = [
+            [each * each * (m == holder and j in adding) for j in range(members)] for m in range(members)
+        ]
         return SealedProtocol(
             widths=tuple(2 * (m == holder) for m in range(members)),
             static=(True,) * members,
@@ -125,11 +133,14 @@ class Evaluation:
             records=self.records,
             batch=self.records,
             outputs=2 * totals.harmonics,
-            series=Waves(totals.period, tuple(totals.amplitudes.tolist())),
-            share_stds=integer_stds(tuple(map(tuple, shares))) if each else ((0,) * members,) * members,
+            series=self._waves(totals),
+            share_stds=integer_stds(tuple(map(tuple, shares)), bits=settings.unit_bits)
+            if each
+            else ((0,) * members,) * members,
             entry=1.0,
             checked=settings.checked,
             groups=tuple((2,) if m == holder else () for m in range(members)) if settings.checked else (),
+            dealing=settings.dealing,
         )
 
     def scale(self, spreads: Sequence[float]) -> float:
@@ -206,9 +217,11 @@ class Evaluator:
         scale = await self._agree(spread)
         await self.exchange.begin(session=False)
         party = await self._session()
+        number = self.exchange.next_round()
+        await prepare(self.exchange, self.gate, party, [(number, None)], self.setup.plan)
         data, clamp, held = self.setup.data, self.evaluation.clamp, self.evaluation.held
         brought = np.clip(scale * (scores[held:] - shift), -clamp, clamp)
-        machine = party.round(round=self.exchange.next_round(), scores=brought)
+        machine = party.round(round=number, scores=brought)
         opening = self.gate.open_totals(
             machine,
             rows=np.arange(data.n_train + held, data.n_train + data.n_test, dtype=np.int64),
@@ -234,7 +247,7 @@ class Evaluator:
             await self.exchange.link.send(other, SealedSpread(spread=spread))
         told: dict[str, float] = {self.exchange.link.address: spread}
         while len(told) <= len(self.others):
-            message = expect(await self.exchange.link.receive(), SealedSpread.kind)
+            message = await self.exchange.hear(SealedSpread.kind)
             if message.sender not in self.others or message.sender in told:
                 raise ProtocolError(f"{message.sender} tells its spread out of turn")
             told[message.sender] = float(message["spread"])
@@ -246,13 +259,9 @@ class Evaluator:
         if self.holds_labels:
             positive = self._positive
             operand = np.stack([positive, ~positive]).astype(np.int32) << OPERAND_BITS
-        protocol, plan = self.evaluation.protocol, self.setup.plan
-        made = CheckedParty if protocol.checked else SealedParty
-        party = made(protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream)
-        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
-        await self.exchange.follow(
-            self.gate.hide(party.setup(), mechanism="masked", observers=self.observers, assumption=assumption)
-        )
+        protocol = self.evaluation.protocol
+        party = party_of(protocol, self.exchange.index, operand=operand, noise=self.gate.noise.stream)
+        await self.exchange.follow(hidden(self.exchange, self.gate, party.setup(), protocol, self.setup.plan))
         return party
 
     def _positives(self) -> float:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from securevfl.accountants.records import CHECKED
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import Deviation, ProtocolError
+from securevfl.privacy.gate import Gate
+from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Accounted, Link
+from securevfl.privacy.rows import Rows
+from securevfl.privacy.schemas import MESSAGES
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import Envelope, Machine
+from securevfl.protocols.sealed.encrypted import EncryptedParty
 from securevfl.protocols.sealed.messages import Ready
-from securevfl.protocols.sealed.protocol import read
+from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.sealed.protocol import DEALT, ENCRYPTED, THIRD, SealedProtocol, read
+from securevfl.protocols.sealed.round import SealedMachine
+from securevfl.settings.plan import Plan
 
 ASSUMPTIONS = {
     "semi-honest": (
@@ -25,8 +35,19 @@ ASSUMPTIONS = {
         "of more than {} pools what it sees; not promised are a correct or useful model, true rows or "
         "labels, and that a run ends"
     ),
+    THIRD: (
+        "semi-honest, without a dealer: all members follow the protocol, and no two of them pool what they "
+        "see, for any two know everything of the others; masks come from AES-128-CTR"
+    ),
+    ENCRYPTED: (
+        "semi-honest, without a dealer: both members follow the protocol; rows and masks are encrypted with "
+        "BFV (RLWE, degree 8192, 218 bits: 128-bit security), answers are re-randomised and flooded, "
+        "which takes at most a hundredth of delta; random words come from AES-128-CTR"
+    ),
 }
-"""What must hold for masked values to tell nothing, by the plan's adversary."""
+"""What must hold for masked values to tell nothing, by adversary; without a dealer, by who deals."""
+AHEAD = 64
+"""Messages of one member that may wait for their turn: nobody is more than a round ahead of anybody."""
 
 
 class SealedExchange(Exchange):
@@ -38,8 +59,11 @@ class SealedExchange(Exchange):
     """
 
     def __init__(self, link: Link, settings: SealedGeometry) -> None:
-        super().__init__(link, {**dict(enumerate(settings.members)), DEALER_PLACE: DEALER}, read)
+        self._dealt = settings.dealing == DEALT
+        places: dict[int, str] = dict(enumerate(settings.members))
+        super().__init__(link, places | ({DEALER_PLACE: DEALER} if self._dealt else {}), read)
         self._round = 0
+        self._early: list[Packet] = []
 
     @property
     def index(self) -> int:
@@ -52,6 +76,8 @@ class SealedExchange(Exchange):
         Args:
             session: Whether this member still has the masks of the last phase.
         """
+        if not self._dealt:
+            return await self._begin_among_members(session)
         await self.link.send(DEALER, SealedHello(round=self._round, session=session))
         message = await self.link.receive()
         if message.kind != SealedBegin.kind or message["round"] < 0:
@@ -61,6 +87,52 @@ class SealedExchange(Exchange):
         self._round = int(message["round"])
         return bool(message["fresh"])
 
+    async def _begin_among_members(self, session: bool) -> bool:
+        """All go on above every round that anybody has used, anew unless everybody has its masks."""
+        others = {name for name in self.places.values() if name != self.link.address}
+        for other in sorted(others):
+            await self.link.send(other, SealedHello(round=self._round, session=session))
+        heard: dict[str, Packet] = {}
+        while len(heard) < len(others):
+            message = await self.hear(SealedHello.kind)
+            if message.sender not in others or message.sender in heard or message["round"] < 0:
+                raise ProtocolError(f"{message.sender} begins a phase out of turn")
+            heard[message.sender] = message
+        self._round = max(self._round, *(int(each["round"]) for each in heard.values()))
+        return not (session and all(each["session"] for each in heard.values()))
+
+    async def hear(self, kind: str) -> Packet:
+        """The next message of a kind; what others have sent ahead of it waits for its turn."""
+        return await self._next(lambda packet: packet.kind == kind)
+
+    async def _next(self, fits: Callable[[Packet], bool]) -> Packet:
+        for place, packet in enumerate(self._early):
+            if fits(packet):
+                return self._early.pop(place)
+        while not fits(packet := await self.link.receive()):
+            if self._dealt:
+                raise ProtocolError(
+                    f"{self.link.address} received {packet.kind!r} from {packet.sender} out of turn"
+                )
+            self._early.append(packet)
+            if len(self._early) > AHEAD * len(self.places):
+                raise ProtocolError(f"{packet.sender} sends {packet.kind!r} long before its turn")
+        return packet
+
+    async def next_for(self, machine: Machine) -> Packet:
+        """The next message for a machine; without a dealer others may be a round or a phase ahead."""
+        if self._dealt or not isinstance(machine, SealedMachine):
+            return await super().next_for(machine)
+        awaits = machine.awaits
+        return await self._next(
+            lambda packet: MESSAGES[packet.kind].of_machine and awaits(packet.kind, packet.fields)
+        )
+
+    @property
+    def round(self) -> int:
+        """The number that the next round gets."""
+        return self._round
+
     def next_round(self) -> int:
         """A number that no round has had."""
         self._round += 1
@@ -68,7 +140,8 @@ class SealedExchange(Exchange):
 
     async def started(self, machine: Machine) -> None:
         """Tells the dealer that this member is ready."""
-        await self.link.send(DEALER, SealedReady(round=machine.round, stage=0))
+        if self._dealt:
+            await self.link.send(DEALER, SealedReady(round=machine.round, stage=0))
 
     async def send(self, source: Accounted | Machine, envelope: Envelope) -> bool:
         """Sends what a machine says; that it is ready goes to the dealer as the public fact that it is."""
@@ -90,3 +163,29 @@ class SealedExchange(Exchange):
             if not isinstance(found.member, int):
                 raise
             raise Deviation(found.how, self.link.hosts[self.places[found.member]]) from None
+
+
+def hidden(
+    exchange: SealedExchange, gate: Gate, machine: Machine, protocol: SealedProtocol, plan: Plan
+) -> Accounted:
+    """A machine that hands out what masks or ciphertexts hide, written down with what that rests on."""
+    named = plan.settings.adversary if protocol.dealing == DEALT else protocol.dealing
+    hosts = {exchange.link.hosts[place] for at, place in exchange.places.items() if at != DEALER_PLACE}
+    return gate.hide(
+        machine,
+        mechanism="encrypted" if protocol.dealing == ENCRYPTED else "masked",
+        observers=tuple(sorted(hosts - {gate.owner})),
+        assumption=ASSUMPTIONS[named].format(plan.collusion),
+    )
+
+
+async def prepare(
+    exchange: SealedExchange,
+    gate: Gate,
+    party: SealedParty,
+    rounds: Sequence[tuple[int, Rows | None]],
+    plan: Plan,
+) -> None:
+    """Makes what rounds need ahead of time; nothing where a dealer or a third member deals in the round."""
+    if isinstance(party, EncryptedParty):
+        await exchange.follow(hidden(exchange, gate, party.prepare(rounds), party.protocol, plan))

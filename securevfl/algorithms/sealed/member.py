@@ -12,7 +12,7 @@ from torch import Tensor
 from securevfl.accountants.records import HELD_BACK
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
-from securevfl.algorithms.sealed.exchange import ASSUMPTIONS, SealedExchange
+from securevfl.algorithms.sealed.exchange import SealedExchange, hidden, prepare
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows, records_named
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
@@ -28,9 +28,14 @@ from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed import party_of
 from securevfl.protocols.sealed.checked_party import CheckedParty
+from securevfl.protocols.sealed.encrypted import EncryptedParty
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.protocol import DEALT, SealedProtocol
+
+POOL = 8
+"""Correlations that are made ahead, at most."""
 
 LARGE_BATCH = 1 << 16
 
@@ -138,23 +143,16 @@ class SealedMember:
     async def _open_session(self) -> SealedParty:
         """Fresh masks for the static operands, and a note of what hides the rest."""
         party = self._new_party(self._protocol())
-        plan = self.setup.plan
-        assumption = ASSUMPTIONS[plan.settings.adversary].format(plan.collusion)
-        session = self.gate.hide(
-            party.setup(), mechanism="masked", observers=self.observers, assumption=assumption
-        )
-        await self.exchange.follow(session)
+        machine, plan = party.setup(), self.setup.plan
+        await self.exchange.follow(hidden(self.exchange, self.gate, machine, party.protocol, plan))
         return party
 
     def _new_party(self, protocol: SealedProtocol) -> SealedParty:
-        noise = self.gate.noise.stream
-        if not protocol.checked:
-            return SealedParty(protocol, self.index, operand=self._operand(), noise=noise)
+        labels = self._session_labels() if protocol.checked else None
         operand = self._operand()
-        if operand is None:
-            raise ProtocolError(f"{self.address} has an operand that changes, which nothing can prove")
-        proved = operand.astype(np.int32)  # proofs square it
-        return CheckedParty(protocol, self.index, operand=proved, labels=self._session_labels(), noise=noise)
+        if protocol.checked and operand is not None:
+            operand = operand.astype(np.int32)  # proofs square it
+        return party_of(protocol, self.index, operand=operand, labels=labels, noise=self.gate.noise.stream)
 
     def _session_labels(self) -> npt.NDArray[np.float64] | None:
         """Labels as a checked session proves them, once for all its rounds."""
@@ -179,16 +177,17 @@ class SealedMember:
     async def iterate(self) -> int:
         """One iteration; returns the number of records in it.
 
-        A checked session does not outlive an iteration that is broken off, for whatever reason: masks, keys
-        and coins serve once, and what was not verified is never judged a second time.
+        A session that is checked, or without a dealer, does not outlive an iteration that is broken off, for
+        whatever reason: masks, keys and coins serve once, and what was not verified is never judged again.
         """
         party = self._session
-        if party.protocol.checked:
+        if party.protocol.checked or party.protocol.dealing != DEALT:
             self._party = None
         if self.delay is not None:
             await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
         rows = None if self.batches is None else self.batches.next()
         chosen = np.arange(self.setup.data.n_train, dtype=np.int64) if rows is None else rows
+        await self._prepare(party, rows)
         machine = self._round(party, rows, chosen)
         sensitivity, sigma = self._price()
         opening = self.gate.open_totals(
@@ -204,6 +203,18 @@ class SealedMember:
         self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
         self._party = party
         return len(chosen)
+
+    async def _prepare(self, party: SealedParty, rows: Rows | None) -> None:
+        """Fills an empty pool of correlations: for this round and, of full batches, for some that follow."""
+        number = self.exchange.round
+        if isinstance(party, EncryptedParty) and number not in party.pool:
+            ahead = min(POOL, self._remaining()) if rows is None else 1
+            rounds = [(number + place, rows) for place in range(ahead)]
+            await prepare(self.exchange, self.gate, party, rounds, self.setup.plan)
+
+    def _remaining(self) -> int:
+        """Iterations that this session still serves."""
+        return self.setup.plan.epochs - self.steps
 
     def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> Machine:
         model, bound = self.ready_model, self.settings.score_bound(self.index)

@@ -6,6 +6,8 @@ training; records that training used are refused, because an exact score would v
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,23 +15,26 @@ from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerR
 from securevfl.algorithms.messages import SealedOutputs
 from securevfl.algorithms.sealed.card import geometry_of
 from securevfl.algorithms.sealed.encoder import ScorecardEncoder
-from securevfl.algorithms.sealed.exchange import SealedExchange
+from securevfl.algorithms.sealed.exchange import SealedExchange, hidden
 from securevfl.algorithms.sealed.models import build_model
 from securevfl.algorithms.sealed.roles import DealerRole, in_label_units
 from securevfl.algorithms.sealed.rows import Preparation, dense, records_named
-from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
 from securevfl.errors import ProtocolError
 from securevfl.models.encoders import PreparedLinear
-from securevfl.privacy.payloads import Inside
+from securevfl.privacy.payloads import Accounted, Inside
 from securevfl.privacy.rows import Rows
+from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed import party_of
 from securevfl.protocols.sealed.party import SealedParty
-from securevfl.protocols.sealed.protocol import SealedProtocol
+from securevfl.protocols.sealed.protocol import DEALT, SealedProtocol
+from securevfl.settings.plan import Plan
 
 
 def scoring_protocol(settings: SealedGeometry) -> SealedProtocol:
     """The protocol without operands: nothing but scores can be opened."""
     members = len(settings.members)
-    return settings.protocol((0,) * members, (False,) * members, checked=False)
+    return settings.protocol((0,) * members, (settings.dealing != DEALT,) * members, checked=False)
 
 
 class ScoringMember:
@@ -52,8 +57,8 @@ class ScoringMember:
         """Opens the summed scores to the label holder, who gets them returned."""
         exchange, setup = self.exchange, self.setup
         await exchange.begin(session=False)
-        party = SealedParty(scoring_protocol(self.settings), exchange.index)
-        await exchange.follow(party.setup())  # without an operand it only receives
+        party = party_of(scoring_protocol(self.settings), exchange.index, **self._nothing())
+        await exchange.follow(self._session(party))
         machine = party.score(
             self.own_scores(),
             round=exchange.next_round(),
@@ -66,6 +71,18 @@ class ScoringMember:
         rows, count, to = self.numbers, setup.data.n_train, (setup.label_holder,)
         await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
+
+    def _nothing(self) -> dict[str, Any]:
+        """An operand without columns, where a protocol has no others."""
+        if self.settings.dealing == DEALT:
+            return {}
+        return {"operand": np.zeros((0, self.settings.data.n_train), np.int32)}
+
+    def _session(self, party: SealedParty) -> Accounted | Machine:
+        """Without an operand it only receives from a dealer; members without one share seeds."""
+        if self.settings.dealing == DEALT:
+            return party.setup()
+        return hidden(self.exchange, self.gate, party.setup(), party.protocol, self.setup.plan)
 
     def own_scores(self) -> npt.NDArray[np.float64]:
         """This member's scores of the new records, by the trained model."""
@@ -138,6 +155,10 @@ class SealedPredicting(Algorithm):
     name = "predict-sealed"
     summary = "applies a sealed model to new records"
     helpers = (DEALER,)
+
+    def assistants(self, plan: Plan) -> dict[str, str]:
+        """The dealer, if the model was trained with one."""
+        return dealing_organisation(plan)
 
     def __init__(self, numbers: Rows | None) -> None:
         self.numbers = numbers

@@ -17,14 +17,15 @@ from securevfl.algorithms.sealed.card import geometry_of
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.prediction import ScoringMember, scoring_protocol
 from securevfl.algorithms.sealed.roles import in_label_units
-from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
 from securevfl.algorithms.serving import Desk, Places, Refused, Round, beside, desk_of, reason_of
-from securevfl.errors import BudgetExceeded, Deviation, ProtocolError, RunError
+from securevfl.errors import BudgetExceeded, Deviation, PlanError, ProtocolError, RunError
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.pool import POOL, PooledMachine, ScorePool, deal_pool, opened
 from securevfl.protocols.sealed.protocol import SCORES, MaskedScores, ScoreDeal
+from securevfl.settings.plan import Plan
 
 
 class PoolMember:
@@ -300,6 +301,19 @@ class SealedServing(Algorithm):
     name = "score-sealed"
     summary = "applies a sealed model on request"
     helpers = (DEALER,)
+
+    def assistants(self, plan: Plan) -> dict[str, str]:
+        """The dealer.
+
+        Raises:
+            PlanError: The model was trained without one, and nobody deals masks ahead.
+        """
+        if not (found := dealing_organisation(plan)):
+            raise PlanError(
+                "a scoring service takes masks that a dealer deals ahead, and this model was trained without "
+                "one: score in batches (serve --predict), or train with a dealer"
+            )
+        return found
 
     def __init__(self, numbers: Rows, desk: Desk | None) -> None:
         self.numbers, self.desk = numbers, desk

@@ -10,7 +10,16 @@ from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.protocols.sealed.protocol import TOTAL_BITS, SealedProtocol
+from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
+from securevfl.protocols.sealed.parts import Parts
+from securevfl.protocols.sealed.protocol import (
+    DEALT,
+    ENCRYPTED,
+    PACKED_BITS,
+    THIRD,
+    TOTAL_BITS,
+    SealedProtocol,
+)
 from securevfl.protocols.sealed.series import (
     SineSeries,
     class_reach,
@@ -21,6 +30,8 @@ from securevfl.protocols.sealed.series import (
 from securevfl.settings.plan import Plan
 
 DEALER = "dealer"
+NOBODY = "none"
+"""In the place of a dealer's name, where members do without one."""
 BIAS = 0.25
 """The constant column of the label holder, as a share of the clip."""
 MEANS = 0.75
@@ -71,7 +82,7 @@ class SealedGeometry:
         return tuple(self.plan.clip * (BIAS if name == SERVER else 1.0) for name in self.members)
 
     @property
-    def series(self) -> SineSeries:
+    def series(self) -> SineSeries | Kernel:
         """The function of the summed score; of a regression, of the score less the label.
 
         The label holder knows its label, so it subtracts it from its own score before the masked phase: the
@@ -79,6 +90,8 @@ class SealedGeometry:
         scores in [-1, 1] the distance is at most 2, half a period: beyond 1 the series turns back (large
         errors count less, as in robust regression) but never has the wrong sign.
         """
+        if self.dealing == ENCRYPTED:
+            return Kernel()
         if self.weighted:
             return class_series(self.data.outputs)
         return identity_series(period=4.0) if self.data.task == "regression" else logistic_series()
@@ -114,6 +127,26 @@ class SealedGeometry:
     def checked(self) -> bool:
         """Whether members may do anything, so that everything is proved and authenticated."""
         return bool(self.plan.settings.adversary == "malicious")
+
+    @property
+    def dealing(self) -> str:
+        """Where masks come from: a dealer, the member whom a product does not concern, ciphertexts of two."""
+        if self.plan.settings.dealer != NOBODY:
+            return DEALT
+        return THIRD if len(self.members) > 2 else ENCRYPTED
+
+    @property
+    def unit_bits(self) -> int:
+        """Fraction bits of totals and of the noise on them, where words are long."""
+        return ADDED_BITS + PACKED_BITS if self.dealing == ENCRYPTED else TOTAL_BITS
+
+    @property
+    def contributors(self) -> tuple[frozenset[int], ...] | None:
+        """Whose noise can reach each member's total; None for everybody's."""
+        if self.dealing != THIRD:
+            return None
+        parts = Parts(len(self.members), self.label_holder)
+        return tuple(map(parts.contributors, range(parts.members)))
 
     @property
     def batch(self) -> int:
@@ -160,11 +193,13 @@ class SealedGeometry:
             # Inside the score a label moves the residual like anything else that moves the score.
             label_change=label_high - label_low or high - low + 2 * rounding,
             outputs=self.data.outputs,
+            contributors=self.contributors,
         )
 
     def _class_shifts(self) -> SealedShifts:
         """Of residuals of all classes together: one of the record's own class, the others smaller."""
-        series, reach, half = self.series, class_reach(), self.series.period / 2
+        series, reach = class_series(self.data.outputs), class_reach()
+        half = series.period / 2
         own, other = series.between(half - reach, half + reach), series.between(-reach, reach)
         off, count = series.rounding, self.data.outputs - 1
 
@@ -191,13 +226,14 @@ class SealedGeometry:
         if not self.sigma:
             return ((0,) * members,) * members
         return integer_stds(
-            self.shifts.variances(mu=self.shifts.diameter / self.sigma, colluders=self.plan.collusion)
+            self.shifts.variances(mu=self.shifts.diameter / self.sigma, colluders=self.plan.collusion),
+            bits=self.unit_bits,
         )
 
     @cached_property
     def variances(self) -> Variances:
         """The noise that is really added, as real Gaussians that protect no better."""
-        return real_variances(self.share_stds)
+        return real_variances(self.share_stds, bits=self.unit_bits)
 
     def cost(self, member: int) -> tuple[float, float]:
         """What an iteration costs the member's records: sensitivity and sigma, both 0 without a guarantee.
@@ -250,9 +286,14 @@ class SealedGeometry:
         return strength * math.sqrt(each / self.plan.epochs) / self.data.n_train
 
     def protocol(
-        self, widths: tuple[int, ...], static: tuple[bool, ...], *, checked: bool | None = None
+        self,
+        widths: tuple[int, ...],
+        static: tuple[bool, ...],
+        *,
+        checked: bool | None = None,
+        dealing: str = "",
     ) -> SealedProtocol:
-        """The public configuration of the protocol; checked as the plan says, unless it is told."""
+        """The public configuration of the protocol; checked and dealt as the plan says, unless it is told."""
         low, high = self.label_range
         return SealedProtocol(
             widths=widths,
@@ -267,7 +308,14 @@ class SealedGeometry:
             label_high=high,
             share_stds=self.share_stds,
             checked=self.checked if checked is None else checked,
+            dealing=dealing or self.dealing,
         )
+
+
+def dealing_organisation(plan: Plan) -> dict[str, str]:
+    """Address of the dealer -> the organisation that deals; empty where members do without one."""
+    name = plan.settings.dealer
+    return {} if name == NOBODY else {DEALER: DEALER if name == "auto" else name}
 
 
 def integer_stds(

@@ -4,6 +4,9 @@ A label histogram gives noisy numbers of positives and negatives per bin. Each f
 evidence (logit differences to the overall rate q) is the posterior mean under a Gaussian prior whose size and
 smoothness are chosen by marginal likelihood: a feature without information becomes exactly zero. Fits then
 find one weight per table; a residual histogram at the fitted scores gives each feature a second table.
+
+Of a regression the label is a number between 0 and 1, and "positives" are its sum: a table holds differences
+of means, in units of half the label's range, and no logarithms.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ FITTED_WEIGHT = 0.8
 FIRST_START, SECOND_START = 0.4, 0.3
 SLACK = 1.5
 """Squared clip over the expected squared row."""
+LABEL_SPREAD = 1 / 3
+"""Variance of a regression's label as a share of q (1 - q), its most; that of uniform labels."""
 DEVIATION = 0.3
 """By how much a weight is expected to differ from its start."""
 
@@ -176,22 +181,32 @@ def shrink(found: Floats, variance: Floats, *, ordered: bool, own_missing: bool)
     return mean, np.sqrt(np.maximum(posterior.weights @ squares, 0.0))
 
 
-def _differences(counts: Counts, q: float, records: int, std: float) -> tuple[Floats, Floats, Floats]:
-    """Rates of the bins against q in units of q (1 - q), their variances, and the bins' counts."""
+def _differences(
+    counts: Counts, q: float, records: int, std: float, *, mean: bool = False
+) -> tuple[Floats, Floats, Floats]:
+    """Rates of the bins against q in units of q (1 - q), or of 1/2, their variances, and the bins' counts."""
     size = len(counts.positive)
     positive = counts.positive + (q * records - counts.positive.sum()) / size
     negative = counts.negative + ((1 - q) * records - counts.negative.sum()) / size
     n = np.maximum(positive + negative, 0.001 * records)
-    unit = n * q * (1 - q)
+    unit = n / 2 if mean else n * q * (1 - q)
+    within = n * q * (1 - q) * (LABEL_SPREAD if mean else 1.0)
     found = ((1 - q) * positive - q * negative) / unit
-    return found, std**2 * ((1 - q) ** 2 + q**2) / unit**2 + 1 / unit, n
+    return found, (std**2 * ((1 - q) ** 2 + q**2) + within) / unit**2, n
 
 
 def expected_information(counts: Counts, *, q: float, records: int, std: float) -> float:
-    """The information value of a feature, averaged over all priors: a ranking with hardly any ties."""
+    """The information value of a feature, averaged over all priors and over what each leaves open.
+
+    A mean alone would be too small, the more so the more noise a feature has: a ranking would follow it.
+    """
     found, variance, n = _differences(counts, q, records, std)
     posterior = Posterior.of(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
-    values = [float((n / n.sum()) @ (mean * _log_odds(mean, q))) for mean in posterior.means]
+    shares = n / n.sum()
+    values = [
+        float(shares @ (mean * _log_odds(mean, q) + spread))
+        for mean, spread in zip(posterior.means, posterior.spreads, strict=True)
+    ]
     return max(float(posterior.weights @ np.array(values)), 0.0)
 
 
@@ -221,17 +236,30 @@ def evidence(counts: Counts, *, q: float, records: int, std: float) -> Table:
     return Table(values=values, errors=errors, information=max(information, 0.0))
 
 
-def residual_table(totals: Floats, counts: Counts, *, q: float, records: int, std: float) -> Table:
-    """The second table of one feature, from noisy totals of y - p per bin."""
+def means(counts: Counts, *, q: float, records: int, std: float) -> Table:
+    """The table of one feature of a regression; its information is the variance that it explains."""
+    found, variance, n = _differences(counts, q, records, std, mean=True)
+    mean, errors = shrink(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
+    values = _centred(np.clip(mean, -1.0, 1.0), n) if mean.any() else mean
+    return Table(values=values, errors=errors, information=float((n / n.sum()) @ values**2))
+
+
+def residual_table(
+    totals: Floats, counts: Counts, *, q: float, records: int, std: float, mean: bool = False
+) -> Table:
+    """The second table of one feature, from noisy totals of y - p per bin; of a regression in its units."""
     n = np.maximum(counts.total, 0.001 * records)
-    unit = n * FITTED_WEIGHT * q * (1 - q)
-    mean, errors = shrink(
+    spread = FITTED_WEIGHT * q * (1 - q)
+    unit = n if mean else n * spread
+    within = 4 * LABEL_SPREAD * n * spread if mean else unit
+    found, errors = shrink(
         totals / unit,
-        std**2 / unit**2 + 1 / unit,
+        (std**2 + within) / unit**2,
         ordered=counts.ordered,
         own_missing=counts.own_missing,
     )
-    values = _centred(np.clip(mean, -RESIDUAL_CLIP, RESIDUAL_CLIP), n)
+    limit = 1.0 if mean else RESIDUAL_CLIP
+    values = _centred(np.clip(found, -limit, limit), n)
     return Table(values=values, errors=errors, information=float((n / n.sum()) @ values**2))
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
-from securevfl.algorithms.sealed.adversary import MALICIOUS, check_slack, settled
+from securevfl.algorithms.sealed.adversary import MALICIOUS, check_slack, settled, settled_dealer
 from securevfl.algorithms.sealed.card import CARDS, CardGeometry, calibrated, card_plan, choose, geometry_of
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
-from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
+from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
 from securevfl.algorithms.sealed.stack import held_back
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
@@ -82,6 +82,10 @@ class Sealed(Algorithm):
     )
     helpers = (DEALER,)
 
+    def assistants(self, plan: Plan) -> dict[str, str]:
+        """The dealer, if there is one."""
+        return dealing_organisation(plan)
+
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
@@ -145,6 +149,8 @@ class Sealed(Algorithm):
         """Scores add up, so fusion and head are sums; rows keep their public scale where they have one."""
         if plan.model == "auto":
             plan = plan.with_changes(model=choose(plan, data)[0])
+        dealer = settled_dealer(plan, data, apart=self.apart)[0]
+        plan = plan.with_changes(settings={"dealer": dealer})
         plan = plan.with_changes(settings={"adversary": settled(plan, data, apart=self.apart)[0]})
         if plan.model in CARDS:
             return card_plan(plan, data)
@@ -172,8 +178,12 @@ class Sealed(Algorithm):
     def notes(self, plan: Plan, data: VerticalData) -> tuple[str, ...]:
         """Which model and which adversary `auto` stands for, and why."""
         found = ["model {} ({})".format(*choose(plan, data))] if plan.model == "auto" else []
+        chosen = plan.with_changes(model=choose(plan, data)[0]) if plan.model == "auto" else plan
+        dealer, why = settled_dealer(chosen, data, apart=self.apart)
+        if plan.settings.dealer == "auto" and self.apart:
+            found.append(f"dealer {dealer} ({why})")
+        chosen = chosen.with_changes(settings={"dealer": dealer})
         if plan.settings.adversary == "auto":
-            chosen = plan.with_changes(model=choose(plan, data)[0]) if plan.model == "auto" else plan
             found.append("adversary {} ({})".format(*settled(chosen, data, apart=self.apart)))
         if plan.epsilon and forecast(plan, data) < LITTLE:
             varies = ", in a model that differs much from run to run" if signal(plan, data) < NOISY else ""

@@ -1,0 +1,575 @@
+"""Sealed training of two members without a dealer: correlations by encryption ahead of time, words online.
+
+Member A holds the labels, B does not. All words are residues modulo t, which is the plaintext modulus of the
+ciphertexts (`cipher`), so nothing is ever converted.
+
+Set-up: keys; m sends its rows, encrypted once: 512 records of 16 columns in one polynomial, in chunks that
+wait for each other. Ahead of every round (`PoolMachine`): A sends Enc(x), B answers Enc(x z) + rho; each
+answers the other's encrypted rows with X' V + e, e being its noise on the other's total. Answers are closed.
+Round: factors of the own score masked by x and z are exchanged, which gives shares s_A, s_B of the residuals
+(`kernel`); these masked by V are exchanged; A adds X_A' (s_A + D_B) + (X_A' V_B + e_B) + e_AA, B likewise.
+
+A correlation serves one round, that of its number, protocol and records, and lives in memory alone.
+
+Threat model: both follow the protocol. What the holder of a key sees is its masked plaintexts and, up to the
+flooding, nothing else; what the other sees of ciphertexts is hidden by the RLWE assumption at 128 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.errors import InputError, ProtocolError
+from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Message, name_of
+from securevfl.protocols.sealed import residues
+from securevfl.protocols.sealed.cipher import (
+    COLUMNS,
+    DEGREE,
+    ROWS,
+    Keys,
+    Receiver,
+    pack,
+    shared_cipher,
+    unpack,
+)
+from securevfl.protocols.sealed.kernel import DIGEST, Kernel, WaveKernel
+from securevfl.protocols.sealed.messages import (
+    Answer,
+    Blinded,
+    EncryptedRows,
+    Factors,
+    Offer,
+    PublicKey,
+    RowsTaken,
+)
+from securevfl.protocols.sealed.pairs import PairedParty, PairSetup
+from securevfl.protocols.sealed.party import Integers, Rows
+from securevfl.protocols.sealed.protocol import OPERAND_BITS, PACKED_BITS, SealedProtocol
+from securevfl.protocols.sealed.residues import Words
+from securevfl.protocols.sealed.round import SealedMachine
+from securevfl.protocols.sealed.series import Waves
+from securevfl.protocols.stream import KeyStream
+
+CHUNK = 16
+"""Ciphertexts of rows in one message: 3 MB."""
+_PLACES = range(ROWS - 1, DEGREE, ROWS)
+"""Coefficients of a product that hold the columns' totals."""
+
+
+@dataclass
+class Correlation:
+    """What one member keeps for one round.
+
+    Attributes:
+        binding: Digest of what it was made for.
+        factors: Masks of the own factors, (rows, K): x of A, z of B.
+        products: (rows, outputs): A's sum of x z + rho, B's -rho.
+        blind: V, (rows, outputs).
+        received: X' V + e of the own rows and the other's V and noise, (width, outputs).
+        noise: The own noise on the own total, (width, outputs).
+    """
+
+    binding: bytes
+    factors: Words
+    products: Words
+    blind: Words
+    received: Words
+    noise: Words
+
+
+class EncryptedParty(PairedParty):
+    """One of two members; see `SealedParty`."""
+
+    def __init__(self, protocol: SealedProtocol, index: int, **inputs: Any) -> None:
+        super().__init__(protocol, index, **inputs)
+        # Toward zero, like the rounding before: norms never grow.
+        unit = 1 << (OPERAND_BITS - PACKED_BITS)
+        whole = self.operand if self.operand is not None else np.zeros((0, 0), np.int32)
+        self.packed: Integers = (np.sign(whole) * (np.abs(whole) // unit)).astype(np.int32)
+        self._stream = KeyStream.from_os_entropy()
+        self.keys: Keys | None = None
+        self.receiver: Receiver | None = None
+        self.rows: dict[int, Any] = {}
+        self.pool: dict[int, Correlation] = {}
+
+    @property
+    def other(self) -> int:
+        """The other member."""
+        return 1 - self.index
+
+    @property
+    def first(self) -> bool:
+        """Whether this is A, the label holder."""
+        return self.index == self.protocol.label_holder
+
+    def setup(self) -> Machine:
+        """Exchanges keys and encrypted rows; again begins a new session, and every correlation is void."""
+        super().setup()
+        self.keys = self.receiver = None
+        self.rows, self.pool = {}, {}
+        return EncryptedSetup(self)
+
+    def prepare(self, rounds: Sequence[tuple[int, Rows | None]]) -> PoolMachine:
+        """The machine that makes correlations for some rounds, given by number and records.
+
+        Raises:
+            ProtocolError: The session has not been set up, or a round was used before.
+        """
+        self._check_session()
+        for number, rows in rounds:
+            self._check_round(number)
+            self.protocol.count(rows)
+        return PoolMachine(self, rounds)
+
+    def binding(self, rows: Rows | None) -> bytes:
+        """What a correlation is for: the configuration with its noise, the tables, the records."""
+        chosen = b"all" if rows is None else np.ascontiguousarray(rows, "<i8").tobytes()
+        return hashlib.sha256(DIGEST.encode() + repr(self.protocol).encode() + chosen).digest()
+
+    def _phase(self, scores: npt.ArrayLike | None, shape: tuple[int, ...]) -> Any:
+        """The scores themselves: they index tables."""
+        if (scores is None) != (self.protocol.series is None):
+            raise InputError("a round takes scores exactly if the protocol has a series for them")
+        if scores is None:
+            return None
+        values = np.asarray(scores, np.float64)
+        if values.shape != shape:
+            raise InputError(f"an array has shape {values.shape}; {shape} is expected")
+        return values
+
+    def _masked(self, rows: Rows | None) -> dict[int, Any]:
+        self._check_session()
+        return {}
+
+    def _noises(self) -> dict[int, Any]:
+        return {}  # a correlation has it
+
+    def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
+        number, scores = inputs["round"], inputs["phase"]
+        made = self.pool.pop(number, None)  # whatever follows, it never serves again
+        if made is None:
+            raise ProtocolError(f"round {number} has no correlation; prepare it first")
+        if made.binding != self.binding(rows):
+            raise ProtocolError(f"the correlation of round {number} was made for something else")
+        added: Any = np.zeros(made.blind.shape, np.int64)
+        factors: Any = np.zeros((len(made.blind), 0), np.int64)
+        if scores is not None:
+            added, factors = kernel_of(self.protocol).factors(scores, not self.first)
+        if inputs["offset"] is not None:
+            added = added + inputs["offset"].view(np.int64)
+        left = self.packed if rows is None else self.packed[:, rows]
+        given = EncryptedInputs(added=residues.residues(added), factors=factors, operand=left)
+        return EncryptedRound(self.index, self.protocol, round=number, inputs=given, made=made)
+
+    # -- ciphertexts of rows --------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of records."""
+        return -(-self.protocol.records // ROWS)
+
+    def groups(self, member: int) -> int:
+        """Groups of columns."""
+        return -(-self.protocol.widths[member] // COLUMNS)
+
+    def pieces(self, member: int) -> int:
+        """Ciphertexts of a member's rows."""
+        return self.groups(member) * self.blocks
+
+    def encrypted(self, number: int) -> bytes:
+        """The ciphertext of one block and group of the own rows."""
+        group, block = divmod(number, self.blocks)
+        cells = self.packed[group * COLUMNS : (group + 1) * COLUMNS, block * ROWS : (block + 1) * ROWS]
+        words = np.zeros((COLUMNS, ROWS), np.uint64)
+        words[: len(cells), ROWS - cells.shape[1] :] = residues.residues(cells)[:, ::-1]
+        return self._keys.encrypt(shared_cipher().plain(words.reshape(-1)))
+
+    @property
+    def _keys(self) -> Keys:
+        if self.keys is None:
+            raise ProtocolError("there are no keys; run the setup first")
+        return self.keys
+
+    @property
+    def _receiver(self) -> Receiver:
+        if self.receiver is None:
+            raise ProtocolError("the other's key is missing; run the setup first")
+        return self.receiver
+
+    def answer_rows(self, blind: Words, rows: Rows | None) -> bytes:
+        """The other's X' V + e, closed, for every output and group of columns."""
+        cipher, noise = shared_cipher(), residues.residues(self.noise_for(self.other).view(np.int64))
+        spread = np.zeros((self.blocks * ROWS, blind.shape[1]), np.uint64)
+        spread[slice(len(blind)) if rows is None else rows] = blind
+        closed = []
+        for output in range(blind.shape[1]):
+            factors = [
+                cipher.factor(cipher.plain(spread[block * ROWS : (block + 1) * ROWS, output]))
+                for block in range(self.blocks)
+            ]
+            for group in range(self.groups(self.other)):
+                terms = [(self.rows[group * self.blocks + b], factors[b]) for b in range(self.blocks)]
+                mask = residues.draw(self._stream, DEGREE)
+                mask[_PLACES] = 0
+                mine = noise[group * COLUMNS : (group + 1) * COLUMNS, output]
+                mask[_PLACES[: len(mine)]] = mine
+                answer = cipher.combine(terms)
+                closed.append(cipher.close(answer, cipher.plain(mask), self._receiver, self._stream))
+        return pack(closed)
+
+    def read_rows(self, data: bytes) -> Words:
+        """The own X' V + e from the other's answer, (width, outputs)."""
+        width, outputs = self.protocol.widths[self.index], self.protocol.outputs
+        groups = self.groups(self.index)
+        pieces = unpack(data, groups * outputs)
+        found = np.zeros((groups * COLUMNS, outputs), np.uint64)
+        for place, piece in enumerate(pieces):
+            output, group = divmod(place, groups)
+            columns = slice(group * COLUMNS, (group + 1) * COLUMNS)
+            found[columns, output] = self._keys.coefficients(piece, _PLACES)
+        return found[:width]
+
+
+def kernel_of(protocol: SealedProtocol) -> Kernel | WaveKernel:
+    """The products that shares of the residuals need."""
+    if isinstance(protocol.series, Waves):
+        return WaveKernel(protocol.series)
+    if not isinstance(protocol.series, Kernel):
+        raise InputError("two members without a dealer need a function that is a sum of products")
+    return protocol.series
+
+
+def _factor_counts(protocol: SealedProtocol) -> tuple[int, int]:
+    """How many factors A and B have."""
+    if protocol.series is None:
+        return 0, 0
+    terms = [term for output in kernel_of(protocol).terms for term in output]
+    return 1 + max(i for i, _, _ in terms), 1 + max(j for _, j, _ in terms)
+
+
+# -- set-up -------------------------------------------------------------------------------------------------
+
+
+class EncryptedSetup(PairSetup):
+    """Seeds, keys, and the rows chunk by chunk: the next one is made when the last was taken."""
+
+    _party: EncryptedParty
+
+    def __init__(self, party: EncryptedParty) -> None:
+        super().__init__(party)
+        protocol = party.protocol
+        self._encrypts = any(protocol.widths)
+        self._keyed = not self._encrypts
+        self._wanted = party.pieces(party.other)
+        self._sent = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether keys and all rows are there, and the own ones were taken."""
+        rest = self._party.pieces(self._party.index) - self._sent
+        return super().done and self._keyed and len(self._party.rows) == self._wanted and rest == 0
+
+    def _start(self) -> list[Envelope]:
+        sent = super()._start()
+        if self._encrypts:
+            self._party.keys = Keys(shared_cipher())
+            key = PublicKey(round=self.round, key=self._party.keys.public, tables=DIGEST)
+            sent.append(self._to(key))
+            sent += self._chunk(0)
+        return self._concluded(sent)
+
+    def _to(self, message: Message) -> Envelope:
+        return Envelope(self.address, self._party.other, message)
+
+    def _chunk(self, number: int) -> list[Envelope]:
+        numbers = range(number * CHUNK, min((number + 1) * CHUNK, self._party.pieces(self._party.index)))
+        if not numbers:
+            return []
+        data = pack([self._party.encrypted(place) for place in numbers])
+        return [self._to(EncryptedRows(round=self.round, chunk=number, data=data))]
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        party, mine = self._party, self._party.pieces(self._party.index)
+        match message:
+            case PublicKey() if sender == party.other and not self._keyed:
+                if message.tables != DIGEST:
+                    raise ProtocolError(f"{name_of(sender)} has other tables of the logistic function")
+                party.receiver = Receiver(shared_cipher(), message.key)
+                self._keyed = True
+                return self._concluded([])
+            case EncryptedRows() if sender == party.other and message.chunk * CHUNK == len(party.rows):
+                count = min(CHUNK, self._wanted - len(party.rows))
+                if count < 1:
+                    raise ProtocolError(f"{name_of(sender)} sends more rows than there are")
+                found = [shared_cipher().read(piece) for piece in unpack(message.data, count)]
+                party.rows |= {len(party.rows) + place: each for place, each in enumerate(found)}
+                return self._concluded([self._to(RowsTaken(round=self.round, chunk=message.chunk))])
+            case RowsTaken() if sender == party.other and message.chunk * CHUNK == self._sent < mine:
+                self._sent = min(self._sent + CHUNK, mine)
+                return self._concluded(self._chunk(message.chunk + 1))
+        return self._concluded(super()._receive(sender, message))
+
+    def awaits(self, kind: str, fields: Any) -> bool:
+        """Offers of a pool wait until everything is set up."""
+        return super().awaits(kind, fields) and kind not in (Offer.kind, Answer.kind)
+
+
+# -- ahead of time ------------------------------------------------------------------------------------------
+
+
+class PoolMachine(SealedMachine):
+    """Makes correlations one after the other: A offers, B answers."""
+
+    def __init__(self, party: EncryptedParty, rounds: Sequence[tuple[int, Rows | None]]) -> None:
+        super().__init__(party.index, round=SETUP_ROUND)
+        self._party, self._rest = party, list(rounds)
+        self._made: Correlation | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all are made."""
+        return not self._rest
+
+    def awaits(self, kind: str, fields: Any) -> bool:
+        """What concerns the next correlation."""
+        pool = kind in (Offer.kind, Answer.kind) and bool(self._rest)
+        return pool and fields["number"] == self._rest[0][0]
+
+    def _start(self) -> list[Envelope]:
+        return self._offer() if self._party.first and self._rest else []
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        party = self._party
+        number = self._rest[0][0] if self._rest else -1
+        right = sender == party.other and number == getattr(message, "number", None)
+        match message:
+            case Offer() if right and not party.first:
+                return self._answer(message)
+            case Answer() if right and party.first and self._made is not None:
+                return self._take(message)
+        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn ahead of round {number}")
+
+    def _new(self, rows: Rows | None, factors: int) -> Correlation:
+        party, protocol = self._party, self._party.protocol
+        count, stream = protocol.count(rows), party._stream
+        shape = count, protocol.outputs
+        return Correlation(
+            binding=party.binding(rows),
+            factors=residues.draw(stream, (count, factors)),
+            products=np.zeros(shape, np.uint64),
+            blind=residues.draw(stream, shape),
+            received=np.zeros((protocol.widths[party.index], protocol.outputs), np.uint64),
+            noise=residues.residues(party.noise_for(party.index).view(np.int64)),
+        )
+
+    def _offer(self) -> list[Envelope]:
+        """A's masks, encrypted, and its answer to B's rows."""
+        party, cipher = self._party, shared_cipher()
+        number, rows = self._rest[0]
+        made = self._made = self._new(rows, _factor_counts(party.protocol)[0])
+        masks = [
+            party._keys.encrypt(cipher.slots(made.factors[start : start + DEGREE, factor]))
+            for factor in range(made.factors.shape[1])
+            for start in range(0, len(made.factors), DEGREE)
+        ]
+        return self._send(
+            Offer(
+                round=self.round,
+                number=number,
+                binding=made.binding,
+                masks=pack(masks),
+                product=party.answer_rows(made.blind, rows),
+            )
+        )
+
+    def _send(self, message: Message) -> list[Envelope]:
+        return [Envelope(self.address, self._party.other, message)]
+
+    def _answer(self, offer: Offer) -> list[Envelope]:
+        """B: products of A's masks and its own, and its answer to A's rows."""
+        party = self._party
+        number, rows = self._rest[0]
+        left, right = _factor_counts(party.protocol)
+        made = self._new(rows, right)
+        if offer.binding != made.binding:
+            raise ProtocolError("the other member prepares something else: plan, noise or records differ")
+        blocks = -(-len(made.blind) // DEGREE)
+        masks = [shared_cipher().read(piece) for piece in unpack(offer.masks, left * blocks)]
+        made.received = party.read_rows(offer.product)
+        rho = residues.draw(party._stream, made.products.shape) if left else made.products
+        closed = [
+            self._closed_products(made.factors, rho, masks, start)
+            for start in range(0, len(made.blind) if left else 0, DEGREE)
+        ]
+        made.products = residues.subtract(made.products, rho)
+        party.pool[number] = made
+        self._rest.pop(0)
+        return self._send(
+            Answer(
+                round=self.round,
+                number=number,
+                products=pack([piece for block in closed for piece in block]),
+                product=party.answer_rows(made.blind, rows),
+            )
+        )
+
+    def _closed_products(self, own: Words, rho: Words, masks: list[Any], start: int) -> list[bytes]:
+        """Sum of x z + rho for one block of records, output by output."""
+        party, cipher = self._party, shared_cipher()
+        rows, blocks, block = slice(start, start + DEGREE), -(-len(own) // DEGREE), start // DEGREE
+        closed = []
+        for output, terms in enumerate(kernel_of(party.protocol).terms):
+            products = []
+            for i, j, sign in terms:
+                words = own[rows, j] if sign > 0 else residues.negative(own[rows, j])
+                products.append((masks[i * blocks + block], cipher.factor(cipher.slots(words))))
+            # Slots beyond the records are masked too: they hold products of the other's own padding.
+            padded = residues.draw(party._stream, DEGREE)
+            padded[: len(own[rows])] = rho[rows, output]
+            answer = cipher.combine(products)
+            closed.append(cipher.close(answer, cipher.slots(padded), party._receiver, party._stream))
+        return closed
+
+    def _take(self, answer: Answer) -> list[Envelope]:
+        """A: opens what B answered, and offers the next."""
+        party, made = self._party, self._made
+        if made is None:
+            raise ProtocolError("an answer to no offer")
+        number, _ = self._rest[0]
+        outputs, count = party.protocol.outputs, len(made.blind)
+        starts = range(0, count if made.factors.shape[1] else 0, DEGREE)
+        pieces = unpack(answer.products, len(starts) * outputs)
+        received = party.read_rows(answer.product)
+        for place, piece in enumerate(pieces):
+            block, output = divmod(place, outputs)
+            rows = slice(starts[block], starts[block] + DEGREE)
+            made.products[rows, output] = party._keys.slots(piece)[: count - starts[block]]
+        made.received, party.pool[number], self._made = received, made, None
+        self._rest.pop(0)
+        return self._offer() if self._rest else []
+
+
+# -- a round ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class EncryptedInputs:
+    """What a member brings to a round.
+
+    Attributes:
+        added: alpha less the label, or beta: (rows, outputs).
+        factors: Of its own scores, (rows, K); small integers.
+        operand: Its rows, (width, rows).
+    """
+
+    added: Words
+    factors: npt.NDArray[np.int64]
+    operand: Integers
+
+
+@dataclass
+class _Heard:
+    factors: Words | None = None
+    blinded: Words | None = None
+    sent: bool = field(default=False)
+
+
+class EncryptedRound(SealedMachine):
+    """One member's part in one round: words alone."""
+
+    def __init__(
+        self,
+        index: int,
+        protocol: SealedProtocol,
+        *,
+        round: int,  # noqa: A002
+        inputs: EncryptedInputs,
+        made: Correlation,
+    ) -> None:
+        super().__init__(index, round=round)
+        self._protocol, self._inputs, self._made = protocol, inputs, made
+        self._other, self._first = 1 - index, index == protocol.label_holder
+        counts = _factor_counts(protocol)
+        self._theirs = len(made.blind), counts[int(self._first)]
+        self._heard = _Heard(factors=np.zeros(self._theirs, np.uint64) if protocol.series is None else None)
+        self._share: Words | None = None
+        self._total: Words | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the other is served and the own total is known."""
+        return self._total is not None
+
+    def result(self) -> npt.NDArray[np.float64]:
+        """This member's noisy total, (width, outputs)."""
+        if self._total is None:
+            raise ProtocolError(f"round {self.round} of {name_of(self.address)} is not done")
+        return np.asarray(residues.centred(self._total) * 2.0**-self._protocol.total_bits, np.float64)
+
+    def _start(self) -> list[Envelope]:
+        sent = []
+        if self._protocol.series is not None:
+            words = residues.subtract(residues.residues(self._inputs.factors), self._made.factors)
+            sent.append(Envelope(self.address, self._other, Factors(round=self.round, words=words)))
+        return sent + self._advance()
+
+    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        heard, totals = self._heard, bool(self._protocol.widths[self.address])
+        match message:
+            case Factors() if sender == self._other and heard.factors is None:
+                heard.factors = residues.check(message.words, self._theirs)
+            case Blinded() if sender == self._other and heard.blinded is None and totals:
+                heard.blinded = residues.check(message.words, self._made.blind.shape)
+            case _:
+                raise ProtocolError(
+                    f"{name_of(sender)} sends {message.kind!r} out of turn in round {self.round}"
+                )
+        return self._advance()
+
+    def _advance(self) -> list[Envelope]:
+        heard, sent = self._heard, []
+        if heard.factors is not None and self._share is None:
+            self._share = self._shared(heard.factors)
+            if self._protocol.widths[self._other]:
+                words = residues.subtract(self._share, self._made.blind)
+                sent.append(Envelope(self.address, self._other, Blinded(round=self.round, words=words)))
+        waits = bool(self._protocol.widths[self.address]) and heard.blinded is None
+        if self._share is not None and self._total is None and not waits:
+            self._total = self._open(self._share)
+            self._forget()
+        return sent
+
+    def _shared(self, theirs: Words) -> Words:
+        """The own share of the residuals: what is added, and the products' own part."""
+        share = residues.add(self._inputs.added, self._made.products)
+        if self._protocol.series is None:
+            return share
+        mine = residues.residues(self._inputs.factors) if self._first else self._made.factors
+        for output, terms in enumerate(kernel_of(self._protocol).terms):
+            for i, j, sign in terms:
+                own, other = (mine[:, i], theirs[:, j]) if self._first else (mine[:, j], theirs[:, i])
+                part = residues.multiply(np.ascontiguousarray(own), np.ascontiguousarray(other))
+                column = share[:, output]
+                share[:, output] = residues.add(column, part) if sign > 0 else residues.subtract(column, part)
+        return share
+
+    def _open(self, share: Words) -> Words:
+        """X' (s + D) + (X' V + e of the other) + the own noise, which stays."""
+        made = self._made
+        if self._heard.blinded is None:
+            return made.noise[:0]
+        everything = residues.add(share, self._heard.blinded)
+        return residues.add(residues.product(self._inputs.operand, everything), made.received, made.noise)
+
+    def _forget(self) -> None:
+        """Erases masks, shares and noise; the total stays."""
+        nothing = np.empty((0, 0), np.uint64)
+        self._made = Correlation(b"", nothing, nothing, nothing, nothing, nothing)
+        self._inputs = EncryptedInputs(nothing, nothing.view(np.int64), np.empty((0, 0), np.int32))
+        self._heard, self._share = _Heard(factors=nothing, blinded=nothing), nothing
