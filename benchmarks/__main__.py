@@ -21,6 +21,7 @@ NAMES = (
     "durations",
     "alignment",
     "growth",
+    "device",
     "scoring",
 )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-ITERATIONS = 4
+ITERATIONS = 3
 SMALL = {
     "rows": [(10_000, 50, 2), (100_000, 50, 2), (1_000_000, 50, 2)],
     "columns": [(20_000, 10, 2), (20_000, 100, 2), (20_000, 1_000, 2)],
@@ -96,7 +96,7 @@ def sealed(rows: int, columns: int, parties: int, folder: Path) -> dict[str, Any
         "rows": rows,
         "columns": columns,
         "parties": parties,
-        "seconds": float(np.median(np.diff(moments))),
+        "seconds": float(np.median(np.diff(moments))) * rows / batch,
         "ns": float(np.median(np.diff(moments))) / (batch * columns) * 1e9,
         "setup": moments[0] - start,
         "peak": peak(),
@@ -171,7 +171,7 @@ def report(axis: str, points: list[dict[str, Any]]) -> None:
         print(f"{axis}: exponents {grown}", flush=True)
 
 
-GROWTH = {"seconds": "processor time", "memory": "memory", "folder": "run folder"}
+GROWTH = {"seconds": "processor time of a pass", "memory": "memory", "folder": "run folder"}
 
 
 def draw(found: dict[str, list[dict[str, Any]]], folder: Path) -> None:
@@ -190,6 +190,9 @@ def draw(found: dict[str, list[dict[str, Any]]], folder: Path) -> None:
             panel.loglog(across, [point[what] / points[0][what] for point in points], "o-", label=label)
         panel.loglog(across, [value / across[0] for value in across], "k:", label="linear")
         panel.set_xlabel(axis)
+        panel.set_xticks(across, [f"{value:.0e}" if value > 9999 else str(value) for value in across])
+        panel.xaxis.set_minor_formatter("")
+        panel.yaxis.set_minor_formatter("")
     panels[0].set_ylabel("relative to the smallest")
     panels[0].legend(frameon=False, fontsize="small")
     figure.savefig(folder / "growth.png", dpi=110)

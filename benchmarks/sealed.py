@@ -305,7 +305,7 @@ def utility(runs: int, name: str = "a9a", epsilon: float = 1.0) -> None:
     from securevfl.federation.run import train
     from securevfl.settings.plan import Plan
 
-    data = VerticalData.load(name, parties=2, folder=os.environ["SECUREVFL_DATA"])
+    data = VerticalData.load(name, parties=2, folder=Path(os.environ["SECUREVFL_DATA"]) / name)
     print(f"\n{name}, epsilon {epsilon:g}, two members, test AUC of {runs} runs each")
     for dealer in ("auto", "none"):
         start = time.process_time()

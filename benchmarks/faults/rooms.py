@@ -31,7 +31,7 @@ from securevfl.privacy.noise import Noise
 from securevfl.privacy.payloads import _KEY, Released
 from securevfl.privacy.views import ViewWriter
 from securevfl.protocols.alignment import blinded
-from securevfl.protocols.sealed import checked, checked_dealer, dealer, party
+from securevfl.protocols.sealed import checked, checked_dealer, party, scoring
 from securevfl.protocols.sealed.checked import CheckedRound
 from securevfl.protocols.sealed.messages import Opening
 from securevfl.protocols.sealed.party import SealedParty
@@ -160,12 +160,11 @@ def prediction_unmasked() -> None:
     def make(honest: Any) -> Any:
         def plain(seed: bytes, purpose: str, *given: Any) -> Any:
             words = honest(seed, purpose, *given)
-            return np.zeros_like(words) if purpose == "score" else words
+            return np.zeros_like(words) if purpose.startswith("score/") else words
 
         return plain
 
-    swap(party, "expand", make)
-    swap(dealer, "expand", make)
+    swap(scoring, "expand", make)
 
 
 # -- totals of evaluations ----------------------------------------------------------------------------------

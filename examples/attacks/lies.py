@@ -392,6 +392,7 @@ def swallowed(scene: Scene) -> str:
 
 SEALED = (
     'algorithm = "sealed"\nmodel = "linear"\nepochs = 4\nscaling = "none"\nepsilon = 8.0\nevaluate_every = 1'
+    '\n[plan.sealed]\ndealer = "dealer"'
 )
 ATTACKS = {
     1: Attack(

@@ -72,6 +72,15 @@ def _check(encoder: nn.Module, inputs: Tensor, upstream: Tensor, clip: float) ->
     if upstream.ndim != 2 or len(upstream) != len(inputs):
         wanted = f"({len(inputs)}, embedding)"
         raise PlanError(f"upstream gradients have shape {tuple(upstream.shape)}; expected {wanted}")
+    narrow = [p.dtype for p in encoder.parameters() if p.dtype not in (torch.float32, torch.float64)]
+    kind = inputs.device.type
+    if narrow or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        raise PlanError(
+            "mixed precision is not offered where gradients of single records are clipped: the bound is "
+            "derived for float32; leave autocast, and keep parameters in float32"
+        )
+    if hasattr(encoder, "_orig_mod"):
+        raise PlanError("gradients of single records cannot pass a compiled encoder; give the module itself")
     mixing = couples_records(encoder)
     if mixing:
         raise PlanError(f"the encoder couples records through {', '.join(mixing)}; use LayerNorm or no norm")

@@ -173,10 +173,8 @@ def test_the_worst_neighbour_meets_the_bound_of_histograms(columns, holder, t, o
 def test_no_neighbour_of_a_regression_moves_histograms_farther(columns, holder, t):
     """Labels are numbers from 0 to 1; the residual may take any sign, whoever holds the label."""
     made = scorecard(columns, records=10**6, label_holder=holder, colluders=t, residual_change=2 * R)
-    people = [
-        (cells, y) for cells in {cells for cells, _ in records_of(columns)} for y in (0.0, 0.3, 0.5, 1.0)
-    ]
-    residuals = list(itertools.product((-R, -0.4, 0.0, R), repeat=2))
+    people = [(cells, y) for cells in {cells for cells, _ in records_of(columns)} for y in (0.0, 0.4, 1.0)]
+    residuals = list(itertools.product((-R, 0.0, R), repeat=2))
     for coalition in coalitions(len(columns), t):
         worst = dict.fromkeys(("labels", "residuals"), 0.0)
         for old, new in itertools.product(people, repeat=2):

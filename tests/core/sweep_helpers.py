@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from securevfl.attacks.jobs import InProcess as AttacksHere
 from securevfl.sweeps.records import Journal
 from securevfl.sweeps.results import Results
 from securevfl.sweeps.spec import Sweep, parse_sweep
@@ -28,7 +30,7 @@ FOUR = ANY + "[grid]\nalgorithm = ['vafl', 'local']\nseed = [0, 1]\n"
 
 
 class InProcess:
-    """Runs tasks in this process, in order, and counts them."""
+    """Runs tasks, attacks included, in this process, in order, and counts them."""
 
     def __init__(self, most: int | None = None) -> None:
         self.done: list[str] = []
@@ -40,7 +42,9 @@ class InProcess:
             if self.most is not None and len(self.done) >= self.most:
                 raise KeyboardInterrupt
             self.done.append(task["id"])
-            yield run_point(task)
+            with patch("securevfl.attacks.runner.AttackProcess", AttacksHere):
+                record = run_point(task)
+            yield record
 
     def close(self) -> None:
         self.closed = True

@@ -168,3 +168,16 @@ def test_bad_input():
     mixing = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     with pytest.raises(PlanError, match="couples records through 1 \\(BatchNorm1d\\)"):
         clipped_gradient_sum(mixing, rows, upstream, 1.0)
+
+
+def test_mixed_precision_and_compiled_encoders_are_refused() -> None:
+    """A bound derived for float32 does not hold for half precision, whichever way it gets in."""
+    rows, upstream = torch.ones(2, 3), torch.ones(2, 1)
+    encoder = nn.Linear(3, 1)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlanError, match="mixed precision is not"):
+        clipped_gradient_sum(encoder, rows, upstream, 1.0)
+    with pytest.raises(PlanError, match="derived for float32; leave autocast"):
+        clipped_gradient_sum(nn.Linear(3, 1).bfloat16(), rows.bfloat16(), upstream.bfloat16(), 1.0)
+    with pytest.raises(PlanError, match="cannot pass a compiled encoder; give the module itself"):
+        encoder._orig_mod = nn.Identity()  # as torch.compile leaves it
+        clipped_gradient_sum(encoder, rows, upstream, 1.0)

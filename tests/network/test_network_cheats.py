@@ -83,7 +83,9 @@ def test_a_label_that_is_none_stops_the_run_and_names_the_label_holder(tmp_path,
 # -- deviations that harm nobody else ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", HARMLESS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each == "phases" else pytest.mark.slow) for each in HARMLESS]
+)
 def test_a_harmless_deviation_passes_and_the_honest_members_audit_finds_nothing(tmp_path, monkeypatch, kind):
     """What the bank's records pay is right whatever the clinic does, and the bank's own audit says so."""
     Reused.kept.clear()
@@ -148,6 +150,7 @@ def _folders(base: Path, port: int) -> None:
         (base / name / "table.csv").write_text("\n".join([",".join(titles), *rows]) + "\n")
     common = 'run = "test"\nfolder = "run"\ncertificates = "."\n'
     plan = '[plan]\nalgorithm = "sealed"\nmodel = "linear"\nepochs = 4\nscaling = "none"\nepsilon = 8.0\n'
+    plan += '[plan.sealed]\ndealer = "dealer"\n'
     data = '[data]\nfile = "table.csv"\nid_column = "id"\n'
     join = f'{common}coordinator = "bank"\naddress = "127.0.0.1:{port}"\n'
     serve = f'{common}listen = "127.0.0.1:{port}"\nparties = ["clinic"]\nalign = "none"\n'

@@ -50,8 +50,3 @@ def test_without_that_one_defence_it_succeeds(number):
     """So the defence is what stops it, and the test above can fail."""
     code, said = attack(str(number), "--without-defence")
     assert code == 1 and "the attack SUCCEEDS" in said.splitlines()[-1], said
-
-
-def test_the_list_names_ten():
-    _, said = attack()
-    assert [int(line.split()[0]) for line in said.splitlines()] == list(SEEN)
