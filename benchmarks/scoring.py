@@ -85,7 +85,7 @@ class Company:
         if name == "bank":
             lines += [f'listen = "{address}"', 'parties = ["shop"]', 'align = "none"']
             tail = ["[plan]", 'algorithm = "sealed"', 'model = "scorecard"', "epsilon = 1.0"]
-            tail += ["[plan.sealed]", 'adversary = "semi-honest"']
+            tail += ["[plan.sealed]", 'adversary = "semi-honest"', 'dealer = "dealer"']
         else:
             lines += ['coordinator = "bank"', f'address = "{address}"']
             tail = ACCEPT.splitlines()

@@ -43,6 +43,14 @@ CASES: dict[str, dict[str, Any]] = {
     "defence": {**_WIDE, "algorithm": "vafl-sync", "defence": "noise"},
     "labels": {**_WIDE, "label_epsilon": 1.0},
     "budget": {**_WIDE, "sigma": 200.0, "epochs": 6, "evaluate_every": 0, "budget_epsilon": 1.0},
+    "sealed-longer": {
+        **_COMMON,
+        "algorithm": "sealed",
+        "model": "linear",
+        "epochs": 48,
+        "learning_rate": 1.0,
+    },
+    "dp-encoder-longer": {**_ONCE, **_PRIVATE, "epochs": 6},
     "frozen-predicted": {**_ONCE, "encoder_training": "none", "predict": 24},
     "strict-predicted": {**_WIDE, "predict": 24},
     "sealed-predicted": {**_SEALED, "predict": 24},
@@ -50,7 +58,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sealed-profile": {"algorithm": "sealed", "model": "profile", "epsilon": 4.0, "record_views": True},
     "network": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "none"},
     "network-aligned": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "align": "private"},
-    "network-sealed": {**_SEALED, "align": "none"},
+    "network-sealed": {
+        **_SEALED,
+        "align": "none",
+        "settings": {"dealer": "dealer", "adversary": "malicious"},
+    },
 }
 """What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
 predicted afterwards, and `align` stands for a run over a network and says how its records are aligned."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.contract import FAULTS
@@ -13,6 +14,8 @@ from securevfl import __version__
 
 OUTCOMES = ("refused", "violated", "mentioned", "not tested", "silent")
 CAUGHT = ("refused", "violated")
+NOTES = Path(__file__).parent / "notes.md"
+"""What somebody wrote down about runs: rates before and after a change, false alarms."""
 
 
 def results(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,6 +103,19 @@ def _missed(found: list[dict[str, Any]]) -> str:
     return table(["fault", "room", "what goes wrong", "what the sound audit says"], rows)
 
 
+def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """What the sound audit said of each pair in an earlier run and says now."""
+    found = {}
+    for number, lines in enumerate((before, after)):
+        for each in results(lines):
+            found.setdefault((each["fault"], each["case"]), {})[number] = each["clean"]
+    rows = [
+        [fault.room, fault.name, fault.what, case, said.get(0, "-"), said.get(1, "-")]
+        for (fault, case), said in found.items()
+    ]
+    return table(["room", "fault", "what goes wrong", "case", "at first", "now"], rows)
+
+
 def _hidden(found: list[dict[str, Any]]) -> str:
     said: dict[str, Counter[str]] = defaultdict(Counter)
     for each in found:
@@ -126,6 +142,7 @@ error. *Violated*: the verdict. *Mentioned*: the report has words or a lesser ve
 not. *Not tested*: a promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns
 are those of the sound audit but for the last.{broken}
 
+{NOTES.read_text(encoding="utf-8")}
 {tables(lines)}"""
 
 

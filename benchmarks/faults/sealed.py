@@ -47,7 +47,7 @@ def sealed_other_shares_missing() -> None:
     _noise(lambda member, target, noise: noise if target == member.index else np.zeros_like(noise))
 
 
-@fault("sealed", "one member adds no noise", SEALED)
+@fault("sealed", "one member adds no noise", (*SEALED, "sealed-longer"))
 def sealed_member_without_noise() -> None:
     _noise(lambda member, target, noise: np.zeros_like(noise) if member.index == 1 else noise)
 

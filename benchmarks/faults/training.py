@@ -86,7 +86,7 @@ def update_clip_ignored() -> None:
     swap(local, "clipped_gradient_sum", make)
 
 
-@fault("dp-encoder", "the batch's gradient is clipped instead of every record's", DP)
+@fault("dp-encoder", "the batch's gradient is clipped instead of every record's", (*DP, "dp-encoder-longer"))
 def update_clip_by_batch() -> None:
     def make(honest: Any) -> Any:
         def clipped(encoder: Any, inputs: Any, own: Any, clip: float, **rest: Any) -> Any:

@@ -182,9 +182,9 @@ class ServiceDesk(Desk):
         if before is not None:
             if before[0] != digest:
                 raise Sent(HTTPStatus.CONFLICT, "this Idempotency-Key was used for another request")
-            if isinstance(before[1], bytes):
+            self._unpark(key)  # first: its answer may be in the book before its note is in the ledger
+            if key not in self._waiting and isinstance(before[1], bytes):
                 return before[1]
-            self._unpark(key)
         else:
             asked = self._check(key, digest, ids)
             self._expect(asked)

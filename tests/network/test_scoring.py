@@ -24,6 +24,7 @@ from test_network_predict import joint_predictions
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.serving import Desk
 from securevfl.errors import InputError, RunError, SecureVFLError
+from securevfl.federation.folder import RunFolder
 from securevfl.network import front
 from securevfl.network.book import Book
 from securevfl.network.config import ScoringConfig
@@ -298,6 +299,18 @@ def test_a_configuration_that_cannot_serve_is_one_line(linear, tmp_path):
             Service(configs)
     with pytest.raises(InputError, match="names no quota"):
         asyncio.run(_refused(Scorers(linear, people=0), "bank"))
+
+
+def test_a_sealed_model_without_a_dealer_is_refused(linear, monkeypatch):
+    read = RunFolder.read_plan
+
+    def without(self: RunFolder) -> Plan:
+        plan = read(self)
+        return replace(plan, settings=replace(plan.settings, dealer="none"))
+
+    monkeypatch.setattr(RunFolder, "read_plan", without)
+    with pytest.raises(InputError, match="trained without a dealer, and a scoring service needs one"):
+        asyncio.run(_refused(Scorers(linear), "bank"))
 
 
 def test_a_quota_holds_after_a_restart_whatever_the_label_holder_says(linear, monkeypatch):
