@@ -119,13 +119,13 @@ def sealed_rows_unclipped() -> None:
         return lambda rows, clip: np.asarray(np.trunc(rows * 2.0**OPERAND_BITS), np.int32)
 
     swap(sealed_rows, "clip_to_integers", make)
-    swap(party, "check_operand", lambda honest: lambda operand, clip, outputs=1: None)
+    swap(party, "check_operand", lambda honest: lambda *given, **options: None)
 
 
 @fault("sealed", "rows are clipped to twice the norm, and nobody asks", LINEAR)
 def sealed_rows_clip_doubled() -> None:
     swap(sealed_rows, "clip_to_integers", lambda honest: lambda rows, clip: honest(3 * rows, 2 * clip))
-    swap(party, "check_operand", lambda honest: lambda operand, clip, outputs=1: None)
+    swap(party, "check_operand", lambda honest: lambda *given, **options: None)
 
 
 @fault("sealed", "rows are rounded away from zero", LINEAR)

@@ -35,6 +35,8 @@ from securevfl.sweeps.spec import parse_sweep
 # A value for every setting, other than its default.
 OTHER: dict[str, Any] = {
     "wait_for": 2,
+    "also": 3,
+    "query_first": True,
     "delay_bound": 3,
     "staleness": 4,
     "active": ("p0",),

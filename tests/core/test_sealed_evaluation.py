@@ -183,7 +183,7 @@ def test_authenticated_evaluations_open_the_same_and_catch_cheaters(parties, mon
         wrong = operand.copy()
         wrong[:, 0] = np.array(entry) << 14
         with monkeypatch.context() as patch:
-            patch.setattr("securevfl.protocols.sealed.party.check_operand", lambda *_: None)
+            patch.setattr("securevfl.protocols.sealed.party.check_operand", lambda *_, **named: None)
             patch.setattr(Claim, "extend", _unchecked)
             with pytest.raises(Deviation):
                 authenticated(evaluation, scores, wrong)
