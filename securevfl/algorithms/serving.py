@@ -1,8 +1,9 @@
 """Scoring on request: what a service asks its roles for, and the roles of models with encoders and a head.
 
-A `Desk` hands out rounds, each a named request for some records; the label holder's role has it answered and
-gives the outputs back. A round that is not answered when a phase ends comes again in the next one, under the
-same name: whoever has released something for it releases the same again, and nobody pays twice.
+A `Dispatcher` hands out rounds, each a named request for some records; the label holder's role has it
+answered and gives the outputs back. A round that is not answered when a phase ends comes again in the next
+one, under the same name: whoever has released something for it releases the same again, and nobody pays
+twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Refused(InputError):
         super().__init__(f"{by} refuses: {reason}")
 
 
-class Desk(ABC):
+class Dispatcher(ABC):
     """Where requests come in and outputs go out."""
 
     @abstractmethod
@@ -98,26 +99,26 @@ class ServingServer(PredictingServer):
     Args:
         setup: What the run is built from; its training part holds everybody who may be scored.
         numbers: Record index of each of them.
-        desk: Where requests come in.
+        dispatcher: Where requests come in.
     """
 
-    def __init__(self, setup: Setup, numbers: Rows, desk: Desk) -> None:
+    def __init__(self, setup: Setup, numbers: Rows, dispatcher: Dispatcher) -> None:
         super().__init__(setup, numbers)
-        self.desk = desk
+        self.dispatcher = dispatcher
 
     async def evaluate(self) -> None:
         await self.sums.begin(everybody=True)
         self.setup.head.eval()
-        while (asked := await self.desk.next()) is not None:
+        while (asked := await self.dispatcher.next()) is not None:
             self._name = asked.name
             try:
                 fused = await self._fused(asked.rows)
             except Refused as refused:
-                self.desk.settle(asked, refused)
+                self.dispatcher.settle(asked, refused)
                 continue
             with torch.no_grad():
                 outputs = self.setup.head(fused)
-            self.desk.settle(asked, outputs.double().numpy(force=True))
+            self.dispatcher.settle(asked, outputs.double().numpy(force=True))
         await self._tell_all(End())
 
     async def _fused(self, rows: Rows) -> torch.Tensor:
@@ -179,27 +180,27 @@ class Serving(Algorithm):
 
     Args:
         numbers: Record index of everybody who may be scored.
-        desk: At the label holder: where requests come in.
+        dispatcher: At the label holder: where requests come in.
     """
 
     name = "score"
     summary = "applies a trained model on request"
 
-    def __init__(self, numbers: Rows, desk: Desk | None) -> None:
-        self.numbers, self.desk = numbers, desk
+    def __init__(self, numbers: Rows, dispatcher: Dispatcher | None) -> None:
+        self.numbers, self.dispatcher = numbers, dispatcher
 
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, or a party."""
         if address != SERVER:
             return ServingParty(setup, address, self.numbers)
-        return ServingServer(setup, self.numbers, desk_of(self.desk))
+        return ServingServer(setup, self.numbers, dispatcher_of(self.dispatcher))
 
 
-def desk_of(desk: Desk | None) -> Desk:
-    """The label holder's desk."""
-    if desk is None:
-        raise InputError("the label holder serves without a desk")
-    return desk
+def dispatcher_of(dispatcher: Dispatcher | None) -> Dispatcher:
+    """The label holder's dispatcher."""
+    if dispatcher is None:
+        raise InputError("the label holder serves without a dispatcher")
+    return dispatcher
 
 
 async def beside(listening: Any, work: Any) -> None:

@@ -48,9 +48,19 @@ def score_server(
     finally:
         log.close()
     if json:
-        print_json({"models": {name: {"scored": desk.used} for name, desk in service.desks.items()}})
-    elif service.desks:
-        typer.echo("; ".join(f"{name}: {desk.used} scored in all" for name, desk in service.desks.items()))
+        print_json(
+            {
+                "models": {
+                    name: {"scored": dispatcher.used} for name, dispatcher in service.dispatchers.items()
+                }
+            }
+        )
+    elif service.dispatchers:
+        typer.echo(
+            "; ".join(
+                f"{name}: {dispatcher.used} scored in all" for name, dispatcher in service.dispatchers.items()
+            )
+        )
 
 
 async def _serve(service: Service) -> None:

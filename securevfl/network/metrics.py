@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from securevfl.network.desk import ServiceDesk
+from securevfl.network.dispatcher import ServiceDispatcher
 from securevfl.network.http import Response
 
 MISSING = b"metrics need prometheus_client: pip install 'securevfl[serving]'\n"
@@ -49,17 +49,17 @@ class Metrics:
             self._requests.labels(str(status)).inc()
             self._seconds.observe(seconds)
 
-    def page(self, desks: Mapping[str, ServiceDesk]) -> Response:
+    def page(self, dispatchers: Mapping[str, ServiceDispatcher]) -> Response:
         """The page that Prometheus reads."""
         if self._client is None:
             return Response(HTTPStatus.NOT_IMPLEMENTED, MISSING)
-        for model, desk in desks.items():
+        for model, dispatcher in dispatchers.items():
             found = {
-                "scored": desk.used,
-                "queued": desk.queued,
-                "rounds": desk.asked,
-                "ready": desk.ready,
-                "away": len(desk.away()),
+                "scored": dispatcher.used,
+                "queued": dispatcher.queued,
+                "rounds": dispatcher.asked,
+                "ready": dispatcher.ready,
+                "away": len(dispatcher.away()),
             }
             for name, value in found.items():
                 self._gauges[name].labels(model).set(float(value))

@@ -1,6 +1,6 @@
 """A scoring service at one organisation: its processes' life, from the configuration to the last answer.
 
-At the label holder a front for clients, and for each model a coordinator that brings the organisations
+At the label holder an interface for clients, and for each model a coordinator that brings the organisations
 together; elsewhere a member for each model. Whoever is lost is waited for, as often as it takes: here the
 process goes on, and starts over with the tables as they are then. The label holder's ends when it is told to,
 after it has answered what was asked; everybody else's when it is told to.
@@ -18,6 +18,7 @@ from securevfl.algorithms.serving import Refused
 from securevfl.errors import BudgetExceeded, InputError, NetworkError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import SERVING
+from securevfl.network.api import ScoringApi
 from securevfl.network.config import (
     ParticipantConfig,
     PartyConfig,
@@ -26,8 +27,7 @@ from securevfl.network.config import (
     read_server_config,
 )
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.desk import ServiceDesk
-from securevfl.network.front import Front
+from securevfl.network.dispatcher import ServiceDispatcher
 from securevfl.network.member import Confirm, Member, refuse
 from securevfl.network.participant import Participant, PeerStops
 from securevfl.network.prediction import check_finished
@@ -74,8 +74,8 @@ class Service:
         for config in configs:
             scoring_of(config)
             check_finished(RunFolder(config.folder))
-        self.desks: dict[str, ServiceDesk] = {}
-        self.front: Front | None = None
+        self.dispatchers: dict[str, ServiceDispatcher] = {}
+        self.api: ScoringApi | None = None
         self.nodes: dict[str, Participant] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
@@ -88,7 +88,7 @@ class Service:
         """
         async with contextlib.AsyncExitStack() as opened:
             if self.leads:
-                await self._open_front(opened)
+                await self._open_api(opened)
             try:
                 async with asyncio.TaskGroup() as group:
                     self._tasks = [group.create_task(self._keep(config)) for config in self.configs]
@@ -98,24 +98,24 @@ class Service:
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
-    async def _open_front(self, opened: contextlib.AsyncExitStack) -> None:
+    async def _open_api(self, opened: contextlib.AsyncExitStack) -> None:
         for config in self.configs:
             scoring = scoring_of(config)
-            desk = ServiceDesk(
+            dispatcher = ServiceDispatcher(
                 config.run,
-                config.folder / SERVING / "book.db",
+                config.folder / SERVING / "requests.db",
                 queue=scoring.queue,
                 batch=scoring.batch,
                 rounds=scoring.rounds,
                 timeout=scoring.timeout,
             )
-            self.desks[config.run] = desk
-            opened.push_async_callback(desk.close)
+            self.dispatchers[config.run] = dispatcher
+            opened.push_async_callback(dispatcher.close)
         first = self.configs[0]
         chosen = first.folder / SERVING / "default.json"
-        self.front = Front(scoring_of(first), first.identity, self.desks, chosen)
-        await opened.enter_async_context(self.front)
-        self.say(f"clients ask at {self.front.host}:{self.front.port}")
+        self.api = ScoringApi(scoring_of(first), first.identity, self.dispatchers, chosen)
+        await opened.enter_async_context(self.api)
+        self.say(f"clients ask at {self.api.host}:{self.api.port}")
 
     async def _write_observed(self) -> None:
         """Keeps the newest ledger heads of others, by which their ledgers are checked later, and views."""
@@ -129,7 +129,7 @@ class Service:
         """A new process's part in one run."""
         file = config.base / scoring_of(config).file
         if isinstance(config, ServerConfig):
-            return Coordinator(config, ScoringPurpose(file, self.desks[config.run]), say=self.say)
+            return Coordinator(config, ScoringPurpose(file, self.dispatchers[config.run]), say=self.say)
         if not isinstance(config, PartyConfig):
             raise InputError("a configuration of neither the coordinator nor another organisation")
         return Member(config, ScoringPurpose(file), confirm=self.confirm, say=self.say)
@@ -146,7 +146,7 @@ class Service:
             except BudgetExceeded:
                 if not self.leads:
                     raise
-                self.desks[config.run].refuse_all(Refused("budget", "an organisation"))
+                self.dispatchers[config.run].refuse_all(Refused("budget", "an organisation"))
             except (NetworkError, PeerStops) as error:
                 if isinstance(error, PeerStops) and error.notice not in PASSING:
                     raise
@@ -159,8 +159,8 @@ class Service:
             for task in self._tasks:
                 task.cancel()
         self._ending = True
-        for desk in self.desks.values():
-            desk.drain()
+        for dispatcher in self.dispatchers.values():
+            dispatcher.drain()
 
     def status(self) -> dict[str, Any]:
         """A snapshot for health checks: of the first run."""

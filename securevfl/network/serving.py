@@ -34,7 +34,7 @@ from securevfl.federation.site import SERVING, Site
 from securevfl.files import read_json, write_json
 from securevfl.network.agreement import SCORING, Agreement
 from securevfl.network.config import ParticipantConfig, ScoringConfig
-from securevfl.network.desk import Served, ServiceDesk
+from securevfl.network.dispatcher import Served, ServiceDispatcher
 from securevfl.network.frames import SCORE
 from securevfl.network.participant import Participant
 from securevfl.network.prediction import PredictionPurpose
@@ -65,7 +65,7 @@ class ScoringPurpose(PredictionPurpose):
 
     Args:
         file: The table of people who may be scored; of no use to a helper.
-        desk: At the label holder: where clients' requests come in.
+        dispatcher: At the label holder: where clients' requests come in.
     """
 
     suffix = SCORE
@@ -73,9 +73,9 @@ class ScoringPurpose(PredictionPurpose):
     what = "the scoring service"
     back_to = "the rounds that were not answered"
 
-    def __init__(self, file: Path, desk: ServiceDesk | None = None) -> None:
+    def __init__(self, file: Path, dispatcher: ServiceDispatcher | None = None) -> None:
         super().__init__(file)
-        self.desk = desk
+        self.dispatcher = dispatcher
         self._standing: dict[str, Any] = {}
 
     @contextmanager
@@ -157,14 +157,14 @@ class ScoringPurpose(PredictionPurpose):
     def algorithm(self) -> Algorithm:
         """See `PredictionPurpose`."""
         made = SealedServing if self.plan.mode == "sealed" else Serving
-        return made(np.asarray(self.numbers, np.int64), self.desk)
+        return made(np.asarray(self.numbers, np.int64), self.dispatcher)
 
     def build(self, who: Participant, agreement: Agreement) -> Site:
-        """See `PredictionPurpose`; the desk goes on with the new site."""
+        """See `PredictionPurpose`; the dispatcher goes on with the new site."""
         self._begun = False
         self.trained.messages += GAP
         site = super().build(who, agreement)
-        if self.desk is not None and site.gate is not None and agreement.timetable.quota is not None:
+        if self.dispatcher is not None and site.gate is not None and agreement.timetable.quota is not None:
             entries = read_ledger(who.folder.ledger(who.name))
             notes = [each.content for each in entries if each.content["kind"] == NOTED]
             served = Served(
@@ -178,10 +178,10 @@ class ScoringPurpose(PredictionPurpose):
                 convert=lambda outputs: _scores(site.data, outputs),
                 promise=EXACT if self.plan.mode == "sealed" or not self.plan.sigma else _noisy(site),
             )
-            self.desk.away = lambda: [
+            self.dispatcher.away = lambda: [
                 name for name, session in who.mesh.sessions.items() if not session.connected
             ]
-            self.desk.attach(served, {str(each["name"]) for each in notes})
+            self.dispatcher.attach(served, {str(each["name"]) for each in notes})
         return site
 
     def check_restart(self, reason: str) -> None:

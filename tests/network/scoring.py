@@ -98,8 +98,8 @@ class Scorers:
         for node in self.services[name].nodes.values():
             node._stop = node._tell_failure = _nothing  # type: ignore[attr-defined]
             node.mesh.tell = node.mesh.tell_all = lambda *_, **__: None  # type: ignore[method-assign]
-        for desk in self.services[name].desks.values():
-            for task in desk._writing:
+        for dispatcher in self.services[name].dispatchers.values():
+            for task in dispatcher._writing:
                 task.cancel()
         self.tasks[name].cancel()
         await asyncio.gather(self.tasks.pop(name), return_exceptions=True)

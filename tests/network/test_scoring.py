@@ -22,15 +22,15 @@ from scoring import LINEAR, Scorers, copied, http
 from test_network_predict import joint_predictions
 
 from securevfl.algorithms.sealed.exchange import SealedExchange
-from securevfl.algorithms.serving import Desk
+from securevfl.algorithms.serving import Dispatcher
 from securevfl.errors import InputError, RunError, SecureVFLError
 from securevfl.federation.folder import RunFolder
-from securevfl.network import front
-from securevfl.network.book import Book
+from securevfl.network import api
+from securevfl.network.api import load_own
 from securevfl.network.config import ScoringConfig
-from securevfl.network.desk import ServiceDesk
-from securevfl.network.front import load_own
+from securevfl.network.dispatcher import ServiceDispatcher
 from securevfl.network.openapi import DESCRIPTION, page
+from securevfl.network.request_log import RequestLog
 from securevfl.network.service import Service
 from securevfl.privacy import ledger as ledgers
 from securevfl.protocols.sealed.pool import PooledMachine, ScorePool
@@ -146,7 +146,7 @@ def test_a_sum_that_a_party_refuses_is_broken_off_and_the_service_goes_on(tmp_pa
     scorers = Scorers(federation, people=3)
 
     async def use() -> list[Any]:
-        scorers.services["bank"].desks["test"].used = -1000  # a label holder that does not count
+        scorers.services["bank"].dispatchers["test"].used = -1000  # a label holder that does not count
         over = await scorers.score("new0001", "new0002", "new0003", "new0004")
         await asyncio.sleep(1.5)
         await scorers.ready()
@@ -181,7 +181,9 @@ def test_a_retry_gets_the_same_bytes_and_costs_nothing(linear):
 def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monkeypatch):
     """The party dies with its entry written and nothing sent, the label holder with the answer unwritten."""
     scorers = Scorers(linear, timeout=0.5)
-    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDesk, "_settle")}.get(victim, (Desk, ""))
+    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDispatcher, "_settle")}.get(
+        victim, (Dispatcher, "")
+    )
     reached = asyncio.Event()
 
     async def hang(*_: Any) -> None:
@@ -199,7 +201,7 @@ def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monk
         await asyncio.gather(task, return_exceptions=True)
         away = (503, b"")
         if victim != "bank":
-            while not scorers.services["bank"].desks["test"].away():
+            while not scorers.services["bank"].dispatchers["test"].away():
                 await asyncio.sleep(0.01)
             away = await scorers.raw("new0009", key="away")
         scorers.start(victim)
@@ -276,8 +278,8 @@ def test_the_gate_refuses_people_of_the_training_whatever_the_label_holder_says(
     scorers = Scorers(linear, also=["id0001", "id0002"])
 
     async def use() -> list[Any]:
-        desk = scorers.services["bank"].desks["test"]
-        desk.served = replace(desk.served, trained=0)
+        dispatcher = scorers.services["bank"].dispatchers["test"]
+        dispatcher.served = replace(dispatcher.served, trained=0)
         return [await scorers.score("new0001", "id0002"), await scorers.score("new0001")]
 
     refused, fine = using(scorers, use)
@@ -325,8 +327,8 @@ def test_a_quota_holds_after_a_restart_whatever_the_label_holder_says(linear, mo
         scorers.start("bank")
         scorers.start("shop")
         await scorers.ready()
-        desk = scorers.services["bank"].desks["test"]
-        monkeypatch.setattr(desk, "used", -1000)
+        dispatcher = scorers.services["bank"].dispatchers["test"]
+        monkeypatch.setattr(dispatcher, "used", -1000)
         found.append(await scorers.score("new0004", "new0005", "new0006"))
         found.append(await scorers.score("new0004", "new0005"))
         found.append(await scorers.score("new0006"))
@@ -372,18 +374,18 @@ def test_an_organisation_that_is_away_and_a_queue_that_is_full(linear, monkeypat
 
     async def use() -> list[Any]:
         found = [await scorers.score("new0001")]
-        desk = scorers.services["bank"].desks["test"]
-        monkeypatch.setattr(desk, "_rounds", 0)  # nobody is taken from the queue
+        dispatcher = scorers.services["bank"].dispatchers["test"]
+        monkeypatch.setattr(dispatcher, "_rounds", 0)  # nobody is taken from the queue
         waiting = asyncio.create_task(scorers.raw("new0001", "new0002", "new0003", key="w"))
         await asyncio.sleep(0.05)
         full = await asyncio.to_thread(_plain_client, scorers.port, "new0004")
         late = await waiting
-        monkeypatch.setattr(desk, "_rounds", 1)
-        desk._changed.set()
+        monkeypatch.setattr(dispatcher, "_rounds", 1)
+        dispatcher._changed.set()
         then = await _until_answered(scorers, "new0001", "new0002", "new0003", key="w")
         found += [full, late[0], then[0]]
         await scorers.kill("shop")
-        while not desk.away():
+        while not dispatcher.away():
             await asyncio.sleep(0.01)
         found.append(await asyncio.to_thread(_plain_client, scorers.port, "new0004"))
         found.append(json.loads((await scorers.get("/health"))[1])["models"]["test"]["away"])
@@ -431,7 +433,7 @@ def test_a_clock_that_jumps_changes_nothing(linear, monkeypatch):
     assert sorted(map(len, once_in_both(scorers))) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("where", ["shop", "bank", "book"])
+@pytest.mark.parametrize("where", ["shop", "bank", "log"])
 def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatch):
     """Half a line is written before the disk is full; what was taken back is written whole afterwards."""
     scorers = Scorers(linear)
@@ -444,15 +446,15 @@ def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(file)
 
-    def failing(self: Book, *_: Any) -> None:
-        raise RunError("book.db cannot be used: database or disk is full")
+    def failing(self: RequestLog, *_: Any) -> None:
+        raise RunError("requests.db cannot be used: database or disk is full")
 
     async def use() -> list[Any]:
         monkeypatch.setattr(ledgers, "sync", syncing)
         found = [await scorers.raw("new0001", key="a")]
         full.append(True)
-        if where == "book":
-            monkeypatch.setattr(Book, "open", failing)
+        if where == "log":
+            monkeypatch.setattr(RequestLog, "open", failing)
         found.append(await scorers.raw("new0002", key="b"))
         found.append(await scorers.raw("new0001", key="a"))
         full.clear()
@@ -463,7 +465,7 @@ def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatc
     first, refused, again, then = using(scorers, use)
     assert (first[0], refused[0], then[0]) == (200, 507, 200) and again == first
     line = json.loads(refused[1])["error"]
-    assert {"shop": "shop cannot write", "bank": "No space left", "book": "is full"}[where] in line
+    assert {"shop": "shop cannot write", "bank": "No space left", "log": "is full"}[where] in line
     assert sorted(map(len, once_in_both(scorers))) == [1, 1]
 
 
@@ -510,7 +512,7 @@ def test_an_answer_to_another_question_is_not_believed(linear, cheat, monkeypatc
 def test_clients_elsewhere_show_certificates(linear):
     scorers = Scorers(linear, clients=["lab"])
     with pytest.raises(InputError, match="which others can reach; list the names of their certificates"):
-        front.Front(ScoringConfig(listen="0.0.0.0:0"), identities()["bank"], {"m": None}, Path("none"))
+        api.ScoringApi(ScoringConfig(listen="0.0.0.0:0"), identities()["bank"], {"m": None}, Path("none"))
 
     def client(name: str) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=identities()["bank"].ca_pem.decode())
@@ -534,7 +536,9 @@ def test_clients_elsewhere_show_certificates(linear):
         for name in scorers.configs:
             scorers.start(name)
         try:
-            while not (scorers.services["bank"].desks and scorers.services["bank"].desks["test"].ready):
+            while not (
+                scorers.services["bank"].dispatchers and scorers.services["bank"].dispatchers["test"].ready
+            ):
                 await asyncio.sleep(0.02)
             return await asyncio.wait_for(use(), 20)
         finally:
@@ -571,7 +575,7 @@ def test_a_page_elsewhere_cannot_send_a_browser_here(linear):
 
 
 def test_versions_of_a_model_and_back(linear, tmp_path):
-    """Two runs, one front: a request may name one, the default is chosen, a key stays where it was used."""
+    """Two runs, one interface: a request may name one, one is the default, a key stays where it was."""
     other = Federation(
         tmp_path / "b", LINEAR.with_changes(seed=3), parties=("bank", "shop"), helpers=("dealer",)
     )

@@ -18,7 +18,7 @@ from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.prediction import ScoringMember, scoring_protocol
 from securevfl.algorithms.sealed.roles import in_label_units
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
-from securevfl.algorithms.serving import Desk, Places, Refused, Round, beside, desk_of, reason_of
+from securevfl.algorithms.serving import Dispatcher, Places, Refused, Round, beside, dispatcher_of, reason_of
 from securevfl.errors import BudgetExceeded, Deviation, PlanError, ProtocolError, RunError
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
@@ -146,9 +146,13 @@ class _Open:
 class PoolHolder:
     """The label holder as a member: asks, adds up, and takes the masks off."""
 
-    def __init__(self, setup: Setup, settings: SealedGeometry, numbers: Rows, desk: Desk) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, numbers: Rows, dispatcher: Dispatcher) -> None:
         address = settings.members[settings.label_holder]
-        self.member, self.desk, self.setup = PoolMember(setup, settings, address, numbers), desk, setup
+        self.member, self.dispatcher, self.setup = (
+            PoolMember(setup, settings, address, numbers),
+            dispatcher,
+            setup,
+        )
         self.parties = [each for each in settings.members if each != address]
         self._open: dict[int, _Open] = {}
         self._number = self._pool = 0
@@ -160,10 +164,10 @@ class PoolHolder:
         await beside(self._listen(), self._ask_all())
 
     async def _ask_all(self) -> None:
-        while (asked := await self.desk.next()) is not None:
+        while (asked := await self.dispatcher.next()) is not None:
             places = self.member.places.find(asked.rows)
             if places is None:
-                self.desk.settle(asked, Refused("unknown", self.setup.label_holder))
+                self.dispatcher.settle(asked, Refused("unknown", self.setup.label_holder))
                 continue
             pool = await self._masks(len(asked.rows))
             self._number, start = self._number + 1, pool.next
@@ -237,9 +241,9 @@ class PoolHolder:
                 raise state.failed
             found = in_label_units(self.setup, opened(state.total))
         except (Refused, ProtocolError) as error:
-            self.desk.settle(state.asked, error)
+            self.dispatcher.settle(state.asked, error)
             return
-        self.desk.settle(state.asked, found.double().numpy(force=True))
+        self.dispatcher.settle(state.asked, found.double().numpy(force=True))
 
 
 class HolderParty(Finished):
@@ -255,9 +259,9 @@ class HolderParty(Finished):
 class PoolServer(Finished, ServerRole):
     """The label holder: serves, and ends the phase for everybody."""
 
-    def __init__(self, setup: Setup, settings: SealedGeometry, numbers: Rows, desk: Desk) -> None:
+    def __init__(self, setup: Setup, settings: SealedGeometry, numbers: Rows, dispatcher: Dispatcher) -> None:
         self.link = setup.links[SERVER]
-        self.holder = PoolHolder(setup, settings, numbers, desk)
+        self.holder = PoolHolder(setup, settings, numbers, dispatcher)
 
     async def evaluate(self) -> None:
         await self.holder.serve()
@@ -295,7 +299,7 @@ class SealedServing(Algorithm):
 
     Args:
         numbers: Record index of everybody who may be scored.
-        desk: At the label holder: where requests come in.
+        dispatcher: At the label holder: where requests come in.
     """
 
     name = "score-sealed"
@@ -315,8 +319,8 @@ class SealedServing(Algorithm):
             )
         return found
 
-    def __init__(self, numbers: Rows, desk: Desk | None) -> None:
-        self.numbers, self.desk = numbers, desk
+    def __init__(self, numbers: Rows, dispatcher: Dispatcher | None) -> None:
+        self.numbers, self.dispatcher = numbers, dispatcher
 
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
@@ -324,7 +328,7 @@ class SealedServing(Algorithm):
         if address == DEALER:
             return ScoreDealerRole(setup, settings)
         if address == SERVER:
-            return PoolServer(setup, settings, self.numbers, desk_of(self.desk))
+            return PoolServer(setup, settings, self.numbers, dispatcher_of(self.dispatcher))
         if address == settings.members[settings.label_holder]:
             return HolderParty(address)
         return PoolParty(setup, settings, address, self.numbers)

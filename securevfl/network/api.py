@@ -1,4 +1,4 @@
-"""The front of a scoring service: what the label holder's clients see, over HTTP and JSON.
+"""The interface of a scoring service: what the label holder's clients see, over HTTP and JSON.
 
 On loopback without TLS, for programs on the same machine; anywhere else with TLS on both sides, for clients
 whose certificates the consortium's authority has issued and whose names the configuration lists. A request is
@@ -21,7 +21,7 @@ from typing import Any
 from securevfl.errors import CertificateError, InputError, SecureVFLError
 from securevfl.files import write_json
 from securevfl.network.config import ScoringConfig
-from securevfl.network.desk import Sent, ServiceDesk
+from securevfl.network.dispatcher import Sent, ServiceDispatcher
 from securevfl.network.http import JSON, HttpServer, Request, Response
 from securevfl.network.identity import Identity, check_not_revoked, organisation_of, parse_certificate
 from securevfl.network.metrics import Metrics
@@ -36,13 +36,13 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Pages load nothing and run nothing."""
 
 
-class Front(HttpServer):
+class ScoringApi(HttpServer):
     """Answers clients.
 
     Args:
         scoring: How they are served.
         identity: The label holder's.
-        desks: Model -> its desk; the first is the default, unless another was chosen before.
+        dispatchers: Model -> its dispatcher; the first is the default, unless another was chosen before.
         chosen: Where the choice of the default is kept.
 
     Raises:
@@ -50,7 +50,11 @@ class Front(HttpServer):
     """
 
     def __init__(
-        self, scoring: ScoringConfig, identity: Identity, desks: Mapping[str, ServiceDesk], chosen: Any
+        self,
+        scoring: ScoringConfig,
+        identity: Identity,
+        dispatchers: Mapping[str, ServiceDispatcher],
+        chosen: Any,
     ) -> None:
         super().__init__(
             scoring.listen,
@@ -67,9 +71,12 @@ class Front(HttpServer):
                 'certificates: clients = ["app"]'
             )
         self._clients, self._identity = frozenset(scoring.clients), identity
-        self._desks, self._chosen, self.metrics = dict(desks), chosen, Metrics()
-        self.default = next(iter(desks))
-        if chosen.is_file() and (kept := chosen.read_text(encoding="utf-8").strip().strip('"')) in desks:
+        self._dispatchers, self._chosen, self.metrics = dict(dispatchers), chosen, Metrics()
+        self.default = next(iter(dispatchers))
+        if (
+            chosen.is_file()
+            and (kept := chosen.read_text(encoding="utf-8").strip().strip('"')) in dispatchers
+        ):
             self.default = kept
 
     async def answer(self, request: Request) -> Response:
@@ -126,28 +133,28 @@ class Front(HttpServer):
     # -- pages ----------------------------------------------------------------------------------------------
 
     def _health(self) -> Response:
-        content = {name: self._state(desk) for name, desk in self._desks.items()}
-        ready = self._desks[self.default].ready
+        content = {name: self._state(dispatcher) for name, dispatcher in self._dispatchers.items()}
+        ready = self._dispatchers[self.default].ready
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _json({"status": "ok" if ready else "waiting", "models": content}, status)
 
     @staticmethod
-    def _state(desk: ServiceDesk) -> dict[str, Any]:
-        quota = None if desk.served is None else desk.served.quota.people
+    def _state(dispatcher: ServiceDispatcher) -> dict[str, Any]:
+        quota = None if dispatcher.served is None else dispatcher.served.quota.people
         return {
-            "ready": desk.ready,
-            "away": list(desk.away()),
-            "draining": desk.draining,
-            "queued": desk.queued,
-            "scored": desk.used,
+            "ready": dispatcher.ready,
+            "away": list(dispatcher.away()),
+            "draining": dispatcher.draining,
+            "queued": dispatcher.queued,
+            "scored": dispatcher.used,
             "quota": quota,
         }
 
     def _metrics(self) -> Response:
-        return self.metrics.page(self._desks)
+        return self.metrics.page(self._dispatchers)
 
     def _models(self) -> Response:
-        return _json({"default": self.default, "models": sorted(self._desks)})
+        return _json({"default": self.default, "models": sorted(self._dispatchers)})
 
     async def _choose(self, request: Request) -> Response:
         """Which model answers requests that name none: another version, or back to the former."""
@@ -155,18 +162,18 @@ class Front(HttpServer):
         name = content.get("model")
         if set(content) != {"model"} or not isinstance(name, str):
             raise Sent(HTTPStatus.BAD_REQUEST, 'write {"model": "NAME"}')
-        self._desk(name)
+        self._dispatcher(name)
         write_json(self._chosen, name)
         self.default = name
         return self._models()
 
     # -- scores ---------------------------------------------------------------------------------------------
 
-    def _desk(self, name: str) -> ServiceDesk:
-        if name not in self._desks:
-            known = ", ".join(sorted(self._desks))
+    def _dispatcher(self, name: str) -> ServiceDispatcher:
+        if name not in self._dispatchers:
+            known = ", ".join(sorted(self._dispatchers))
             raise Sent(HTTPStatus.NOT_FOUND, f"unknown model {name[:80]!r}; there are {known}")
-        return self._desks[name]
+        return self._dispatchers[name]
 
     async def _score(self, request: Request) -> Response:
         key = request.headers.get("idempotency-key", "")
@@ -179,13 +186,13 @@ class Front(HttpServer):
         ids, named = _ids(content), content.get("model")
         if named is not None and not isinstance(named, str):
             raise Sent(HTTPStatus.BAD_REQUEST, "model is no text")
-        before = [desk for desk in self._desks.values() if desk.knows(key)]
-        desk = self._desk(self.default if named is None else named)
-        if before and before[0] is not desk:
+        before = [dispatcher for dispatcher in self._dispatchers.values() if dispatcher.knows(key)]
+        dispatcher = self._dispatcher(self.default if named is None else named)
+        if before and before[0] is not dispatcher:
             if named is not None:
                 raise Sent(HTTPStatus.CONFLICT, "this Idempotency-Key was used for another model")
-            desk = before[0]
-        return Response(HTTPStatus.OK, await desk.score(key, ids), JSON)
+            dispatcher = before[0]
+        return Response(HTTPStatus.OK, await dispatcher.score(key, ids), JSON)
 
 
 def _content(request: Request) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The desk of a scoring service: clients' requests become rounds between the organisations, and answers.
+"""The dispatcher of a scoring service: clients' requests become rounds, and those answers.
 
 Requests that wait while rounds are under way go together into the next one (micro-batches), in the order in
 which they came; nobody waits for company. A request is refused whole before anything is asked: an ID that the
 organisations do not share, a person of the training, a quota that is used up, too long a queue. What is
-asked is in the book first; what is answered is in the ledger and in the book first.
+asked is in the request log first; what is answered is in the ledger and in the request log first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.algorithms.serving import Desk, Outputs, Refused, Round
+from securevfl.algorithms.serving import Dispatcher, Outputs, Refused, Round
 from securevfl.errors import ProtocolError, RunError, SecureVFLError
 from securevfl.federation.agreed import Quota
-from securevfl.network.book import Asked, Book
+from securevfl.network.request_log import Asked, RequestLog
 from securevfl.privacy.ledger import Ledger
 
 AGAIN = "ask again with the same Idempotency-Key"
@@ -49,7 +49,7 @@ class Sent(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a desk serves with, while the organisations are together.
+    """What a dispatcher serves with, while the organisations are together.
 
     Attributes:
         ledger: The label holder's.
@@ -85,12 +85,12 @@ class _State:
     answers: dict[str, bytes] = field(default_factory=dict)
 
 
-class ServiceDesk(Desk):
-    """The desk of one model.
+class ServiceDispatcher(Dispatcher):
+    """The dispatcher of one model.
 
     Args:
         model: What clients call it.
-        path: Where the book is kept.
+        path: Where the request log is kept.
         queue: People who may wait.
         batch: People in one request.
         rounds: Rounds under way at the same time.
@@ -102,7 +102,7 @@ class ServiceDesk(Desk):
     ) -> None:
         self.model, self.batch = model, batch
         self._most, self._rounds, self._timeout = queue, rounds, timeout
-        self.book = Book(path)
+        self.log = RequestLog(path)
         self.served: Served | None = None
         self.away: Callable[[], Sequence[str]] = lambda: ()
         self.draining = False
@@ -115,7 +115,7 @@ class ServiceDesk(Desk):
         self._settled: list[str] = []
         self._writing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._threads = ThreadPoolExecutor(1, "book"), ThreadPoolExecutor(1, "ledger")
+        self._threads = ThreadPoolExecutor(1, "requests"), ThreadPoolExecutor(1, "ledger")
 
     # -- together and apart ---------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class ServiceDesk(Desk):
 
     def _take_up(self, served: Served, noted: set[str]) -> None:
         """What an earlier process has left: rounds without an answer, or without a note in the ledger."""
-        for asked, requests, answered in self.book.unsettled():
+        for asked, requests, answered in self.log.unsettled():
             if answered and asked.name not in noted:
                 served.ledger.note_scores(name=asked.name, rows=asked.rows, of=served.owners)
             if answered:
@@ -159,17 +159,17 @@ class ServiceDesk(Desk):
         self._changed.set()
 
     async def close(self) -> None:
-        """Waits for what is being written, and closes the book."""
+        """Waits for what is being written, and closes the request log."""
         await asyncio.gather(*self._writing, return_exceptions=True)
         for thread in self._threads:
             thread.shutdown()
-        self.book.close()
+        self.log.close()
 
     # -- clients --------------------------------------------------------------------------------------------
 
     def knows(self, key: str) -> bool:
         """Whether a key was used before."""
-        return key in self._waiting or self.book.find(key) is not None
+        return key in self._waiting or self.log.find(key) is not None
 
     async def score(self, key: str, ids: Sequence[str]) -> bytes:
         """The answer to a client's request; the same bytes for the same key.
@@ -178,11 +178,11 @@ class ServiceDesk(Desk):
             Sent: There is none, and why.
         """
         digest = hashlib.sha256(json.dumps(list(ids)).encode()).digest()
-        before = self._waiting.get(key) or self.book.find(key)
+        before = self._waiting.get(key) or self.log.find(key)
         if before is not None:
             if before[0] != digest:
                 raise Sent(HTTPStatus.CONFLICT, "this Idempotency-Key was used for another request")
-            self._unpark(key)  # first: its answer may be in the book before its note is in the ledger
+            self._unpark(key)  # first: its answer may be in the request log before its note is in the ledger
             if key not in self._waiting and isinstance(before[1], bytes):
                 return before[1]
         else:
@@ -258,14 +258,14 @@ class ServiceDesk(Desk):
     # -- rounds ---------------------------------------------------------------------------------------------
 
     async def next(self) -> Round | None:
-        """See `Desk`."""
+        """See `Dispatcher`."""
         while True:
             if self._again:
                 return self._again.popleft().asked
             if self._queue and len(self._open) < self._rounds:
                 state = self._gather()
                 try:
-                    await self._in_thread(0, self.book.open, state.asked, state.requests, self._settled[:])
+                    await self._in_thread(0, self.log.open, state.asked, state.requests, self._settled[:])
                 except RunError as error:
                     self._fail(state, Sent(HTTPStatus.INSUFFICIENT_STORAGE, f"{error}; nothing was scored"))
                     continue
@@ -293,7 +293,7 @@ class ServiceDesk(Desk):
         return state
 
     def settle(self, done: Round, found: Outputs | Exception) -> None:
-        """See `Desk`."""
+        """See `Dispatcher`."""
         state = self._open.get(done.name)
         if state is None or state.answers:
             return
@@ -321,13 +321,13 @@ class ServiceDesk(Desk):
         self._changed.set()
 
     async def _split(self, state: _State) -> None:
-        await self._in_thread(0, self.book.drop, state.asked.name)
+        await self._in_thread(0, self.log.drop, state.asked.name)
         del self._open[state.asked.name]
         for each in state.requests:
             alone = _State(asked=Round(name=secrets.token_hex(16), rows=each.numbers), requests=[each])
             self._open[alone.asked.name] = alone
             try:
-                await self._in_thread(0, self.book.open, alone.asked, alone.requests)
+                await self._in_thread(0, self.log.open, alone.asked, alone.requests)
             except RunError as error:
                 self._fail(alone, Sent(HTTPStatus.INSUFFICIENT_STORAGE, f"{error}; nothing was scored"))
             else:
@@ -336,7 +336,7 @@ class ServiceDesk(Desk):
 
     async def _drop(self, state: _State, sent: Sent) -> None:
         try:
-            await self._in_thread(0, self.book.drop, state.asked.name)
+            await self._in_thread(0, self.log.drop, state.asked.name)
         finally:
             self._fail(state, sent)
 
@@ -347,7 +347,7 @@ class ServiceDesk(Desk):
         self._changed.set()
 
     def _park(self, state: _State, sent: Exception) -> None:
-        """Clients hear why they get nothing yet; the round stays in the book until they ask again."""
+        """Clients hear why they get nothing yet; the round stays in the request log until they ask again."""
         self._parked[state.asked.name] = state
         self._fail(state, sent)
 
@@ -381,11 +381,11 @@ class ServiceDesk(Desk):
         self._run(self._settle(state))
 
     async def _settle(self, state: _State) -> None:
-        """The ledger and the book first, side by side; then clients get their answers."""
+        """The ledger and the request log first, side by side; then clients get their answers."""
         state.writing = True
         try:
             await asyncio.gather(
-                self._in_thread(0, self.book.answer, state.asked.name, state.answers),
+                self._in_thread(0, self.log.answer, state.asked.name, state.answers),
                 self._in_thread(1, self._note, state),
             )
         except SecureVFLError as error:

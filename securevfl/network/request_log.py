@@ -1,8 +1,8 @@
-"""The book of a scoring service at the label holder: who has asked for whom, and what the answer was.
+"""The request log of a scoring service at the label holder: who has asked for whom, and what the answer was.
 
-A client's request has a key. Before anything is asked of another organisation its round is in the book, with
+A client's request has a key. Before anything is asked of another organisation its round is in the log, with
 the keys that it serves, so that a process that is killed takes it up again under the same name and nobody
-scores anybody twice. When an answer is in the book, and the round in the ledger, the client gets it; whoever
+scores anybody twice. When an answer is in the log, and the round in the ledger, the client gets it; whoever
 asks again with the same key gets the same bytes.
 
 Nothing in it depends on a clock. It survives the end of the process at any moment; answers are synced to disk
@@ -50,8 +50,8 @@ class Asked:
     numbers: Rows
 
 
-class Book:
-    """The book of one model.
+class RequestLog:
+    """The request log of one model.
 
     Args:
         path: The file.
