@@ -58,6 +58,7 @@ class Suggestion:
         expected: Its forecast.
         low: Lower end of the forecast interval for one run.
         high: Its upper end.
+        error: Standard error of the forecast.
         alone: What the label holder reaches alone (``linear``, ``trees``); None if it has no features.
         basis: What the forecast rests on, in words.
         reasons: Why candidates do not fit.
@@ -72,6 +73,7 @@ class Suggestion:
     expected: float | None = None
     low: float | None = None
     high: float | None = None
+    error: float = 0.0
     alone: Mapping[str, Any] | None = None
     basis: str = ""
     reasons: tuple[str, ...] = ()
@@ -86,10 +88,13 @@ class Suggestion:
 
     @property
     def worth_it(self) -> bool | None:
-        """Whether more is expected than the label holder reaches alone; None where that is not known."""
+        """Whether clearly more is expected than the label holder reaches alone; None where that is not known.
+
+        A gain that is smaller than the forecast's own standard error is none.
+        """
         if self.expected is None:
             return False if self.fields is None else None
-        return True if self.best_alone is None else self.expected > self.best_alone
+        return True if self.best_alone is None else self.expected > self.best_alone + self.error
 
     def command(self, source: DataSource) -> str | None:
         """The command line that trains it, into a free folder; None where nothing fits, or files are away."""
@@ -156,8 +161,8 @@ def suggest(
         except SecureVFLError as error:
             reasons.append(f"{candidate.get('model', 'auto')}: {error}")
             continue
-        expected, low, high = _interval(metric, scores, data if public is None else rows)
-        known = {"low": low} if absent else {"expected": expected, "low": low, "high": high}
+        expected, error, low, high = _interval(metric, scores, data if public is None else rows)
+        known = {"low": low} if absent else {"expected": expected, "error": error, "low": low, "high": high}
         return Suggestion(
             fields=fields, plan=settled, metric=metric, **known, alone=alone, absent=absent,
             basis=_basis(rows, trials, public is not None), reasons=tuple(reasons), warnings=warnings,
@@ -211,8 +216,8 @@ def held_back(data: VerticalData, seed: int) -> VerticalData:
     )
 
 
-def _interval(metric: str, scores: Sequence[float], data: VerticalData) -> tuple[float, float, float]:
-    """Mean of the trials, and a t-interval for one more run, whose own test part adds its own error."""
+def _interval(metric: str, scores: Sequence[float], data: VerticalData) -> tuple[float, float, float, float]:
+    """Mean of the trials, its error, a t-interval for one more run with the error of its own test part."""
     count, middle = len(scores), math.fsum(scores) / len(scores)
     spread = math.fsum((score - middle) ** 2 for score in scores) / (count - 1)
     sampling = 0.0
@@ -220,9 +225,10 @@ def _interval(metric: str, scores: Sequence[float], data: VerticalData) -> tuple
         # Of an AUC the rarer class decides; m (1 - m) / n bounds its variance from above.
         rarest = min(np.bincount(data.y_test.astype(np.int64))) if metric == "auc" else data.n_test
         sampling = min(0.25, max(0.0, middle * (1 - middle))) / max(1, int(rarest))
-    reach = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * math.sqrt(max(spread, sampling) * (1 + 1 / count))
+    variance = max(spread, sampling)
+    reach = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * math.sqrt(variance * (1 + 1 / count))
     low, high = middle - reach, min(1.0, middle + reach)
-    return middle, low if metric == "r2" else max(0.0, low), high
+    return middle, math.sqrt(variance / count), low if metric == "r2" else max(0.0, low), high
 
 
 def _basis(data: VerticalData, trials: int, public: bool) -> str:

@@ -133,7 +133,9 @@ def test_an_interrupted_audit_says_so_and_writes_nothing(run: Path) -> None:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    # If the signal comes while Python executes text, as it does to make a dataclass, it ends itself by that
+    # signal after our line; a shell shows 130 for both.
+    assert process.returncode in (130, -signal.SIGINT), said
     assert said == "securevfl: interrupted; no dossier was written\n"
     assert not (run / "audits").exists()
 

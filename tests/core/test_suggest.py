@@ -68,9 +68,9 @@ def test_the_forecast_holds_and_the_command_runs_as_printed(
 
 def test_it_says_no_where_the_other_party_has_nothing_to_give(tmp_path: Path) -> None:
     lone = files(tmp_path, helpful=False)
-    shown = cli("suggest", "--data", lone, "--epsilon", 1)
+    shown = cli("suggest", "--data", lone, "--epsilon", 0.3)
     assert shown.stdout.startswith("Do not federate for this: the label holder alone reaches"), shown.output
-    assert json.loads(cli("suggest", "--data", lone, "--epsilon", 1, "--json").stdout)["worth_it"] is False
+    assert json.loads(cli("suggest", "--data", lone, "--epsilon", 0.3, "--json").stdout)["worth_it"] is False
 
 
 def test_it_says_yes_where_it_pays(tmp_path: Path) -> None:
