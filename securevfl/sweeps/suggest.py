@@ -161,8 +161,9 @@ def suggest(
         except SecureVFLError as error:
             reasons.append(f"{candidate.get('model', 'auto')}: {error}")
             continue
-        expected, error, low, high = _interval(metric, scores, data if public is None else rows)
-        known = {"low": low} if absent else {"expected": expected, "error": error, "low": low, "high": high}
+        expected, deviation, low, high = _interval(metric, scores, data if public is None else rows)
+        whole = {"expected": expected, "error": deviation, "low": low, "high": high}
+        known = {"low": low} if absent else whole
         return Suggestion(
             fields=fields, plan=settled, metric=metric, **known, alone=alone, absent=absent,
             basis=_basis(rows, trials, public is not None), reasons=tuple(reasons), warnings=warnings,
