@@ -55,8 +55,8 @@ def test_rows_are_those_of_arrays(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(algorithm="sealed", model="linear", epochs=2, epsilon=1000.0),
-        Plan(algorithm="sealed", model="mlp", hidden=(2,), epochs=1, epsilon=1000.0),
+        Plan(algorithm="sealed", model="linear", epochs=2, epsilon=1e6),
+        Plan(algorithm="sealed", model="mlp", hidden=(2,), epochs=1, epsilon=1e6),
         Plan(algorithm="vafl-sync", epochs=2, unprotected=True),
         Plan(algorithm="fsgd", epochs=2, unprotected=True),
         Plan(algorithm="central", epochs=2, optimiser="sgd"),
