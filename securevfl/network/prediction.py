@@ -331,14 +331,19 @@ class PredictionPurpose(Purpose):
 
     def close(self, who: Participant) -> None:
         """Keeps what was seen and spent, and from where the next prediction goes on."""
+        if self._settle(who):
+            who.folder.write_result(who.folder.read_result() | counted(self.plan, who.records()))
+
+    def _settle(self, who: Participant) -> bool:
+        """Keeps what was seen and where to go on; False where there was nothing, or it was kept before."""
         site = who.site
         if site is None or self._settled:
-            return
+            return False
         self._settled = True
         site.write_observed()
         self.trained.messages, self.trained.time = max(site.numbers().values(), default=0), who.clock.now()
         self.trained.save_records(who.folder)
-        who.folder.write_result(who.folder.read_result() | counted(self.plan, who.records()))
+        return True
 
 
 class ScoresFile:

@@ -209,13 +209,7 @@ class ScoringPurpose(PredictionPurpose):
 
     def close(self, who: Participant) -> None:
         """As `PredictionPurpose`, but what was spent stands in the ledger alone: it may be long by now."""
-        site = who.site
-        if site is None or self._settled:
-            return
-        self._settled = True
-        site.write_observed()
-        self.trained.messages, self.trained.time = max(site.numbers().values(), default=0), who.clock.now()
-        self.trained.save_records(who.folder)
+        self._settle(who)
 
 
 def _standing_file(folder: RunFolder) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,28 @@ def test_views_of_sealed_training_hold_neither_seeds_nor_words(
     assert "seed" not in again["sealed-deal"].fields and "words" in again["sealed-operand"].fields
     size, full = ((f / "views" / "p1" / "arrays.bin").stat().st_size for f in (folder, whole))
     assert size < full
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_runs_without_a_dealer_keep_nothing_that_was_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int
+) -> None:
+    """Whatever of 16 bytes or more the operating system gave is searched for in the bytes of all files."""
+    drawn: list[bytes] = []
+    honest = os.urandom
+
+    def urandom(count: int) -> bytes:
+        drawn.append(honest(count))
+        return drawn[-1]
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    data = VerticalData.load(DATA, parties=members)
+    plan = Plan(epsilon=4.0, model="linear", epochs=2, record_views=True, settings={"dealer": "none"})
+    train(data, plan, out=tmp_path / "run")
+    everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    secrets = [each for each in drawn if len(each) >= 16]
+    assert len(secrets) >= 8 - members and b"sealed-pair-seed" in everything
+    assert not any(each in everything or each.hex().encode() in everything for each in secrets)
 
 
 def test_a_run_whose_rows_travel_unmasked_is_violated(
