@@ -259,6 +259,11 @@ class Plan(_Keywords):
         return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
 
     @property
+    def profiled(self) -> bool:
+        """Whether the run goes on from a profile, by ledgers and state that it has taken over."""
+        return self.family.name == "sealed" and self.settings.profile_epsilon > 0
+
+    @property
     def evaluations(self) -> int:
         """How often the test part is evaluated."""
         between = max(0, self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
