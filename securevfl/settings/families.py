@@ -278,7 +278,9 @@ FAMILIES: dict[str, Family] = {
             name="flex",
             algorithms=("flex", "flex-adaptive", "sync-min", "sync-max", "p-bcd"),
             settings=FlexSettings,
-            own={"p-bcd": {"learning_rate": 0.3, "decay": "inverse"}},  # one step per round, as `vafl-sync`
+            # A round of several local steps is one step of the decay; p-bcd has one, as `vafl-sync`.
+            defaults={"learning_rate": 0.1, "decay": "inverse", "decay_steps": 100},
+            own={"p-bcd": {"learning_rate": 0.3, "decay_steps": 1000}},
         ),
         Family(
             name="sealed",

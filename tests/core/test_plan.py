@@ -219,7 +219,7 @@ def test_what_was_never_given_follows_the_algorithm() -> None:
         ("vafl", 0.3, "inverse", 1000),
         ("fdml", 1.0, "sqrt", 1000),
         ("afsvrg", 1.0, "sqrt", 1000),
-        ("flex", 0.1, "none", 1000),
+        ("flex", 0.1, "inverse", 100),
         ("p-bcd", 0.3, "inverse", 1000),
     ],
 )
