@@ -12,6 +12,7 @@ from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.local import Records
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember
+from securevfl.algorithms.sealed.class_card import ClassCardMember
 from securevfl.algorithms.sealed.evaluation import FEDERATED, FIGURES, SIMULATED, UNOPENED, Evaluation
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
@@ -41,7 +42,9 @@ def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
 
 def member_of(setup: Setup, settings: SealedGeometry, address: str) -> SealedMember:
     """The member at an address, by the model."""
-    made = CardMember if isinstance(settings, CardGeometry) else SealedMember
+    if not isinstance(settings, CardGeometry):
+        return SealedMember(setup, settings, address)
+    made = ClassCardMember if setup.data.task == "multiclass" else CardMember
     return made(setup, settings, address)
 
 
