@@ -253,6 +253,18 @@ def run_with_progress(
         ) from error
 
 
+def stack_in_words(stack: dict[str, Any]) -> str:
+    """What the label holder chose to use, and what that rests on."""
+    figures = {name: None if stack[name] is None else stack[name]["auc"] for name in ("test", "trees")}
+    figures |= {"held back": stack["decided"][stack["used"]]}
+    words = {"test": "test auc", "held back": "cross-validated auc on them"}
+    shown = ", ".join(f"{word} {number(figures[name])}" for name, word in words.items() if figures[name])
+    return (
+        f"the label holder uses {stack['used']}, decided on {stack['held_back']:,} records held back, for "
+        f"which there is no guarantee: {shown}; its trees alone {number(figures['trees'])}"
+    )
+
+
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     """Prints what a run reached and what it promises."""
     from securevfl.settings.source import shown_data
@@ -277,12 +289,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
             soft_wrap=True,
         )
     if stack := result.get("stack"):
-        reached, trees = (number(stack[name]["auc"]) for name in ("test", "trees"))
-        console.print(
-            f"the label holder uses {stack['used']}: test auc {reached}, its trees alone {trees}; decided on "
-            f"{stack['held_back']:,} records held back, for which there is no guarantee",
-            soft_wrap=True,
-        )
+        console.print(stack_in_words(stack), soft_wrap=True)
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
     console.print(f"labels {result['labels']}", soft_wrap=True)
