@@ -29,6 +29,8 @@ ROWS = 512
 COLUMNS = DEGREE // ROWS
 PRIME_BITS = (60, 60, 60, 38)
 FLOOD_BITS = 128
+ENCRYPTION = f"BFV n {DEGREE}, primes {' '.join(map(str, PRIME_BITS))}, t {T}, flooding {FLOOD_BITS}"
+"""What members must agree on to read each other's ciphertexts, and to be safe from each other's answers."""
 FORMAT = (0xA15E, 16, 4, 3)
 """Magic, header size and version that the library writes."""
 _HEADER = "<HBBBBHQ"

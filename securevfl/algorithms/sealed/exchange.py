@@ -17,6 +17,7 @@ from securevfl.privacy.schemas import MESSAGES
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import Envelope, Machine
 from securevfl.protocols.sealed.encrypted import EncryptedParty
+from securevfl.protocols.sealed.kernel import DIGEST
 from securevfl.protocols.sealed.messages import Ready
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import DEALT, ENCRYPTED, THIRD, SealedProtocol, read
@@ -42,7 +43,8 @@ ASSUMPTIONS = {
     ENCRYPTED: (
         "semi-honest, without a dealer: both members follow the protocol; rows and masks are encrypted with "
         "BFV (RLWE, degree 8192, 218 bits: 128-bit security), answers are re-randomised and flooded, "
-        "which takes at most a hundredth of delta; random words come from AES-128-CTR"
+        "which takes at most a hundredth of delta; random words come from AES-128-CTR; residuals are bounded "
+        f"by tables {DIGEST[:16]}"
     ),
 }
 """What must hold for masked values to tell nothing, by adversary; without a dealer, by who deals."""
