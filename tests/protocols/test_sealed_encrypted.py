@@ -407,7 +407,8 @@ def test_every_order_and_wrong_messages():
 def test_ciphertexts_that_are_none_are_refused():
     pair = Pair().setup()
     machines = [party.prepare([(0, None)]) for party in pair.parties]
-    offer = machines[0].start()[0]
+    machines[0].start()
+    offer = machines[0].proceed()[0]
     machines[1].start()
     for changes in (
         {"masks": b"x" * 40},
