@@ -176,7 +176,8 @@ class Cipher:
     def read(self, data: bytes) -> Any:
         """A ciphertext as it is multiplied."""
         found = load(self.seal.Ciphertext(), self.context, data)
-        if found.size() != 2 or found.coeff_modulus_size() != 3 or found.is_ntt_form():
+        formed = found.size() == 2 and found.coeff_modulus_size() == 3 and not found.is_ntt_form()
+        if not formed or found.is_transparent():
             raise ProtocolError("a message carries a ciphertext of another form")
         self.evaluator.transform_to_ntt_inplace(found)
         return found
