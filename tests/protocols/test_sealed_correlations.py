@@ -1,6 +1,9 @@
 """Correlations made ahead: bounded, in any order of delivery, beside rounds, each for one round alone."""
 
+import contextlib
 import dataclasses
+import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from securevfl.protocols.driver import Driver
 from securevfl.protocols.sealed import encrypted
 from securevfl.protocols.sealed.correlations import UNANSWERED
 from securevfl.protocols.sealed.messages import Answer, EncryptedRows, Offer, RowsTaken
+from securevfl.protocols.stream import KeyStream
 
 
 def shuffled(seed):
@@ -171,3 +175,29 @@ def test_a_ciphertext_that_is_offered_twice_is_masked_twice():
     assert len(set(apart.tolist())) > 1990
     left, right = (pair.parties[1].pool[n] for n in (0, 1))
     assert not np.array_equal(left.factors, right.factors) and not np.array_equal(left.blind, right.blind)
+
+
+# -- the simulation of benchmarks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"widths": (20, 3), "records": 700, "std": 2**20}, {"series": None, "outputs": 2, "std": 2**20}],
+    ids=["small", "blocks", "labels"],
+)
+def test_the_simulation_without_encryption_is_the_same_word_for_word(monkeypatch, changes):
+    """All random words given, ciphertexts and plaintexts make the very same pools and totals."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    clear = importlib.import_module("benchmarks.clear")
+    found = []
+    for around in (contextlib.nullcontext, clear.in_the_clear):
+        with around():
+            pair = Pair(**changes)
+            for member, party in enumerate(pair.parties):
+                party._stream, party._noise = (KeyStream(bytes([member, place] * 8)) for place in (0, 1))
+            pair.setup(0, 1)
+            pools = [dict(vars(party.pool[n])) for party in pair.parties for n in (0, 1)]
+            found.append((pools, pair.totals(0)))
+    for real, simulated in zip(found[0][0], found[1][0], strict=True):
+        assert all(np.array_equal(real[name], simulated[name]) for name in real)
+    assert all(map(np.array_equal, found[0][1], found[1][1]))
