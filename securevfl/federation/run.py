@@ -386,6 +386,7 @@ def result_content(
         _check_converged(server, stopped=figures.get("stopped"))
     result = {
         "algorithm": plan.algorithm,
+        "model": plan.model,
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **evaluated(server),
