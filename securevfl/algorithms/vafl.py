@@ -577,6 +577,7 @@ class SummingServer(TopModelServer):
                 await self._late(message)
             elif message.kind == TRAINING:
                 self._unanswered.append(message)
+                self.sums.link.hold(message)
 
     # -- sums -----------------------------------------------------------------------------------------------
 
