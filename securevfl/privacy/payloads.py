@@ -308,10 +308,10 @@ class Link:
                     fields.update(value)
                     continue
             elif form.what == ROWS:
-                rows = value
-            if not _fits(form, value):
+                rows, value = value, _rows_on_wire(value)
+            if value is None or not (form.what == ROWS or _fits(form, value)):
                 raise self._refusal(schema, name, f"is not {form.expected}")
-            fields[name] = value.astype(np.int32) if form.what == ROWS else value
+            fields[name] = value
         if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
             raise self._refusal(schema, "rows", "names other records than the payload is about")
         return fields, head
@@ -448,6 +448,27 @@ def _fits(form: Form, value: Any) -> bool:
     if what == BYTES:
         return type(value) is bytes
     return what == LIST and type(value) is list and all(type(each) in form.types for each in value)
+
+
+_named: list[tuple[Rows | None, Any]] = [(None, None)]  # what was named last, and how it went on the wire
+_MOST_KEPT = 1 << 16
+
+
+def _rows_on_wire(rows: Any) -> Any:
+    """Record indices as messages carry them; None where these cannot be any.
+
+    What cannot change is looked through once, however many messages name it.
+    """
+    known, wired = _named[0]
+    if rows is known and rows is not None:
+        return wired
+    if not _are_rows(rows):
+        return None
+    wired = rows.astype(np.int32)
+    if not rows.flags.writeable and rows.base is None and rows.size <= _MOST_KEPT:
+        wired.setflags(write=False)
+        _named[0] = rows, wired
+    return wired
 
 
 def _are_rows(value: Any) -> bool:
