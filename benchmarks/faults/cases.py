@@ -63,9 +63,35 @@ CASES: dict[str, dict[str, Any]] = {
         "align": "none",
         "settings": {"dealer": "dealer", "adversary": "malicious"},
     },
+    "scored": {
+        **_SEALED,
+        "align": "none",
+        "serve": 24,
+        "settings": {"dealer": "dealer", "adversary": "semi-honest"},
+    },
+    "scored-embeddings": {
+        **_ONCE,
+        "algorithm": "vafl-sync",
+        "encoder_training": "none",
+        "align": "none",
+        "serve": 24,
+    },
+    "pair": {**_SEALED, "parties": 2, "settings": {"dealer": "none"}},
+    "pair-predicted": {**_SEALED, "parties": 2, "predict": 24, "settings": {"dealer": "none"}},
+    "trio": {**_SEALED, "settings": {"dealer": "none"}},
+    "number-card": {
+        "algorithm": "sealed",
+        "model": "scorecard",
+        "epsilon": 4.0,
+        "record_views": True,
+        "data": f"{DATA},task=regression",
+        "settings": {"label_low": -10.0, "label_high": 10.0},
+    },
+    "classes": {**_SEALED, "data": f"{DATA},classes=3"},
 }
 """What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
-predicted afterwards, and `align` stands for a run over a network and says how its records are aligned."""
+predicted afterwards, `serve` the quota of a scoring service; `align` stands for a run over a network and says
+how its records are aligned."""
 
 _ROUNDS = {**_COMMON, "protocol": "two-tree"}
 MORE: dict[str, dict[str, Any]] = {
@@ -97,8 +123,9 @@ MORE: dict[str, dict[str, Any]] = {
 def plan_of(case: str, seed: int = 0) -> Plan:
     """The plan of a case."""
     changes = dict((CASES | MORE)[case])
-    changes.pop("predict", None)
+    for later in ("predict", "serve"):
+        changes.pop(later, None)
     if changes.pop("align", ""):  # organisations bring tables of their own
         return Plan(**changes, seed=seed)
-    source = {"data": DATA, "parties": changes.pop("parties", PARTIES)}
+    source = {"data": changes.pop("data", DATA), "parties": changes.pop("parties", PARTIES)}
     return Plan(**changes, seed=seed, source=source)

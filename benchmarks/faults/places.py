@@ -1,10 +1,16 @@
-"""How a case is run: in one process, with predictions afterwards, or by organisations over a network."""
+"""How a case is run: in one process, with predictions afterwards, or by organisations over a network.
+
+They may run a scoring service afterwards.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import csv
 import math
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +22,30 @@ from benchmarks.network import free_port
 from securevfl import Plan, VerticalData, load_run, train
 from securevfl.data.share import OwnTable
 from securevfl.network.authority import create_authority, issue
-from securevfl.network.config import DataConfig, NetworkConfig, PartyConfig, ServerConfig
+from securevfl.network.config import (
+    DataConfig,
+    NetworkConfig,
+    ParticipantConfig,
+    PartyConfig,
+    ScoringConfig,
+    ServerConfig,
+)
 from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.coordinator import Coordinator
+from securevfl.network.dispatcher import Sent, ServiceDispatcher
 from securevfl.network.folders import gather, load_truth
 from securevfl.network.identity import load_identity
 from securevfl.network.member import Member
+from securevfl.network.service import Service
 from securevfl.settings.plan import PROTOCOLS
 from securevfl.settings.source import load_planned
 
 PARTIES = ("bank", "clinic", "shop")
 DEALER = "dealer"
 ROWS, WIDTH = 120, 4
+_TABLE = DataConfig(file="none")
+AT_ONCE = 4
+"""People in one request to a scoring service."""
 
 
 def run_case(case: str, folder: Path, seed: int = 0) -> None:
@@ -35,8 +53,11 @@ def run_case(case: str, folder: Path, seed: int = 0) -> None:
     plan, about = plan_of(case, seed), (CASES | MORE)[case]
     if "align" in about:
         with tempfile.TemporaryDirectory() as scratch:
-            homes = asyncio.run(_together(Path(scratch), plan, about["align"], seed))
-            gather(homes, folder)
+            configs = _configs(Path(scratch), plan, about["align"])
+            asyncio.run(_train(configs, seed))
+            if quota := about.get("serve", 0):
+                asyncio.run(_serve(Path(scratch), configs, quota, seed))
+            gather([configs[name].folder for name in PARTIES], folder)
         return
     train(load_planned(plan), plan, folder)
     if count := about.get("predict", 0):
@@ -65,12 +86,12 @@ def tables(seed: int) -> dict[str, OwnTable]:
     }
 
 
-async def _together(folder: Path, plan: Plan, align: str, seed: int) -> list[Path]:
-    """All organisations in one event loop; the folders that they leave."""
+def _configs(folder: Path, plan: Plan, align: str) -> dict[str, ParticipantConfig]:
+    """What every organisation is configured with, by name; the coordinator comes first."""
     names = (*PARTIES, DEALER) if plan.algorithm == "sealed" else PARTIES
     issue(create_authority(folder / "ca", name="faults"), names, out=folder / "keys")
     known = {name: load_identity(folder / "keys" / name) for name in names}
-    port, found = free_port(), tables(seed)
+    port = free_port()
     shared: dict[str, Any] = {"run": "faults", "base": folder, "network": NetworkConfig(patience=30.0)}
     server = ServerConfig(
         **shared,
@@ -89,15 +110,16 @@ async def _together(folder: Path, plan: Plan, align: str, seed: int) -> list[Pat
         protocols=PROTOCOLS,
         test_fraction=1.0,
         evaluations=1000,
-        alignment=AlignmentLimits(kinds=(align,), ids=10_000, times=2),
+        alignment=AlignmentLimits(kinds=(align,), ids=10_000, times=9),
         delta=1.0,
         dealer=DEALER,
         adversary="semi-honest",
-        predictions=0,
+        predictions=1000,
+        requests=1000,
     )
-    nodes: list[Any] = [Coordinator(server)]
+    found: dict[str, ParticipantConfig] = {PARTIES[0]: server}
     for name in names[1:]:
-        config = PartyConfig(
+        found[name] = PartyConfig(
             **shared,
             folder=folder / name,
             identity=known[name],
@@ -106,11 +128,71 @@ async def _together(folder: Path, plan: Plan, align: str, seed: int) -> list[Pat
             accept=accept,
             local=plan.local,
         )
-        nodes.append(Member(config))
+    return found
+
+
+async def _train(configs: Mapping[str, ParticipantConfig], seed: int) -> None:
+    """All organisations in one event loop."""
+    found = tables(seed)
+    nodes: list[Any] = [
+        Coordinator(config) if isinstance(config, ServerConfig) else Member(config)
+        for config in configs.values()
+    ]
     for node in nodes:
         if node.name in found:
             node.own = found[node.name]
-            node.config = replace(node.config, data=DataConfig(file="none"))
+            node.config = replace(node.config, data=_TABLE)
     async with asyncio.timeout(60):
         await asyncio.gather(*(node.run() for node in nodes))
-    return [folder / name for name in PARTIES]
+
+
+async def _serve(folder: Path, configs: Mapping[str, ParticipantConfig], quota: int, seed: int) -> None:
+    """A scoring service with a quota, which is asked for more than that, and for somebody of the training."""
+    new, known = [f"new{number:04d}" for number in range(quota + AT_ONCE)], [f"id{n:04d}" for n in range(4)]
+    generator = np.random.default_rng(seed + 1)
+    for name in PARTIES:
+        with (folder / f"people-{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["id", *(f"x{number}" for number in range(WIDTH))])
+            for person in (*new, *known):
+                table.writerow([person, *generator.uniform(-1, 1, WIDTH).astype(np.float32).tolist()])
+    listen = f"127.0.0.1:{free_port()}"
+    services = {
+        name: Service(
+            [
+                replace(
+                    config,
+                    data=_TABLE if name in PARTIES else None,
+                    scoring=ScoringConfig(
+                        file=f"people-{name}.csv" if name in PARTIES else "",
+                        listen=listen,
+                        people=quota,
+                        requests=100,
+                        rounds=1,
+                    ),
+                )
+            ]
+        )
+        for name, config in configs.items()
+    }
+    tasks = {name: asyncio.create_task(service.run()) for name, service in services.items()}
+    try:
+        async with asyncio.timeout(60):
+            leads = services[PARTIES[0]]
+            while not (leads.dispatchers and leads.dispatchers["faults"].ready):
+                await asyncio.wait(tasks.values(), timeout=0.05)
+            await _ask(leads.dispatchers["faults"], new, known)
+            leads.stop()
+            await tasks[PARTIES[0]]
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+async def _ask(dispatcher: ServiceDispatcher, new: list[str], known: list[str]) -> None:
+    """Request by request, the first one again at the end; what is refused is refused."""
+    asked = [new[start : start + AT_ONCE] for start in range(0, len(new), AT_ONCE)]
+    for number, people in enumerate([*asked, known, asked[0]]):
+        with contextlib.suppress(Sent):
+            await dispatcher.score(f"key{number % (len(asked) + 1)}", people)

@@ -22,9 +22,11 @@ import torch._dynamo  # loaded by the first optimiser; once here instead of in e
 from benchmarks.faults import (  # noqa: F401  (they declare faults)
     books,
     later,
+    members,
     messages,
     noise,
     rooms,
+    scoring,
     sealed,
     sums,
     training,
