@@ -83,7 +83,9 @@ def train(
     defence_level: Annotated[
         float | None, typer.Option(help="How much of the defence; 0 takes its own default.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; as many as fit the rows by default.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Records per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Initial models and batch order, never noise.")] = None,

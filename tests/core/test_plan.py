@@ -349,7 +349,7 @@ def test_each_machine_has_its_own_local_settings() -> None:
         ({"clip": 0.0}, "clip is 0.0; it must be a number above 0"),
         ({"delta": 0.0}, "delta is 0.0; it must lie between 0 and 1"),
         ({"delta": 1.0}, "delta is 1.0"),
-        ({"epochs": 0}, "epochs is 0; at least 1"),
+        ({"epochs": -1}, "epochs is -1; it cannot be negative"),
         ({"batch": "many"}, "batch is 'many'; expected int"),
         ({"wire": 1}, "wire is 1; expected bool"),
         ({"seed": -3}, "seed is -3"),
