@@ -192,4 +192,4 @@ def _cross_validated(inputs: Floats, labels: Floats, seed: int) -> Floats:
 def _losses(scores: Floats, labels: Floats) -> Floats:
     """The log loss of each record."""
     chance = np.clip(expit(scores), 1e-9, 1 - 1e-9)
-    return -np.where(labels > 0.5, np.log(chance), np.log(1 - chance))
+    return np.asarray(-np.where(labels > 0.5, np.log(chance), np.log(1 - chance)))
