@@ -177,16 +177,23 @@ def test_a_retry_gets_the_same_bytes_and_costs_nothing(linear):
     assert sorted(map(len, once_in_both(scorers))) == [1, 2]
 
 
-@pytest.mark.parametrize("victim", ["shop", "bank", "dealer"])
-def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monkeypatch):
-    """The party dies with its entry written and nothing sent, the label holder with the answer unwritten."""
+@pytest.mark.parametrize(
+    "victim, wrote",
+    [("shop", ""), ("bank", "nothing"), ("bank", "answers"), ("bank", "answers and ledger"), ("dealer", "")],
+)
+def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, wrote, monkeypatch):
+    """The party dies with its entry written and nothing sent, the label holder wherever it can."""
     scorers = Scorers(linear, timeout=0.5)
-    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDispatcher, "_settle")}.get(
+    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDispatcher, "_write_all")}.get(
         victim, (Dispatcher, "")
     )
     reached = asyncio.Event()
 
-    async def hang(*_: Any) -> None:
+    async def hang(who: Any, *_: Any) -> None:
+        if wrote == "answers":
+            who.log.answer((each.requests, each.answers) for each in who._unwritten)
+        elif wrote == "answers and ledger":
+            who._commit(who.served, who._unwritten)
         reached.set()
         await asyncio.Event().wait()
 
