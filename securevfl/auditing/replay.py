@@ -15,6 +15,7 @@ for this reason is for data holders.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import tempfile
 from collections import defaultdict, deque
@@ -168,7 +169,7 @@ def _missing(source: Source) -> str:
         return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
-    if any(was_resumed(read_ledger(path)) for path in (files.path / "ledger").glob("*.jsonl")):
+    if any(was_resumed(read_ledger(path), plan) for path in (files.path / "ledger").glob("*.jsonl")):
         return "the run was interrupted and resumed; replay needs one that was not"
     return ""
 
@@ -416,11 +417,22 @@ class _Carrier(VirtualCarrier):
     async def phase(self, part: str, epoch: int = 0) -> None:
         """Notes where the run is; a message without its like in the run ends the replay."""
         self.evidence.part = f"{part} {epoch}"
+        if self.plan.profiled and (part, epoch) == ("epoch", 2):
+            self._take_up()
         try:
             await super().phase(part, epoch)
         finally:
             if self._broken is not None:
                 raise self._broken
+
+    def _take_up(self) -> None:
+        """Where a run goes on from a profile: new processes with its state, a new session in every ledger."""
+        for site in self.sites.values():
+            state = site.state()
+            if site.gate is not None:
+                site.gate.ledger = copy.deepcopy(site.gate.ledger)
+            site.reset()
+            site.load(state, fresh=False)
 
     def _observe(self, message: Packet, time: float) -> None:
         if self._broken is not None:

@@ -112,6 +112,7 @@ class SealedExchange(Exchange):
     async def _next(self, fits: Callable[[Packet], bool]) -> Packet:
         for place, packet in enumerate(self._early):
             if fits(packet):
+                self.link.let_go(packet)
                 return self._early.pop(place)
         while not fits(packet := await self.link.receive()):
             if self._dealt:
@@ -119,7 +120,8 @@ class SealedExchange(Exchange):
                     f"{self.link.address} received {packet.kind!r} from {packet.sender} out of turn"
                 )
             self._early.append(packet)
-            if len(self._early) > AHEAD * len(self.places):
+            self.link.hold(packet)
+            if sum(each.sender == packet.sender for each in self._early) > AHEAD:
                 raise ProtocolError(f"{packet.sender} sends {packet.kind!r} long before its turn")
         return packet
 
