@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _KEY = object()
+Aside = Callable[..., Awaitable[Any]]
+"""Calls a function with its arguments somewhere else, to be awaited."""
 
 MAX_WORD = 255
 
@@ -182,6 +184,7 @@ class Link:
 
     Attributes:
         phase: The phase that the carrier has begun; while it is empty, any message may come.
+        aside: How the carrier wants long work to be done while it serves connections; None for at once.
         heads: The newest ledger head that arrived from each owner at another organisation.
         backlog: Organisation -> bytes of its packets that wait here.
     """
@@ -190,6 +193,7 @@ class Link:
         self.address = address
         self.hosts = hosts
         self.phase = ""
+        self.aside: Aside | None = None
         self.number = 0
         self.backlog: Counter[str] = Counter()
         self.heads: dict[str, Head] = {}
