@@ -221,7 +221,7 @@ def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) 
             low, high = ends[number : number + 2] if number <= len(bins.edges) else (math.nan, math.nan)
             where |= {"low": low, "high": high}
             if math.isfinite(high) or math.isfinite(low):
-                where["bin"] = _range(low, high)
+                where["bin"] = range_in_words(low, high)
             elif not bins.edges and number == 0:
                 where["bin"] = "all values"
         else:
@@ -246,10 +246,17 @@ def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) 
     return found
 
 
-def _range(low: float, high: float) -> str:
+def range_in_words(low: float, high: float) -> str:
+    """A bin in words. Zero has one of its own: it ends, and the next one begins, right above it."""
     if math.isinf(low):
         return f"below {high:,.6g}"
-    return f"{low:,.6g} and more" if math.isinf(high) else f"{low:,.6g} to {high:,.6g}"
+    if high == math.nextafter(low, math.inf):
+        return f"{low:,.6g}"
+    above = low == math.nextafter(0.0, 1.0)
+    start = "above 0" if above else f"{low:,.6g}"
+    if math.isinf(high):
+        return start if above else f"{start} and more"
+    return f"{start} to {high:,.6g}"
 
 
 def _unscaled(column: Column, edge: float) -> float:

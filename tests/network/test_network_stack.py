@@ -21,7 +21,9 @@ from securevfl.settings.plan import Plan
 
 def federation_in(folder: Path, *, dealt: bool = False, **accepts: Any) -> Federation:
     """Without a dealer two members encrypt; with one they may cheat and are caught."""
-    plan = Plan(algorithm="sealed", model="linear", epsilon=8.0, epochs=4, settings={"stack": True})
+    # Among members that may cheat so many totals are needed to see whose noise they hold.
+    epochs = 40 if dealt else 4
+    plan = Plan(algorithm="sealed", model="linear", epsilon=8.0, epochs=epochs, settings={"stack": True})
     plan = plan.with_changes(record_views=True, scaling="none")
     federation = Federation(
         folder,
