@@ -120,7 +120,7 @@ class SealedSettings(Settings):
             party centres and scales its columns; 0 takes the rows as they are.
         stack: Keep the last tenth of the training records out of training, open their scores to the label
             holder (**no guarantee for them**), and let it choose between the model, its own trees and a stack
-            of both. The choice and its figures stay with it. In one process only.
+            of both. The choice and its figures stay with it.
         profile_epsilon: Epsilon of the profile whose bins and label histogram a scorecard starts from, see
             `train(profile=...)`, which sets it; 0 opens its own.
         label_low: Regression: public lower bound of the labels.

@@ -24,12 +24,14 @@ from securevfl.algorithms.sealed.card import (
     geometry_of,
 )
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
-from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
+from securevfl.algorithms.sealed.settings import DEALER, NOBODY, SealedGeometry, dealing_organisation
 from securevfl.algorithms.sealed.stack import held_back
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
 from securevfl.models.heads import SumHead
+from securevfl.protocols.sealed.cipher import ENCRYPTION
+from securevfl.protocols.sealed.kernel import TABLES, tables_digest
 from securevfl.settings.plan import Plan
 
 HOPELESS, NOISY = 1.0, 15.0
@@ -93,6 +95,12 @@ class Sealed(Algorithm):
         """The dealer, if there is one."""
         return dealing_organisation(plan)
 
+    def constants(self, plan: Plan, members: int) -> dict[str, str]:
+        """Of two members without a dealer: the tables that bound residuals, and the encryption."""
+        if plan.settings.dealer != NOBODY or members != 2:
+            return {}
+        return {TABLES: tables_digest(), "encryption": ENCRYPTION}
+
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
@@ -143,7 +151,6 @@ class Sealed(Algorithm):
             return data
         holds = plan.label_holder == "party" and data.label_holder in data.parties
         wrong = {
-            "over a network no score of a record is opened": self.apart,
             f"it is for two classes, and the task is {data.task}": data.task != "binary",
             "the label holder has no features of its own": not holds,
             f"{data.n_train} training records leave too few to decide on": data.n_train < 200,
