@@ -28,6 +28,7 @@ from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overa
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
+from securevfl.auditing.scoring import check_scoring, scoring_facts
 from securevfl.auditing.verdicts import AUDIENCES, CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.auditing.words import headline, plain, sentences
 from securevfl.data import VerticalData
@@ -88,7 +89,8 @@ def audit(
     if integrity.verdict is Verdict.VIOLATED:
         return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
     budget = _budget(source)
-    reconciled = [integrity, _no_keys(source), *check_agreement(folder), *reconcile(source, budget)]
+    reconciled = [integrity, _no_keys(source), *check_agreement(folder)]
+    reconciled += [*check_scoring(folder, source.label_holder), *reconcile(source, budget)]
     progress("replay", 0.0)
     replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
@@ -334,6 +336,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
         "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
+        "scoring": {} if tampered else scoring_facts(source.files.path),
         "guarantee": result.get("guarantee", plan.guarantee),
         "finished": bool(result),
         "views": source.observers,

@@ -153,7 +153,8 @@ def sentences(content: dict[str, Any]) -> list[str]:
     labels = content["run"].get("labels")
     spoken = [f"Labels: {labels}."] if labels else []
     found = [_pair(*each) for each in ranked]
-    return found + spoken + _predictions(content["run"]["prediction"]) + _attack_words(content)
+    counted = _predictions(content["run"]["prediction"]) + _served(content["run"])
+    return found + spoken + counted + _attack_words(content)
 
 
 def _rank(pair: tuple[str, str, dict[str, Any]]) -> tuple[int, int, float]:
@@ -169,6 +170,15 @@ def _predictions(predictions: dict[str, dict[str, Any]]) -> list[str]:
         f"{spend['scores']:,} predicted records, "
         + ("without noise." if spend["epsilon"] is None else f"at epsilon {spend['epsilon']:.3g} each.")
         for owner, spend in predictions.items()
+    ]
+
+
+def _served(run: dict[str, Any]) -> list[str]:
+    """What a scoring service had the parties open."""
+    return [
+        f"The scoring service of {run['label_holder']} had {owner} open its part of "
+        f"{served['people']:,} scores, by {served['requests']:,} requests."
+        for owner, served in run["scoring"].items()
     ]
 
 
