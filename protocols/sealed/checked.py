@@ -153,6 +153,17 @@ class CheckedRound(CheckedMachine):
     # -- what arrives ---------------------------------------------------------------------------------------
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        """Whoever sends another member what has no place in a round, or no such form, is named."""
+        try:
+            return self._take(sender, message)
+        except Deviation:
+            raise
+        except ProtocolError as fault:
+            if sender in self._others:
+                raise Deviation(str(fault), sender) from None
+            raise
+
+    def _take(self, sender: Address, message: Message) -> list[Envelope]:
         protocol, other = self._protocol, sender in self._others
         match message:
             case CheckedDeal() if sender == DEALER and self._deal is None:
@@ -349,6 +360,8 @@ class CheckedRound(CheckedMachine):
         """Of what a member sends to all in this round."""
         content = hashlib.sha256(b"securevfl/sealed/broadcast" + self._session.name)
         content.update(self.round.to_bytes(8, "big") + sender.to_bytes(4, "big"))
+        if sender == self._protocol.label_holder:  # two members may have been told, and proved, other labels
+            content.update(self._session.told)
         if self._protocol.series is not None:
             content.update(np.ascontiguousarray(self._phases[sender], "<u4").data)
         content.update(np.ascontiguousarray(blinded, "<u8").data)

@@ -37,6 +37,7 @@ class Session:
         masked: The others' masked operands, as rings multiply them.
         labels: Its share of the labels, (records, outputs).
         tags: Its share of the labels' tags.
+        told: Digest of the masked labels that it was told: part of what the label holder signs.
         signer: Signs what it sends to all; None with two members, where nobody else could be told otherwise.
         verifiers: The others' public keys.
     """
@@ -46,6 +47,7 @@ class Session:
     masked: dict[int, npt.NDArray[np.uint64]]
     labels: Elements
     tags: Elements
+    told: bytes = b""
     signer: Ed25519PrivateKey | None = None
     verifiers: dict[int, Ed25519PublicKey] = field(default_factory=dict)
     burnt: bool = False
@@ -289,6 +291,7 @@ class ProofMachine(CheckedMachine):
             masked={m: self._ring(m) for m in self._others},
             labels=self._by_record(labels, int(self.address == 0)),
             tags=self._by_record(tags, key),
+            told=hashlib.sha256(np.ascontiguousarray(opened, "<u8").data).digest(),
             signer=self._signer,
             verifiers={
                 m: Ed25519PublicKey.from_public_bytes(self._keys[m]) for m in self._others if self._signer

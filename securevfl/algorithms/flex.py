@@ -43,7 +43,7 @@ from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import Fusion, task_loss
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
-from securevfl.privacy.rows import Rows
+from securevfl.privacy.rows import Rows, fixed
 from securevfl.settings.plan import Plan
 from securevfl.transfers import to_device
 
@@ -182,7 +182,7 @@ class FlexServer(SharingServer):
 
     async def _train(self) -> None:
         for _ in range(self.batches.per_pass):
-            await self._round(self.batches.next())
+            await self._round(fixed(self.batches.next()))
         self.top.check_finite()
 
     async def _round(self, rows: Rows) -> None:
@@ -208,8 +208,7 @@ class FlexServer(SharingServer):
         """All parties' embeddings (rows, parties, width); on a secure sum, their sum (rows, width)."""
         if self.secure:
             return await self._total(rows, "embedding")
-        given = [self._tensor(party, each["values"], len(rows)) for party, each in uploads.items()]
-        return torch.stack(given, dim=1)
+        return self._table(uploads, len(rows))
 
     def _steps(self, uploads: Mapping[str, Packet]) -> dict[str, int]:
         capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
@@ -266,7 +265,7 @@ class FlexServer(SharingServer):
             await self._reply(message, Received(**facts))  # what cannot learn gets no gradient
             return
         if private:
-            released = self.answers.release(gradient, rows=rows, observers=observers)
+            released = self.answers.release(gradient.numpy(), rows=rows, observers=observers)
             await self._reply(message, Gradient(values=released, **facts))
             return
         given = self._exact(tables, message.sender, rows=rows, kind="snapshot")

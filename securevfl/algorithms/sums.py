@@ -80,7 +80,7 @@ class _Round:
 
     begun: bool = False
     machines: dict[Address, Accounted] = field(default_factory=dict)
-    early: list[Envelope] = field(default_factory=list)
+    early: list[tuple[Packet, Envelope]] = field(default_factory=list)
     own: Floats | None = None
     entered: Floats | None = None
     result: Floats | None = None
@@ -206,7 +206,11 @@ class SumParticipant:
     async def receive(self) -> Packet:
         """The next message that does not belong to a sum."""
         while True:
-            message = self._early.popleft() if self._early else await self.link.receive()
+            if self._early:
+                message = self._early.popleft()
+                self.link.let_go(message)
+            else:
+                message = await self.link.receive()
             if not await self._absorb(message):
                 return message
 
@@ -361,6 +365,7 @@ class SumParticipant:
         message = await self.link.receive()
         if not await self._absorb(message):
             self._early.append(message)
+            self.link.hold(message)
 
     async def _absorb(self, message: Packet) -> bool:
         """Works off a message of a sum; False for any other."""
@@ -375,7 +380,13 @@ class SumParticipant:
         if message.sender in self.gone:
             return True  # it came too late: the others have opened what takes its masks off
         channel = self._channel_of(message)
-        await self._deliver(channel, self.exchanges[channel.name].envelope(message))
+        envelope = self.exchanges[channel.name].envelope(message)
+        state = self._rounds.setdefault((channel.name, envelope.message.round), _Round())
+        if state.begun:
+            await self._deliver(channel, envelope)
+        else:
+            state.early.append((message, envelope))  # the announcement is still under way to this role
+            self.link.hold(message)
         return True
 
     def _channel_of(self, message: Packet) -> Channel:
@@ -388,9 +399,6 @@ class SumParticipant:
         key = channel.name, envelope.message.round
         state = self._rounds.setdefault(key, _Round())
         machine = state.machines.get(envelope.receiver)
-        if machine is None and not state.begun:
-            state.early.append(envelope)  # the announcement is still under way to this role
-            return
         if machine is None:
             raise ProtocolError(f"a message of round {key[1]} reached {self.address} after its end")
         await self._send(channel, machine, machine.machine.receive(envelope))
@@ -440,7 +448,8 @@ class SumParticipant:
                 present = dict(self._here(name))[address].present
                 for gone in _addresses(channel, self.gone) & present:
                     await self._send(channel, machine, self._without(machine, gone))
-        for envelope in waiting:
+        for message, envelope in waiting:
+            self.link.let_go(message)
             await self._deliver(channel, envelope)
         await self._settle(channel, number, state)
 

@@ -246,6 +246,7 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     if words := plan.adversary_in_words:
         lines.append(f"members are   {words}")
         lines.append(f"dealer        {readable(plan.dealer_in_words)}")
+    lines += [f"constant      {each} {value}" for each, value in agreement.constants.items()]
     lines += _prediction(agreement) if agreement.trained else _training(agreement, name)
     lines += [f"WARNING       {each}" for each in warnings(plan)]
     return [*lines, f"IDs           {agreement.ids[:32]}", f"agreement     {agreement.digest}"]

@@ -72,12 +72,14 @@ class Frame(NamedTuple):
         payload: The content.
         number: Its place among the sender's numbered frames, from 1; 0 for those without a number.
         acknowledged: The highest number that the sender has received from the other side.
+        origin: Who gave it to us to pass on, if anybody; never on the wire.
     """
 
     kind: Kind
     payload: bytes = b""
     number: int = 0
     acknowledged: int = 0
+    origin: str = ""
 
     def to_bytes(self, acknowledged: int | None = None) -> bytes:
         """The form on the wire.

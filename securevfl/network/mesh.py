@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,14 +37,43 @@ from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
 
 MAX_UNREAD = MAX_FRAME + (64 << 20)
-"""Bytes that may wait here for a role, for a phase or as control messages before their sender counts as
-flooding: a frame of the largest size, and something beside it."""
-MAX_CONTROLS = 10_000
+"""Bytes of one peer that may wait here, for a role, for a phase or as control messages, before it counts as
+flooding: a frame of the largest size, and something beside it. What others send does not count against it."""
+CONTROL_COST = 32 << 10
+"""Bytes that a waiting control message counts beside its own: ten thousand of them are a flood."""
 
 log = logging.getLogger("securevfl.network")
 log.addHandler(logging.NullHandler())
 
 Control = tuple[str, str, dict[str, Any]]
+
+
+class Controls(asyncio.Queue["Control | SecureVFLError"]):
+    """Control messages and events of this process, in order, and how many bytes of each peer's wait.
+
+    Attributes:
+        bytes: Peer -> bytes of its control messages that nobody has read yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+        self._sizes: deque[tuple[str, int]] = deque()
+
+    def hear(self, control: Control, size: int) -> None:
+        """A peer's control message."""
+        self.put_nowait(control)
+        self.bytes[control[0]] += size
+        self._sizes[-1] = control[0], size
+
+    def _put(self, item: Control | SecureVFLError) -> None:
+        super()._put(item)
+        self._sizes.append(("", 0))
+
+    def _get(self) -> Control | SecureVFLError:
+        peer, size = self._sizes.popleft()
+        self.bytes[peer] -= size
+        return super()._get()
 
 
 class Mesh:
@@ -62,10 +92,11 @@ class Mesh:
     ) -> None:
         self.name, self.run, self.coordinator = identity.name, run, coordinator
         self.incarnation = new_incarnation()
-        self.sessions = {name: Session(name) for name in others}
+        self._passed: Counter[str] = Counter()
+        self.sessions = {name: Session(name, self._passed) for name in others}
         self.introducer = Introducer(identity, run=run, incarnation=self.incarnation, address=address)
         self.introductions: dict[str, Introduction] = {}
-        self.control: asyncio.Queue[Control | SecureVFLError] = asyncio.Queue()
+        self.control = Controls()
         self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
         self.on_refused: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
@@ -93,8 +124,8 @@ class Mesh:
         self.transport.introduced = identity.name == coordinator
         self._phase = self._marked = self.last_phase = b""
         self._past: set[bytes] = set()
-        self._early: list[tuple[bytes, str, Packet, int]] = []
-        self._early_bytes = self._control_bytes = 0
+        self._early: list[tuple[bytes, str, Packet]] = []
+        self._early_bytes: Counter[str] = Counter()
         self._away_since: dict[str, float] = {}
         self._ciphers: dict[str, PairCipher] = {}
         self._direct: set[str] = {coordinator} - {identity.name}
@@ -130,7 +161,7 @@ class Mesh:
     def expect(self, name: str) -> None:
         """Another organisation takes part; it may connect from now on."""
         if name != self.name and name not in self.sessions:
-            self.sessions[name] = Session(name)
+            self.sessions[name] = Session(name, self._passed)
 
     def introduce(self, introductions: Iterable[Introduction]) -> None:
         """Takes up who the others are now; dials those that can be dialled and whose turn is ours.
@@ -198,7 +229,7 @@ class Mesh:
         here = [address for address, host in self.hosts.items() if host == self.name]
         self.links = {address: Link(address, self.post, self.hosts) for address in here}
         for address, link in self.links.items():
-            link.number = numbers.get(address, 0)
+            link.number, link.aside = numbers.get(address, 0), asyncio.to_thread
         return self.links
 
     @contextmanager
@@ -234,10 +265,11 @@ class Mesh:
         self._phase, self.last_phase, self._marked = phase, phase, self._mark(phase)
         for link in self.links.values():
             link.forget()
-        early, self._early, self._early_bytes = self._early, [], 0
-        for begun, peer, message, size in early:
+        early, self._early = self._early, []
+        self._early_bytes.clear()
+        for begun, peer, message in early:
             if begun == self._marked:
-                self._deliver(peer, message, size)
+                self._deliver(peer, message)
 
     def authenticator(
         self, channel: str, workers: Mapping[Address, str], agreement: str
@@ -335,32 +367,38 @@ class Mesh:
             kind, fields = content
             self._control(peer, kind, fields, len(frame.payload))
 
+    def _make_room(self, peer: str, size: int) -> None:
+        """Every peer has a bound of its own, so that one that floods costs nobody else a message."""
+        waiting = self._early_bytes[peer] + self.control.bytes[peer]
+        for link in self.links.values():
+            waiting += link.backlog[peer]
+        if waiting + size > MAX_UNREAD:
+            raise Flood(f"{peer} floods: {waiting:,} bytes wait, and {size:,} more come")
+
     def _control(self, peer: str, kind: str, fields: dict[str, Any], size: int) -> None:
-        self._control_bytes = size + (0 if self.control.empty() else self._control_bytes)
-        if self._control_bytes > MAX_UNREAD:
-            raise Flood(f"{peer} floods: {self._control_bytes:,} bytes of control messages wait")
-        if self.control.qsize() >= MAX_CONTROLS:
-            raise Flood(f"{peer} floods: {MAX_CONTROLS} control messages wait")
-        self.control.put_nowait((peer, kind, fields))
+        self._make_room(peer, size + CONTROL_COST)
+        self.control.hear((peer, kind, fields), size + CONTROL_COST)
 
     @staticmethod
-    def _read_data(peer: str, content: bytes) -> tuple[bytes, Packet, int]:
-        """Mark of the phase, message, and the bytes of memory that it takes while it waits."""
+    def _read_data(peer: str, content: bytes) -> tuple[bytes, Packet]:
+        """Mark of the phase, and the message, with the bytes of memory that it takes while it waits."""
         if len(content) < PHASE_BYTES:
             raise WireError(f"{peer} sends a message without a phase")
-        return content[:PHASE_BYTES], Packet.from_bytes(content, PHASE_BYTES), len(content) + FRAME_COST
+        message = Packet.from_bytes(content, PHASE_BYTES)
+        message.weight = len(content) + FRAME_COST
+        return content[:PHASE_BYTES], message
 
-    def _data(self, peer: str, phase: bytes, message: Packet, size: int) -> None:
+    def _data(self, peer: str, phase: bytes, message: Packet) -> None:
         if phase == self._marked:
-            self._deliver(peer, message, size)
+            self._make_room(peer, message.weight)
+            self._deliver(peer, message)
             return
         if self.hosts and (message.sender, message.receiver) != (peer, self.name):
             self._check_addresses(peer, message)  # else of a meeting, perhaps, which has not begun here
         if phase not in self._past:
-            if self._early_bytes + size > MAX_UNREAD:
-                raise Flood(f"{peer} floods: {self._early_bytes:,} bytes wait for a phase to begin")
-            self._early.append((phase, peer, message, size))
-            self._early_bytes += size
+            self._make_room(peer, message.weight)
+            self._early.append((phase, peer, message))
+            self._early_bytes[peer] += message.weight
 
     def _check_addresses(self, peer: str, message: Packet) -> None:
         """A peer speaks for the roles that it hosts, to roles here, and shows its own ledger alone."""
@@ -369,12 +407,9 @@ class Mesh:
         if message.head is not None and message.head.owner != peer:
             raise ProtocolError(f"{peer} shows a ledger of {message.head.owner!r}")
 
-    def _deliver(self, peer: str, message: Packet, size: int) -> None:
+    def _deliver(self, peer: str, message: Packet) -> None:
         self._check_addresses(peer, message)
-        link = self.links[message.receiver]
-        if link.backlog + size > MAX_UNREAD:
-            raise Flood(f"{peer} floods: {link.backlog:,} bytes wait for {message.receiver}")
-        link.deliver(message, size)
+        self.links[message.receiver].deliver(message)
         self.observe(message)
 
     def _relay(self, peer: str, payload: bytes, kind: str, fields: dict[str, Value]) -> None:
@@ -389,7 +424,7 @@ class Mesh:
                 raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")
             # What was for an earlier process, or sealed for an earlier one of ours, is void.
             if (process, via) == (self.sessions[receiver].incarnation, self.incarnation):
-                self.sessions[receiver].post(Kind.RELAY, payload)
+                self.sessions[receiver].post(Kind.RELAY, payload, origin=peer)
             return
         if peer != self.coordinator or receiver != self.name or sender not in self.sessions:
             raise ProtocolError(f"{peer} relays from {sender!r} to {receiver!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from securevfl.errors import ProtocolError, WireError
@@ -20,6 +20,7 @@ ACK_EVERY = 64
 ACK_BYTES = 8 << 20
 ACK_AFTER = 0.5
 MAX_WAITING = 1 << 30
+"""Bytes that may wait for a peer to take them; each organisation has as much for what is passed on for it."""
 FRAME_COST = 256
 """Bytes of memory that a waiting frame takes beside its payload, roughly."""
 
@@ -48,10 +49,12 @@ class Session:
 
     Args:
         peer: The other organisation.
+        passed: Organisation -> bytes of its that wait to be passed on, to whomever.
     """
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, passed: Counter[str] | None = None) -> None:
         self.peer = peer
+        self.passed: Counter[str] = Counter() if passed is None else passed
         self.incarnation = b""
         self.received = 0
         self.connected = False
@@ -68,8 +71,13 @@ class Session:
 
     # -- sending --------------------------------------------------------------------------------------------
 
-    def post(self, kind: Kind, payload: bytes) -> None:
+    def post(self, kind: Kind, payload: bytes, origin: str = "") -> None:
         """Puts a numbered frame on its way; it waits here while there is no stream.
+
+        Args:
+            kind: What it carries.
+            payload: The content.
+            origin: For whom it is passed on, if it is not our own.
 
         Raises:
             ProtocolError: It is too large, or the other side has stopped taking frames and too many wait.
@@ -78,12 +86,25 @@ class Session:
             raise ProtocolError(
                 f"a message of {len(payload):,} bytes for {self.peer}; at most {MAX_PAYLOAD:,} travel at once"
             )
-        if self._bytes + len(payload) + FRAME_COST > MAX_WAITING:
-            raise Flood(f"{self.peer} does not take its messages: {self._bytes:,} bytes wait for it")
+        waiting = self.passed[origin] if origin else self._bytes
+        if waiting + len(payload) + FRAME_COST > MAX_WAITING:
+            raise Flood(
+                f"{origin} floods: {waiting:,} bytes wait to be passed on, some to {self.peer}"
+                if origin
+                else f"{self.peer} does not take its messages: {waiting:,} bytes wait for it"
+            )
         self._sent += 1
-        self._unsent.append(Frame(kind, payload, self._sent))
-        self._bytes += len(payload) + FRAME_COST
+        self._count(frame := Frame(kind, payload, self._sent, origin=origin), 1)
+        self._unsent.append(frame)
         self._flush()
+
+    def _count(self, frame: Frame, sign: int) -> None:
+        """A frame begins to wait (1), or waits no longer (-1)."""
+        size = sign * (len(frame.payload) + FRAME_COST)
+        if frame.origin:
+            self.passed[frame.origin] += size
+        else:
+            self._bytes += size
 
     # -- streams --------------------------------------------------------------------------------------------
 
@@ -117,7 +138,9 @@ class Session:
         restarted = bool(self.incarnation) and incarnation != self.incarnation
         if restarted:
             self._former.add(self.incarnation)
-            self._sent = self._bytes = 0
+            for frame in (*self._unsent, *self._unacknowledged):
+                self._count(frame, -1)
+            self._sent = 0
             self._unsent.clear()
             self._unacknowledged.clear()
         if incarnation != self.incarnation:
@@ -167,7 +190,7 @@ class Session:
             raise WireError(f"{self.peer} acknowledges frame {number}; {self._sent} were sent")
         for frames in (self._unacknowledged, self._unsent):  # an earlier stream may have carried the latter
             while frames and frames[0].number <= number:
-                self._bytes -= len(frames.popleft().payload) + FRAME_COST
+                self._count(frames.popleft(), -1)
 
     # -- writing --------------------------------------------------------------------------------------------
 

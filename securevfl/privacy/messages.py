@@ -41,6 +41,7 @@ class Packet:
         reply_to: The number of the call that this message answers.
         head: The sender's ledger head, where the content passed a gate.
         checked: True where a link of this process has checked it; never on the wire.
+        weight: Bytes that it counts while it waits here, where somebody counts; never on the wire.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Packet:
     reply_to: int | None = None
     head: Head | None = None
     checked: bool = field(default=False, compare=False, repr=False)
+    weight: int = field(default=0, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         """A field; one that is declared but not always there may be missing."""

@@ -12,8 +12,8 @@ therefore makes sure that nobody else uses the key.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _KEY = object()
+Aside = Callable[..., Awaitable[Any]]
+"""Calls a function with its arguments somewhere else, to be awaited."""
 
 MAX_WORD = 255
 
@@ -182,19 +184,22 @@ class Link:
 
     Attributes:
         phase: The phase that the carrier has begun; while it is empty, any message may come.
+        aside: How the carrier wants long work to be done while it serves connections; None for at once.
         heads: The newest ledger head that arrived from each owner at another organisation.
+        backlog: Organisation -> bytes of its packets that wait here.
     """
 
     def __init__(self, address: str, post: Callable[[Packet], None], hosts: Mapping[str, str]) -> None:
         self.address = address
         self.hosts = hosts
         self.phase = ""
+        self.aside: Aside | None = None
         self.number = 0
-        self.backlog = 0
+        self.backlog: Counter[str] = Counter()
         self.heads: dict[str, Head] = {}
         self._post = post
         self._roles = roles_of(address)
-        self._inbox: deque[tuple[Packet, int]] = deque()
+        self._inbox: deque[Packet] = deque()
         self._receiver: asyncio.Future[Packet] | None = None
         self._calls: dict[int, tuple[str, asyncio.Future[Packet]]] = {}
 
@@ -303,10 +308,10 @@ class Link:
                     fields.update(value)
                     continue
             elif form.what == ROWS:
-                rows = value
-            if not _fits(form, value):
+                rows, value = value, _rows_on_wire(value)
+            if value is None or not (form.what == ROWS or _fits(form, value)):
                 raise self._refusal(schema, name, f"is not {form.expected}")
-            fields[name] = value.astype(np.int32) if form.what == ROWS else value
+            fields[name] = value
         if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
             raise self._refusal(schema, "rows", "names other records than the payload is about")
         return fields, head
@@ -322,20 +327,35 @@ class Link:
             raise ProtocolError(f"two tasks of {self.address} wait for messages; one listener is allowed")
         self._receiver = asyncio.get_running_loop().create_future()
         if self._inbox:
-            packet, size = self._inbox.popleft()
-            self.backlog -= size
+            packet = self._inbox.popleft()
+            self.let_go(packet)
             self._receiver.set_result(packet)
         return self._receiver
 
     def forget(self) -> None:
         """Drops waiting messages and unanswered calls."""
         self._inbox.clear()
-        self.backlog = 0
+        self.backlog.clear()
         self._calls.clear()
         self._receiver = None
 
-    def deliver(self, packet: Packet, size: int = 0) -> None:
-        """Hands over a packet that has arrived; its size counts in `backlog` until it is received.
+    def hold(self, packet: Packet) -> None:
+        """A packet whose turn has not come: what it weighs counts in `backlog` until it is let go.
+
+        A role that keeps one for later says so here, or whoever sends ahead of its turn, without end, would
+        fill this process's memory.
+        """
+        if packet.weight:
+            self.backlog[self.hosts[packet.sender]] += packet.weight
+
+    def let_go(self, packet: Packet) -> None:
+        """The packet's turn has come."""
+        if packet.weight:
+            sender = self.hosts[packet.sender]
+            self.backlog[sender] = max(self.backlog[sender] - packet.weight, 0)
+
+    def deliver(self, packet: Packet) -> None:
+        """Hands over a packet that has arrived.
 
         Raises:
             ProtocolError: It is not what its sender may send now, or answers a call that was not made.
@@ -354,8 +374,8 @@ class Link:
         elif self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(packet)
         else:
-            self._inbox.append((packet, size))
-            self.backlog += size
+            self._inbox.append(packet)
+            self.hold(packet)
         if packet.head is not None and self.hosts.get(packet.sender) != self.hosts[self.address]:
             keep_newest(self.heads, packet.head)
 
@@ -428,6 +448,27 @@ def _fits(form: Form, value: Any) -> bool:
     if what == BYTES:
         return type(value) is bytes
     return what == LIST and type(value) is list and all(type(each) in form.types for each in value)
+
+
+_named: list[tuple[Rows | None, Any]] = [(None, None)]  # what was named last, and how it went on the wire
+_MOST_KEPT = 1 << 16
+
+
+def _rows_on_wire(rows: Any) -> Any:
+    """Record indices as messages carry them; None where these cannot be any.
+
+    What cannot change is looked through once, however many messages name it.
+    """
+    known, wired = _named[0]
+    if rows is known and rows is not None:
+        return wired
+    if not _are_rows(rows):
+        return None
+    wired = rows.astype(np.int32)
+    if not rows.flags.writeable and rows.base is None and rows.size <= _MOST_KEPT:
+        wired.setflags(write=False)
+        _named[0] = rows, wired
+    return wired
 
 
 def _are_rows(value: Any) -> bool:

@@ -121,6 +121,8 @@ class SealedSettings(Settings):
         stack: Keep the last tenth of the training records out of training, open their scores to the label
             holder (**no guarantee for them**), and let it choose between the model, its own trees and a stack
             of both. The choice and its figures stay with it. In one process only.
+        profile_epsilon: Epsilon of the profile whose bins and label histogram a scorecard starts from, see
+            `train(profile=...)`, which sets it; 0 opens its own.
         label_low: Regression: public lower bound of the labels.
         label_high: Regression: public upper bound of the labels.
         adversary: What members may do: ``semi-honest`` ones follow the protocol, ``malicious`` ones do
@@ -138,6 +140,7 @@ class SealedSettings(Settings):
     average_last: float = share(0.66)
     centring: float = share(0.04)
     stack: bool = False
+    profile_epsilon: float = number(0.0)
     label_low: float = 0.0
     label_high: float = 0.0
 

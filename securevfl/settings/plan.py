@@ -118,7 +118,8 @@ class Plan(_Keywords):
             `securevfl.privacy.defences`. All but ``noise`` are heuristics without a guarantee.
         defence_level: How much of it; 0 takes the defence's own default.
         insecure_reproducible_noise: Noise from the seed, for debugging; voids every guarantee.
-        epochs: The run ends when all parties together have processed epochs * parties * n_train records.
+        epochs: The run ends when all parties together have processed epochs * parties * n_train records. 0
+            takes as many as the rows, the batch and the promise ask for, see `securevfl.settings.epochs`.
         batch: Records per step.
         learning_rate: Rate of the parties. Sealed training counts it in units of half the inverse smoothness
             of the loss, which follows from the clips: 2 / sum of squared clips for the logistic loss.
@@ -183,7 +184,7 @@ class Plan(_Keywords):
     defence: str = choice("none", DEFENCES)
     defence_level: float = number(0.0)
     insecure_reproducible_noise: bool = False
-    epochs: int = whole(10, low=1)
+    epochs: int = whole(0)
     batch: int = whole(64, low=1)
     learning_rate: float = number(0.1, above=0)
     server_learning_rate: float = number(0.0)
@@ -210,6 +211,8 @@ class Plan(_Keywords):
         for name, value in family.defaults.items():
             if not (self.is_given(name) or (name == "epsilon" and self._settles_noise)):
                 object.__setattr__(self, name, value)
+        if self.epochs == 0:
+            object.__setattr__(self, "epochs", family.defaults.get("epochs", 0))
         self._sort_settings(family)
         check_fields(self)
         object.__setattr__(self, "encoders", _checked_encoders(self.encoders))
@@ -256,9 +259,14 @@ class Plan(_Keywords):
         return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
 
     @property
+    def profiled(self) -> bool:
+        """Whether the run goes on from a profile, by ledgers and state that it has taken over."""
+        return self.family.name == "sealed" and self.settings.profile_epsilon > 0
+
+    @property
     def evaluations(self) -> int:
         """How often the test part is evaluated."""
-        between = (self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
+        between = max(0, self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
         return between + 1
 
     @property

@@ -36,11 +36,13 @@ def state(node: Any) -> tuple[Any, ...]:
     mesh, site = node.mesh, node.site
     sessions = {name: (each.received, each._sent, each.waiting) for name, each in mesh.sessions.items()}
     ciphers = {name: (each._sealed, each._opened) for name, each in mesh._ciphers.items()}
-    links = {address: (link.backlog, len(link._inbox), link.number) for address, link in mesh.links.items()}
+    links = {
+        address: (dict(link.backlog), len(link._inbox), link.number) for address, link in mesh.links.items()
+    }
     ledger = None if site is None else site.gate.ledger.head
     spent = None if site is None else site.spent()
     receipts = None if site is None else dict(site.receipts.heads)
-    counts = mesh.control.qsize(), len(mesh._early), mesh._early_bytes, mesh.messages, mesh.bytes
+    counts = mesh.control.qsize(), len(mesh._early), +mesh._early_bytes, mesh.messages, mesh.bytes
     return sessions, ciphers, links, ledger, spent, receipts, counts, mesh._phase, node.part, node.epoch
 
 

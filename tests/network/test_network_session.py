@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from securevfl.errors import ProtocolError, WireError
 from securevfl.network import session as sessions
 from securevfl.network.frames import MAX_PAYLOAD, Frame, Kind
-from securevfl.network.session import FRAME_COST, Session, new_incarnation
+from securevfl.network.session import FRAME_COST, Flood, Session, new_incarnation
 
 
 class Side:
@@ -229,6 +230,24 @@ def test_what_waits_is_bounded(monkeypatch):
     with pytest.raises(ProtocolError, match="does not take"):
         session.post(Kind.DATA, b"x")
     assert session.waiting == 1
+
+
+def test_who_floods_a_relay_costs_nobody_else_a_message(monkeypatch):
+    """One bound per organisation over all receivers, given back when frames are taken or become void."""
+    monkeypatch.setattr(sessions, "MAX_WAITING", 10 * FRAME_COST)
+    passed = Counter[str]()
+    shop, lab = Session("shop", passed), Session("lab", passed)
+    shop.attach(bytes(16), 0)
+    for session in (shop, lab) * 5:
+        session.post(Kind.RELAY, b"", origin="clinic")
+    with pytest.raises(Flood, match="clinic floods: 2,560 bytes wait to be passed on, some to lab"):
+        lab.post(Kind.RELAY, b"", origin="clinic")
+    lab.post(Kind.RELAY, b"", origin="mill")
+    lab.post(Kind.CONTROL, b"")
+    shop.expects(Frame(Kind.ACK, acknowledged=2))
+    assert passed == {"clinic": 8 * FRAME_COST, "mill": FRAME_COST}
+    shop.attach(bytes(15) + b"x", 0)
+    assert passed == {"clinic": 5 * FRAME_COST, "mill": FRAME_COST}
 
 
 def test_a_message_that_no_stream_carries_is_refused_at_once():

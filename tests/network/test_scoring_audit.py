@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from federation import Federation, together
-from scoring import LINEAR, Scorers
+from scoring import LINEAR, Scorers, copied
 
 from securevfl import audit
 from securevfl.auditing.scoring import check_scoring
@@ -35,8 +35,6 @@ def trained(tmp_path_factory) -> Federation:
 
 def served(federation: Federation, folder: Path) -> Path:
     """A service that is asked for as many as its quota allows, and for some more; the folders together."""
-    from scoring import copied
-
     made = copied(federation, folder / "homes")
     scorers = Scorers(made, count=QUOTA + 2, people=QUOTA, rounds=1)
 
@@ -62,7 +60,8 @@ def test_a_sound_service_is_reconciled_and_said(trained, tmp_path):
     assert [each["verdict"] for each in found] == ["holds", "holds"]
     assert found[0]["tested"] == ["4 requests for 8 people, with the notes of bank and the signed quota"]
     assert report.content["run"]["scoring"]["shop"] == {"people": 8, "requests": 4}
-    assert any("had shop open its part of 8 scores, by 4 requests" in said for said in report.content["words"])
+    said = " ".join(report.content["words"])
+    assert "had shop open its part of 8 scores, by 4 requests" in said
 
 
 def _unwritten(patch: pytest.MonkeyPatch) -> None:

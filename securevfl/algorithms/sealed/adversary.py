@@ -11,7 +11,7 @@ from securevfl.algorithms.sealed.evaluation import Evaluation
 from securevfl.algorithms.sealed.settings import DEALER, NOBODY, SealedGeometry
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
-from securevfl.protocols.sealed.encrypted import kernel_of
+from securevfl.protocols.sealed.correlations import kernel_of
 from securevfl.protocols.sealed.protocol import DEALT, ENCRYPTED, SealedProtocol
 from securevfl.settings.plan import Plan
 

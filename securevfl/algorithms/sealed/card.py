@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,16 +56,21 @@ CARDS = (CARD, PROFILE)
 """Models of bins. A profile has bins and label histograms, and no score."""
 CARD_FROM = 300.0
 """Least mu N / sqrt(f) at which `model = "auto"` makes a scorecard."""
+HAIR = 1 - 1e-9
+"""Of mu, for rounding."""
 NO_NOISE = 1e5
 """What stands for mu where nothing is protected."""
 _ROOM = 1 + 2.0**-40  # sqrt(f) may be rounded down; a one-hot row has norm sqrt(f) exactly
 RATE = (10.0, 2.5)  # over the sum of squared clips: the slope is at most 1/4, of a regression 1
-HISTOGRAMS = ("labels", "residuals")
+LABELS = ("labels", "again")
+"""Label histograms; the second one follows that of a profile, where it was noisier than a card's."""
+HISTOGRAMS = (*LABELS, "residuals")
 """Openings whose operands are one-hot."""
 NARROW_STD = 64
 """Least integer noise in words of 32 bits; what discreteness costs (9 of its square) is counted."""
 KINDS = {
     "labels": "label histogram",
+    "again": "second label histogram",
     "first": "first fit",
     "residuals": "residual histogram",
     "last": "last fit",
@@ -104,9 +109,18 @@ class CardGeometry(SealedGeometry):
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
+            profiled=self._profiled,
             contributors=self.contributors,
             cutting=len(self.members) * 2.0**-self._fraction if self._fraction else 0.0,
         )
+
+    @property
+    def _profiled(self) -> float:
+        """The mu of the profile that the run starts from, rounded as in its own plan; 0 without one."""
+        if not self.plan.profiled:
+            return 0.0
+        mu = gdp_mu(self.plan.settings.profile_epsilon, self.plan.accounted_delta) * HAIR
+        return self.shifts.diameter / (self.shifts.diameter / mu)
 
     @property
     def _fraction(self) -> int | None:
@@ -138,8 +152,10 @@ class CardGeometry(SealedGeometry):
 
     def session_of(self, opening: str) -> str:
         """Openings of one session use the same masked operands: short ones are opened once for both."""
-        both = all(name in self.openings and self.fraction_of(name) is not None for name in HISTOGRAMS)
-        return "histograms" if both and opening in HISTOGRAMS else opening
+        both = ("labels", "residuals")
+        shared = all(name in self.openings and self.fraction_of(name) is not None for name in both)
+        shared = shared and not self.plan.profiled  # a profile's masks have ended with it
+        return "histograms" if shared and opening in both else opening
 
     @property
     def bins(self) -> int:
@@ -157,7 +173,8 @@ class CardGeometry(SealedGeometry):
         if not self.evaluates:
             return ("labels",)
         residuals = ("residuals",) if self.noise.residuals else ()
-        return ("labels", *("first",) * TOTALS["first"], *residuals, *("last",) * TOTALS["last"])
+        labels = tuple(name for name in LABELS if name in self.noise.shares)
+        return (*labels, *("first",) * TOTALS["first"], *residuals, *("last",) * TOTALS["last"])
 
     def opening_after(self, done: int) -> str:
         """The opening that follows so many; after the last one, that."""
@@ -198,7 +215,7 @@ class CardGeometry(SealedGeometry):
             mine = () if name == SERVER else self.columns[member]
             if opening in HISTOGRAMS:
                 width = sum(most_bins(column) for column in mine)
-                found.append(width or int(opening == "labels"))
+                found.append(width or int(opening in LABELS))
             else:
                 tables_each = 2 if opening == "last" and self.noise.residuals else 1
                 found.append(tables_each * len(mine) + int(member == self.label_holder))
@@ -214,15 +231,15 @@ class CardGeometry(SealedGeometry):
             label_holder=self.label_holder,
             records=self.data.n_train,
             batch=self.data.n_train,
-            outputs=2 if opening == "labels" else 1,
-            series=None if opening == "labels" else self.series,
+            outputs=2 if opening in LABELS else 1,
+            series=None if opening in LABELS else self.series,
             share_stds=self.stds_of(opening),
             entry=1.0 if one_hot else math.inf,
             checked=self.checked,
             groups=self.groups_of(opening) if self.checked and one_hot else (),
-            complement=self.checked and opening == "labels",
-            label_low=0.0 if opening == "labels" else self.label_range[0],
-            label_high=1.0 if opening == "labels" else self.label_range[1],
+            complement=self.checked and opening in LABELS,
+            label_low=0.0 if opening in LABELS else self.label_range[0],
+            label_high=1.0 if opening in LABELS else self.label_range[1],
             dealing=self.dealing,
             fraction=self.fraction_of(opening),
         )
@@ -274,14 +291,19 @@ def calibrated(plan: Plan, data: VerticalData) -> Plan:
     """The plan with the noise for its target epsilon."""
     if not plan.epsilon:
         return plan
-    mu = gdp_mu(plan.epsilon, plan.accounted_delta) * (1 - 1e-9)  # a hair for rounding
+    mu = gdp_mu(plan.epsilon, plan.accounted_delta) * HAIR
     sigma = CardGeometry(plan=plan, data=data).shifts.diameter / mu
     return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=plan.budget_epsilon or plan.epsilon)
 
 
 def obstacle(plan: Plan, data: VerticalData) -> str:
     """Why there can be no scorecard of this data; empty where there can."""
+    profiled = plan.settings.profile_epsilon
     found = {
+        "a profile is made by itself, not from another one": plan.model == PROFILE and profiled > 0,
+        f"the profile has spent epsilon {profiled:g} of {plan.epsilon:g}; raise epsilon": 0
+        < plan.epsilon
+        <= profiled,
         f"the task is {data.task}, and cards are for two classes or numbers": data.task == "multiclass",
         f"the task is {data.task}, and a profile is for two classes": plan.model == PROFILE
         and data.task != "binary",
@@ -307,6 +329,8 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
         return "linear", reason
     if data.task == "regression":
         return "linear", "a scorecard of numbers is made where it is asked for"
+    if plan.settings.profile_epsilon:
+        return CARD, "it goes on from a profile"
     if changed:
         return "linear", f"the plan sets {', '.join(changed)}, which scorecards decide themselves"
     columns = [column for mine in card_columns(data) for column in mine]
@@ -519,7 +543,7 @@ class CardMember(SealedMember):
 
     def _session_labels(self) -> Floats | None:
         labels = self.labels
-        if labels is None or self.opening != "labels":
+        if labels is None or self.opening not in LABELS:
             return labels
         positive = (labels + 1) / 2 if self._regression else labels
         return np.column_stack([positive, 1 - positive])
@@ -530,7 +554,7 @@ class CardMember(SealedMember):
 
     def _round(self, party: SealedParty, rows: Any, chosen: Any) -> Machine:
         number, labels = self.exchange.next_round(), self._session_labels()
-        scores = None if self.opening == "labels" else self._train_scores()
+        scores = None if self.opening in LABELS else self._train_scores()
         if scores is not None and self._regression:
             bound = self.settings.score_bound(self.index)
             scores = np.clip(scores, -bound, bound)
@@ -563,6 +587,8 @@ class CardMember(SealedMember):
         opening = self.opening
         if opening == "labels":
             self._take_histogram(total)
+        elif opening == "again":
+            self._take_second(total)
         elif opening == "residuals":
             self._take_residuals(-total[:, 0])
         else:
@@ -572,7 +598,7 @@ class CardMember(SealedMember):
             self._end_fit()
 
     def _take_histogram(self, total: Floats) -> None:
-        std, records = self.settings.noise.std("labels", self.index), self.setup.data.n_train
+        std = self.settings.noise.std("labels", self.index)
         joins: list[npt.NDArray[np.intp]] = []
         for start, feature in zip(self._starts(), self.features, strict=True):
             cells = total[start : start + feature.bins.size]
@@ -586,6 +612,27 @@ class CardMember(SealedMember):
             joins.append(place + (joins[-1].max() + 1 if joins else 0))
             feature.bins, feature.counts = feature.bins.joined(place), tables.joined(counts, place)
         self._joins = np.concatenate(joins) if joins else None
+        self._make_tables(total, std)
+
+    def _take_second(self, total: Floats) -> None:
+        """Averages both label histograms by what each is worth, in the bins of the first."""
+        noise = self.settings.noise
+        std = noise.label_std(self.index)
+        share = (std / noise.std("again", self.index)) ** 2
+        for start, feature in zip(self._starts(), self.features, strict=True):
+            if feature.counts is None:
+                raise ProtocolError(f"{self.address} has a second label histogram before the first")
+            cells, first = total[start : start + feature.bins.size], feature.counts
+            feature.counts = replace(
+                first,
+                positive=(1 - share) * first.positive + share * cells[:, 0],
+                negative=(1 - share) * first.negative + share * cells[:, 1],
+            )
+        self._make_tables(total, std if self.features else noise.std("again", self.index))
+
+    def _make_tables(self, total: Floats, std: float) -> None:
+        """Weights of evidence, by noisy counts; without columns the total is that of the constant one."""
+        records = self.setup.data.n_train
         alone = tables.Counts(positive=total[:1, 0], negative=total[:1, 1], ordered=False)
         found = [f.counts for f in self.features if f.counts is not None] or [alone]
         self.rate = tables.rate(found, records, std)

@@ -86,6 +86,7 @@ class PoolParty(Finished):
                 await member.take_pool(message)
                 early, self._early = self._early, []
                 for each in early:
+                    member.link.let_go(each)
                     await self._asked(each)
             elif message.kind == ScoreAsk.kind and message.sender == self.holder:
                 await self._asked(message)
@@ -99,6 +100,7 @@ class PoolParty(Finished):
         number = message["pool"]
         if number > max(self.member.pools, default=-1) and number <= self.member._wanted:
             self._early.append(message)
+            self.member.link.hold(message)
             return
         reason = await self._answer(message)
         if reason:

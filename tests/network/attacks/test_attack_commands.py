@@ -20,7 +20,7 @@ SEEN = {
     7: "epoch of epoch 3 was not agreed on",
     8: "[accept] does not say epsilon; to accept what is proposed add: epsilon = inf",
     9: "",
-    10: "bytes wait for a phase to begin",
+    10: "clinic floods: ",
 }
 """What a victim's terminal says."""
 QUICK = 8

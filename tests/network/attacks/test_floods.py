@@ -11,7 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +22,18 @@ from federation import Federation
 from test_network_transport import Attacker, refusal, waiting
 from victims import Consortium
 
-from securevfl.errors import WireError
+from securevfl.algorithms.sealed.exchange import AHEAD, SealedExchange
+from securevfl.errors import ProtocolError, WireError
 from securevfl.network import mesh, transport
 from securevfl.network.frames import Frame, Kind
 from securevfl.network.transport import raise_file_limit
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.payloads import Link
 from securevfl.protocols import wire
 from securevfl.protocols.wire import pack, unpack
 from securevfl.settings.plan import Plan
 
-PLAN = Plan(algorithm="vafl", unprotected=True)
+PLAN = Plan(algorithm="vafl-sync", epochs=1, unprotected=True)
 CONNECTIONS = 1_500
 
 
@@ -110,7 +116,7 @@ def test_bytes_of_control_messages_are_counted(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(mesh, "MAX_UNREAD", 3_000_000)
 
     async def work(attacker: Attacker, node: Any) -> str:
-        kept, node.mesh.control = node.mesh.control, asyncio.Queue()  # a coordinator that is busy
+        kept, node.mesh.control = node.mesh.control, mesh.Controls()  # a coordinator that is busy
         call = await attacker.greet()
         payload = pack("failed", {"reason": "x" * 900_000})
         for number in range(1, 5):
@@ -120,7 +126,7 @@ def test_bytes_of_control_messages_are_counted(tmp_path: Path, monkeypatch: pyte
         node.mesh.control = kept
         return reason
 
-    assert "bytes of control messages wait" in play(tmp_path, work)
+    assert "clinic floods: 2,7" in play(tmp_path, work)
 
 
 def test_a_large_frame_is_decoded_beside_the_event_loop(
@@ -137,7 +143,7 @@ def test_a_large_frame_is_decoded_beside_the_event_loop(
             return decode(peer, frame)
 
         object.__setattr__(node.mesh.transport.handlers, "decode", watched)
-        node.mesh.control = asyncio.Queue()
+        node.mesh.control = mesh.Controls()
         call = await attacker.greet()
         for number, size in enumerate((10, 50_000), start=1):
             payload = pack("failed", {"reason": "x" * size})
@@ -148,3 +154,136 @@ def test_a_large_frame_is_decoded_beside_the_event_loop(
     play(tmp_path, work)
     small, large = (threads[size] for size in sorted(threads))
     assert small is threading.main_thread() and large is not small
+
+
+# -- one floods, the others are served ----------------------------------------------------------------------
+
+
+def early(sender: str, size: int) -> bytes:
+    """A message for a phase that never begins."""
+    packet = Packet(kind="embedding", sender=sender, receiver="bank", fields={"v": bytes(size)})
+    return b"not a phase yet!" + packet.to_bytes()
+
+
+async def after_a_flood(folder: Path, filled: int) -> tuple[list[str], dict[str, Any], Counter[str]]:
+    """Clinic fills its bound at the bank before it joins, and breaks no rule; then shop is early."""
+    federation, full, refused = Federation(folder, PLAN), asyncio.Event(), list[str]()
+    bank, clinic, shop = (
+        federation.coordinator(),
+        *(federation.member(name) for name in ("clinic", "shop")),
+    )
+    bank.mesh.on_refused = lambda peer, reason: refused.append(reason)
+    arrived, frame = Counter[str](), bank.mesh.transport.handlers.frame
+
+    def counted(peer: str, *given: Any) -> None:
+        frame(peer, *given)
+        arrived.update(peer for *_, message in bank.mesh._early[-1:] if message.sender == peer)
+
+    object.__setattr__(bank.mesh.transport.handlers, "frame", counted)
+
+    def joins(member: Any, before: Any) -> None:
+        join = member._join
+        member._join = lambda: tasks.append(asyncio.create_task(before(member, join)))
+
+    async def floods(member: Any, join: Any) -> None:
+        session = member.mesh.sessions["bank"]
+        session.post(Kind.DATA, early("clinic", filled))
+        while session.waiting:
+            await asyncio.sleep(0.01)
+        full.set()
+        join()
+
+    async def is_early(member: Any, join: Any) -> None:
+        await full.wait()
+        member.mesh.sessions["bank"].post(Kind.DATA, early("shop", 5_000))
+        join()
+
+    tasks: list[asyncio.Task[None]] = []
+    joins(clinic, floods)
+    joins(shop, is_early)
+    async with asyncio.timeout(60):
+        result, *_ = await asyncio.gather(bank.run(), clinic.run(), shop.run())
+    return refused, result, arrived
+
+
+def test_a_flood_costs_nobody_else_an_early_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "MAX_UNREAD", 300_000)
+    refused, result, arrived = asyncio.run(after_a_flood(tmp_path, 150_000))
+    assert refused == [] and result["epochs"] == PLAN.epochs
+    assert arrived["clinic"] and arrived["shop"]
+
+
+def test_a_flood_of_control_messages_costs_nobody_else_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "MAX_UNREAD", 3 * mesh.CONTROL_COST)
+
+    async def work(attacker: Attacker, node: Any) -> None:
+        kept, node.mesh.control = node.mesh.control, mesh.Controls()
+        call = await attacker.greet()
+        payload = pack("finished", {})
+        for number in range(1, 4):
+            await call.write(Frame(kind=Kind.CONTROL, number=number, payload=payload).to_bytes())
+        assert "clinic floods" in await refusal(call)
+        node.mesh._control("shop", "finished", {}, len(payload))
+        heard = [node.mesh.control.get_nowait()[0] for _ in range(3)]
+        assert heard == ["clinic", "clinic", "shop"] and not any(node.mesh.control.bytes.values())
+        node.mesh.control = kept
+
+    play(tmp_path, work)
+
+
+def sends_ahead(member: Any, copies: int) -> None:
+    """What it sends in its first sum, it sends for rounds that nobody has announced, too."""
+    post, numbers = member.mesh.post, iter(range(10_000, 10_000 + copies))
+
+    def ahead(message: Packet) -> None:
+        post(message)
+        if message.kind == "tree.subtotal":
+            for number in numbers:
+                post(replace(message, fields={**message.fields, "round": number}))
+
+    member.mesh.post = ahead
+
+
+def test_messages_for_rounds_that_nobody_announced_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role takes them from its link, to keep them for later; they wait all the same."""
+    plan = Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, batch=16, unprotected=True)
+    federation = Federation(tmp_path, plan, patience=1.0, absence=0.5)
+    nodes = [federation.coordinator(), federation.member("clinic"), federation.member("shop")]
+    sends_ahead(nodes[1], 500)
+    refused: list[str] = []
+    nodes[0].mesh.on_refused = lambda peer, reason: refused.append(reason)
+    monkeypatch.setattr(mesh, "MAX_UNREAD", 100_000)
+
+    async def attempt() -> None:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
+
+    asyncio.run(attempt())
+    assert refused and "clinic floods" in refused[0]
+
+
+def test_a_member_far_ahead_costs_another_nothing() -> None:
+    """Sealed training without a dealer: what comes before its turn waits, so many messages of each member."""
+    names = ("p0", "p1", "p2")
+    settings: Any = SimpleNamespace(dealing="third", members=names)
+    link = Link("p0", lambda packet: None, {name: name for name in names})
+    exchange = SealedExchange(link, settings)
+
+    def ready(sender: str) -> Packet:
+        return Packet(kind="sealed-begin", sender=sender, receiver="p0", weight=100)
+
+    async def hear(packets: list[Packet]) -> Packet:
+        link._inbox.extend(packets)
+        for packet in packets:
+            link.hold(packet)
+        return await exchange.hear("sealed-hello")
+
+    hello = Packet(kind="sealed-hello", sender="p2", receiver="p0")
+    assert asyncio.run(hear([ready("p1")] * AHEAD + [ready("p2"), hello])) is hello
+    assert link.backlog == {"p1": 100 * AHEAD, "p2": 100}
+    with pytest.raises(ProtocolError, match="p1 sends 'sealed-begin' long before its turn"):
+        asyncio.run(hear([ready("p1")]))
