@@ -607,7 +607,7 @@ class _Books:
             reason = f"entry {entry.index} says {content['mechanism']}, and the sum is opened"
             self._violate(line, reason, content["kind"])
         if not fits:
-            reason = f"went into a sum of {asked['fields']['purpose']}; entry {entry.index} is about"
+            reason = f"went into a sum of {asked.purpose}; entry {entry.index} is about"
             self._violate(line, f"{reason} {content['kind']}", asked.purpose)
             return
         self._contribution(line, reading, entry, asked)
