@@ -212,8 +212,8 @@ class CheckedRound(CheckedMachine):
         self._coin = message.coin
         stream = coin_stream(message.coin, self._session.name, f"round/{self.round}")
         factors = FIELD.draw(stream, self._shape)
-        known = self._session.key * FIELD.dot(factors, self._opened)
-        self._own = os.urandom(_NONCE), (FIELD.dot(factors, self._tags) - known) % FIELD.p
+        opened, tagged = FIELD.dots(factors, self._opened, self._tags)
+        self._own = os.urandom(_NONCE), (tagged - self._session.key * opened) % FIELD.p
         digest = commitment(self._session.name, self.round, self.address, *self._own)
         return self._to_all(Commitment(round=self.round, digest=digest, seen=self._report()))
 
@@ -269,15 +269,20 @@ class CheckedRound(CheckedMachine):
         self._blinded, self._tags = share, tag
 
     def _constants(self) -> tuple[Elements, Elements]:
-        """This member's shares of offset - label (or label) and of its tag."""
-        session, rows, series = self._session, self._rows, self._protocol.series
-        labels, tags = (each if rows is None else each[rows] for each in (session.labels, session.tags))
-        labels, tags = FIELD.shift(labels, RESIDUAL_BITS), FIELD.shift(tags, RESIDUAL_BITS)
-        if not isinstance(series, SineSeries):
-            return labels, tags
-        offset = round(series.offset * 2.0**RESIDUAL_BITS)
-        mine = offset if self.address == 0 else 0
-        return FIELD.add(FIELD.negative(labels), mine), FIELD.add(FIELD.negative(tags), offset * session.key)
+        """This member's shares of offset - label (or label) and of its tag, the same in all rounds."""
+        session, series = self._session, self._protocol.series
+        if session.constants is None:
+            labels, tags = (
+                FIELD.shift(session.labels, RESIDUAL_BITS),
+                FIELD.shift(session.tags, RESIDUAL_BITS),
+            )
+            if isinstance(series, SineSeries):
+                offset = round(series.offset * 2.0**RESIDUAL_BITS)
+                labels = FIELD.add(FIELD.negative(labels), offset if self.address == 0 else 0)
+                tags = FIELD.add(FIELD.negative(tags), offset * session.key)
+            session.constants = labels, tags
+        labels, tags = session.constants
+        return (labels, tags) if self._rows is None else (labels[self._rows], tags[self._rows])
 
     def _by_waves(self, waves: Elements, tags: Elements) -> tuple[Elements, Elements]:
         """sum_k sin(k d) waves[cosine k] + cos(k d) waves[sine k] for the public phase d; and of tags.
@@ -291,7 +296,8 @@ class CheckedRound(CheckedMachine):
         for start in range(0, self._count, _PIECE):
             part = slice(start, start + _PIECE)
             places = np.stack(list(phase_places(delta[part], series.harmonics)))
-            factors = table[np.concatenate([places + QUARTER, places])]
+            # Places are in range by their type; checking every one would double the time.
+            factors = np.take(table, np.concatenate([places + QUARTER, places]), mode="clip")
             for words, out in ((waves[:, part], added), (tags[:, part], tagged)):
                 if isinstance(series, SineSeries):
                     out[part] = FIELD.by_small(factors, words)

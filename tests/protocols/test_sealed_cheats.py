@@ -344,7 +344,8 @@ def _nothing_is_left(federation, liar):
 
 def _is_burnt(party):
     session = party._proof.session
-    return session.burnt and session.key == 0 and not session.masked and not session.labels.size
+    erased = not session.masked and not session.labels.size and session.constants is None
+    return session.burnt and session.key == 0 and erased
 
 
 @pytest.mark.parametrize("error", [1, 1 << 46, -(1 << 40), P - 1, P // 2])

@@ -103,6 +103,10 @@ class SealedExchange(Exchange):
         self._round = max(self._round, *(int(each["round"]) for each in heard.values()))
         return not (session and all(each["session"] for each in heard.values()))
 
+    async def receive(self) -> Packet:
+        """The next message, whatever it is."""
+        return await self._next(lambda packet: True)
+
     async def hear(self, kind: str) -> Packet:
         """The next message of a kind; what others have sent ahead of it waits for its turn."""
         return await self._next(lambda packet: packet.kind == kind)
