@@ -84,10 +84,12 @@ class ReleaseRecord:
         if self.mechanism not in MECHANISMS or self.mode not in MODES:
             checks.choice("mechanism", self.mechanism, MECHANISMS)
             checks.choice("mode", self.mode, MODES)
-        object.__setattr__(self, "observers", tuple(self.observers))
+        if type(self.observers) is not tuple:
+            object.__setattr__(self, "observers", tuple(self.observers))
         if type(self.vectors) is not int or self.vectors < 0:
             object.__setattr__(self, "vectors", checks.count("vectors", self.vectors))
-        object.__setattr__(self, "rows", _indices(self.rows))
+        if self.rows is not None and self.rows is not _checked[0]:  # a batch is often released to several
+            object.__setattr__(self, "rows", _indices(self.rows))
         object.__setattr__(self, "mu", self._mu())
         if self.mechanism in HIDDEN and not self.assumption:
             object.__setattr__(self, "assumption", f"the {self.mechanism} values tell the observer nothing")
@@ -111,9 +113,10 @@ class ReleaseRecord:
     def _check_rows(self) -> None:
         if self.rows is None or self.mechanism in HIDDEN:
             return
-        if self.pays_per_batch and _repeats(self.rows):
-            raise AccountingError("rows names a record twice in one batch, which doubles its sensitivity")
-        if not self.pays_per_batch and self.rows.size != self.vectors:
+        if self.pays_per_batch:
+            if _repeats(self.rows):
+                raise AccountingError("rows names a record twice in one batch, which doubles its sensitivity")
+        elif self.rows.size != self.vectors:
             raise AccountingError(
                 f"rows has {self.rows.size} entries but vectors is {self.vectors}; expected one per vector"
             )
@@ -139,9 +142,7 @@ _MOST_KEPT = 1 << 16
 _checked: list[NDArray[np.int64] | None] = [None]  # the indices that were checked last, which are read-only
 
 
-def _indices(rows: object) -> NDArray[np.int64] | None:
-    if rows is None or rows is _checked[0]:  # one batch is often released to several observers
-        return rows
+def _indices(rows: object) -> NDArray[np.int64]:
     array = np.asarray(rows)
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
@@ -248,11 +249,12 @@ class Filter:
             write: Writes it down; what it returns is returned.
         """
         rows, own, common = self._demand(record)
+        sessions = self.sessions + record.is_checked_session
         written = write(record)
         if record.kind == PREDICTION and record.mechanism not in HIDDEN:
             self.predicted, self.predictions = self.predicted + record.vectors, self.predictions + 1
         self._common += common
-        self.sessions += record.is_checked_session
+        self.sessions = sessions
         if rows is not None and rows.size:
             self._own[rows] = own
             self._worst = max(self._worst, float(own.max()))

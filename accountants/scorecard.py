@@ -12,13 +12,17 @@ Person level, replace-one: all columns of all parties and the label of one recor
 coalition does not hold them itself. Each opening is calibrated against its worst coalition and their mu^2 add
 up, so the sum bounds what any one coalition learns. Below a public size (`RESIDUAL_FROM`) the residual
 histogram is not worth its noise and its share goes to the last fit; with nothing to bin, so does theirs.
+
+A card may start from a profile, which has opened bins and label histogram with .10 and .90 of its own mu^2.
+Where that histogram has cost less than .35 of the card's mu^2, a second one adds the rest, and both are
+averaged; fits and residual histogram divide what is left as above.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from securevfl.accountants import checks
@@ -28,6 +32,8 @@ from securevfl.errors import AccountingError
 SHARES: Mapping[str, float] = {"bins": 0.10, "labels": 0.35, "first": 0.15, "residuals": 0.20, "last": 0.20}
 PROFILE_SHARES: Mapping[str, float] = {"bins": 0.10, "labels": 0.90}
 """A profile has the first two openings alone."""
+LEAST_AGAIN = 0.01
+"""Share of mu^2 from which on a card opens the label histogram once more, after that of a profile."""
 LEVELS = (0.4, 0.3, 0.3)
 """How the bins' share is divided among the three levels of counts."""
 TOTALS: Mapping[str, int] = {"first": 20, "last": 40}
@@ -56,6 +62,10 @@ class ScorecardNoise:
         residual_bound: R of the series, rounding included.
         residual_change: rho of the series.
         profile: Only bins and label histogram, without a model.
+        profiled: The mu that a profile has spent on bins and label histogram, which a card takes over; 0 if
+            it opens its own.
+        classes: Labels that there are. A record is in one (bin, label) cell per column, however many; of more
+            than two, residual_bound is that of all residuals together, and they have no histogram.
         cutting: How far apart a residual histogram's shorter words can take residuals that were equal.
     """
 
@@ -68,13 +78,19 @@ class ScorecardNoise:
     residual_bound: float
     residual_change: float
     profile: bool = False
+    profiled: float = 0.0
     contributors: tuple[frozenset[int], ...] | None = None
     cutting: float = 0.0
+    classes: int = 2
 
     def __post_init__(self) -> None:
         checks.positive("mu", self.mu)
         checks.positive("records", self.records)
         checks.count("binned", self.binned)
+        if not 0 <= self.profiled < self.mu or (self.profile and self.profiled):
+            raise AccountingError(
+                f"a profile has spent mu {self.profiled:.6g} of {self.mu:.6g}; a card needs more"
+            )
         empty = [m for m, width in enumerate(self.columns) if not width and m != self.label_holder]
         if empty or sum(self.columns) < max(1, self.binned):
             raise AccountingError(
@@ -90,20 +106,36 @@ class ScorecardNoise:
     @property
     def residuals(self) -> bool:
         """Whether there is a residual histogram."""
-        return self.size >= RESIDUAL_FROM and not self.profile
+        return self.size >= RESIDUAL_FROM and not self.profile and self.classes == 2
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of mu^2 by opening; they sum to 1."""
+        """Shares of mu^2 by opening; they sum to 1. What follows a profile divides what that has left."""
         shares = dict(PROFILE_SHARES if self.profile else SHARES)
-        if not self.binned:
+        if self.profiled:
+            before = (self.profiled / self.mu) ** 2
+            known = {name: before * share for name, share in self.before.shares.items()}
+            again = max(0.0, SHARES["labels"] - known["labels"])
+            fits = {name: share for name, share in SHARES.items() if name not in PROFILE_SHARES}
+            known |= {"again": again} if again >= LEAST_AGAIN else {}
+            left = 1 - math.fsum(known.values())
+            whole = math.fsum(fits.values())
+            shares = known | {name: left * share / whole for name, share in fits.items()}
+        elif not self.binned:
             shares["labels" if self.profile else "last"] += shares.pop("bins")
         if not self.residuals and not self.profile:
             shares["last"] += shares.pop("residuals")
         return shares
 
+    @property
+    def before(self) -> ScorecardNoise:
+        """The noise of the profile that a card starts from."""
+        return replace(self, mu=self.profiled, profiled=0.0, profile=True)
+
     def mu_of(self, opening: str) -> float:
-        """What one opening (all its totals) costs."""
+        """What one opening (all its totals) costs; of a profile's, to the last digit what that says."""
+        if self.profiled and opening in PROFILE_SHARES:
+            return self.before.mu_of(opening)
         return self.mu * math.sqrt(self.shares[opening])
 
     @property
@@ -134,16 +166,18 @@ class ScorecardNoise:
             residual_change=change,
             contributors=self.contributors,
         )
+        # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
+        labels = SealedShifts(
+            clips=counted,
+            label_holder=holder,
+            residual_bound=math.sqrt(0.5),
+            residual_change=0.0,
+            known_label=2.0,
+            contributors=self.contributors,
+        )
         found = {
-            # A record is in one (bin, label) cell per column: of two records' cells none, or both, differ.
-            "labels": SealedShifts(
-                clips=counted,
-                label_holder=holder,
-                residual_bound=math.sqrt(0.5),
-                residual_change=0.0,
-                known_label=2.0,
-                contributors=self.contributors,
-            ),
+            "labels": labels,
+            "again": labels,
             "first": fit,
             "residuals": SealedShifts(
                 clips=roots,
@@ -171,6 +205,11 @@ class ScorecardNoise:
         """Noise of all members together on one total of a member: what utility pays."""
         return math.sqrt(math.fsum(self.variances[opening][member]))
 
+    def label_std(self, member: int) -> float:
+        """Noise of a cell of the label histogram: of both openings, weighted by what each is worth."""
+        both = [self.std(name, member) for name in ("labels", "again") if name in self.variances]
+        return 1 / math.sqrt(math.fsum(std**-2 for std in both))
+
     def spent(self, coalition: frozenset[int] | None = None) -> float:
         """Mu recomputed from every scale.
 
@@ -190,6 +229,7 @@ class ScorecardNoise:
 
 
 def most_bins_for(noise: ScorecardNoise) -> int:
-    """The most bins that a number gets, by public facts alone."""
+    """The most bins that a number gets, by public facts alone; after a profile those that it has."""
+    noise = noise.before if noise.profiled else noise
     table = PROFILE_BINS if noise.profile else CARD_BINS
     return next(bins for bins, least in table if noise.size >= least)

@@ -16,6 +16,7 @@ NAMES = (
     "attacks",
     "afsgd",
     "sealed",
+    "dealerless",
     "advice",
     "network",
     "durations",

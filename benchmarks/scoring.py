@@ -1,11 +1,11 @@
-"""The scoring service: latencies, scores a second, and memory, of real processes on loopback with mutual TLS.
+"""The scoring service: latencies and scores a second, of real processes on loopback with mutual TLS.
 
 Two organisations and a dealer train a sealed scorecard, start `securevfl score-server`, and a plain client
 asks. Requests come at fixed times whether answers are there or not (an open loop), so that a slow answer does
 not hide the ones behind it; a latency counts from the time at which the request was due. A page that asks no
 organisation, at the same rate, shows what the machine leaves to a bare HTTP exchange. Run as
 
-    python -m benchmarks.scoring [--folder DIR] [--seconds S] [--soak S] [--page FILE]
+    python -m benchmarks.scoring [--folder DIR] [--seconds S] [--page FILE]
 
 The folder decides what a synced write costs, which every score pays twice; one in memory shows the rest.
 """
@@ -305,7 +305,7 @@ def sync_cost(folder: Path) -> list[float]:
     return [float(np.quantile(taken, share)) for share in (0.5, 0.99)]
 
 
-async def measure(company: Company, seconds: float, soak: float, page: Path | None) -> None:
+async def measure(company: Company, seconds: float, page: Path | None) -> None:
     load = Load(company)
     median, slow = (1000 * each for each in sync_cost(company.folder))
     print(f"a synced write takes {median:.2f} ms, 1 of 100 {slow:.1f} ms; load {os.getloadavg()[0]:.1f}")
@@ -331,40 +331,9 @@ async def measure(company: Company, seconds: float, soak: float, page: Path | No
     }
     for line, met in goals.items():
         print(f"{'met    ' if met else 'MISSED '} {line}")
-    grown: list[tuple[float, dict[str, int]]] = []
-    if soak:
-        grown = await endure(company, load, soak)
     if page is not None:
-        plot(page, curves, grown)
+        plot(page, curves)
         print(f"page: {page}")
-
-
-async def endure(company: Company, load: Load, seconds: float) -> list[tuple[float, dict[str, int]]]:
-    """Half of the rate of the goal for some time; memory after a tenth and at the end, and who was scored."""
-    begun, grown, client = time.perf_counter(), [], Client(company.port)
-    before, sent = await scored_so_far(client), 0
-    while (at := time.perf_counter() - begun) < seconds:
-        grown.append((at, {name: company.memory(name) for name in NAMES}))
-        await load.at(RATE_GOAL / 2, min(10.0, seconds))
-        sent += len(load.latencies)
-    grown.append((time.perf_counter() - begun, {name: company.memory(name) for name in NAMES}))
-    scored = await scored_so_far(client) - before
-    client.close()
-    first = grown[max(1, len(grown) // 10)][1]
-    for name in NAMES:
-        held = [each[name] / 2**20 for each in (first, grown[-1][1])]
-        print(f"{name}: {held[0]:.2f} MB a tenth in, {held[1]:.2f} MB at the end")
-    print(
-        f"{sent:,} requests in {grown[-1][0]:.0f} s, {scored:,} people scored, {len(grown)} samples",
-        flush=True,
-    )
-    return grown
-
-
-async def scored_so_far(client: Client) -> int:
-    """What the label holder's ledger counts."""
-    health = json.loads((await client.ask("GET", "/health"))[1])
-    return int(health["models"]["cards"]["scored"])
 
 
 def show(name: str, figures: dict[str, float]) -> None:
@@ -376,26 +345,21 @@ def show(name: str, figures: dict[str, float]) -> None:
     )
 
 
-def plot(path: Path, curves: dict[str, list[float]], grown: list[tuple[float, dict[str, int]]]) -> None:
-    """Latencies by the share of requests that had to wait longer, and memory over time."""
+def plot(path: Path, curves: dict[str, list[float]]) -> None:
+    """Latencies by the share of requests that had to wait longer."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2 if grown else 1, figsize=(11 if grown else 6, 4), squeeze=False)
+    figure, axes = pyplot.subplots(figsize=(6, 4))
     for name, latencies in curves.items():
         share = 1 - np.arange(len(latencies)) / len(latencies)
-        axes[0][0].loglog(1000 * np.array(latencies), share, label=name)
-    axes[0][0].axvline(1000 * P99_GOAL, color="grey", linewidth=0.8)
-    axes[0][0].axhline(0.01, color="grey", linewidth=0.8)
-    axes[0][0].set(xlabel="latency, ms", ylabel="share of requests that took longer")
-    axes[0][0].legend()
-    if grown:
-        for name in NAMES:
-            axes[0][1].plot([at for at, _ in grown], [held[name] / 2**20 for _, held in grown], label=name)
-        axes[0][1].set(xlabel="seconds at 250 scores a second", ylabel="memory, MB", ylim=(0, None))
-        axes[0][1].legend()
+        axes.loglog(1000 * np.array(latencies), share, label=name)
+    axes.axvline(1000 * P99_GOAL, color="grey", linewidth=0.8)
+    axes.axhline(0.01, color="grey", linewidth=0.8)
+    axes.set(xlabel="latency, ms", ylabel="share of requests that took longer")
+    axes.legend()
     figure.tight_layout()
     figure.savefig(path)
 
@@ -404,7 +368,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--soak", type=float, default=0.0)
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
@@ -423,7 +386,7 @@ def main() -> None:
 
 async def _measure(company: Company, given: argparse.Namespace) -> None:
     await company.ready()
-    await measure(company, given.seconds, given.soak, given.page)
+    await measure(company, given.seconds, given.page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sealed training: products, an iteration by role, bytes, checks, no dealer; with --full a million records.
+"""Sealed training: products, an iteration by role, bytes, checks; with --full a million records.
 
 Times are processor seconds, the best of some rounds, so that other load hardly shows. The peer is
 SecretFlow's SPU with protocol SEMI2K: set SECUREVFL_BENCH_SPU to a Python interpreter that has it, or make
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from securevfl.protocols import Envelope, SealedDealer, SealedParty, SealedProtocol, drive
-from securevfl.protocols.sealed import CheckedDealer, CheckedParty, Kernel, logistic_series, party_of
+from securevfl.protocols.sealed import CheckedDealer, CheckedParty, logistic_series
 from securevfl.protocols.sealed.protocol import ring_product
 
 RECORDS, WIDTH, PARTIES = 32_561, 41, 3  # a9a over three parties
@@ -40,7 +40,7 @@ PEER = """
 import json, sys, time
 import jax, numpy as np, spu
 from spu.utils import frontend, simulation
-rows, columns, parties, repeats = map(int, sys.argv[1:])
+rows, columns, parties, repeats = map(int, sys.argv[3:])
 generator = np.random.default_rng(0)
 features = generator.uniform(-1, 1, (rows, columns)) / columns**0.5
 inputs = features, generator.integers(0, 2, rows).astype(float), np.zeros(columns)
@@ -56,7 +56,8 @@ def compiled(steps):
     return made
 
 def seconds(made, mode):
-    config = spu.RuntimeConfig(protocol=spu.ProtocolKind.SEMI2K, field=spu.FieldType.FM64)
+    protocol = getattr(spu.ProtocolKind, sys.argv[1])
+    config = spu.RuntimeConfig(protocol=protocol, field=spu.FieldType.FM64)
     config.sigmoid_mode = mode
     simulator = simulation.Simulator(parties, config)
     best = float("inf")
@@ -67,7 +68,7 @@ def seconds(made, mode):
     return best
 
 one, four = compiled(1), compiled(4)
-kinds = spu.RuntimeConfig.SIGMOID_SEG3, spu.RuntimeConfig.SIGMOID_MM1, spu.RuntimeConfig.SIGMOID_REAL
+kinds = [getattr(spu.RuntimeConfig, "SIGMOID_" + name) for name in sys.argv[2].split()]
 steps = {str(kind): (seconds(four, kind) - seconds(one, kind)) / 3 for kind in kinds}
 kind = min(steps, key=steps.get)
 print(json.dumps({"seconds": steps[kind], "sigmoid": kind, "version": spu.__version__}))
@@ -232,97 +233,19 @@ def against_cheats(records: int = RECORDS, width: int = 60, iterations: int = 80
     print("goals: iteration and bytes at most 2.0 times, a run of 80 at most 2.3 times")
 
 
-def without_dealer(records: int = RECORDS, width: int = 60, rounds: int = 4) -> None:
-    """Two members that encrypt, three of whom the third one deals: what is done ahead, and what remains."""
-    print(f"\nwithout a dealer, {records:,} records x {width} columns, all roles in one process")
-    print(f"{'members':>8} {'set-up s, MB':>14} {'ahead us, bytes':>18} {'online us, bytes':>18}")
-    for parties in (2, 3):
-        one = Dealerless(parties, records, width)
-        made, ahead = one.spent(one.setup), one.spent(lambda one=one: one.prepare(rounds))
-        online = one.spent(lambda one=one: [one.iterate() for _ in range(rounds)])
-        each = [(s / rounds / records * 1e6, b / rounds / records) for s, b in (ahead, online)]
-        figures = " ".join(f"{seconds:>10.2f} {size:>7.0f}" for seconds, size in each)
-        print(f"{parties:>8} {made[0]:>7.2f} {made[1] / 1e6:>6.0f} {figures}")
-    print("goals: two members 12 us and 220 bytes ahead, 0.5 us online; three members 1.0 us, 140 bytes")
-
-
-class Dealerless:
-    """Members alone."""
-
-    def __init__(self, parties: int, records: int, width: int) -> None:
-        federation = Federation(parties, 1, width)
-        generator = np.random.default_rng(1)
-        limit = int(2**14 / width**0.5)
-        self.protocol = dataclasses.replace(
-            federation.protocol,
-            records=records,
-            batch=records,
-            series=Kernel() if parties == 2 else logistic_series(),
-            share_stds=((116 << (32 if parties == 2 else 42),) * parties,) * parties,
-            dealing="encrypted" if parties == 2 else "third",
-        )
-        operands = [
-            generator.integers(-limit, limit, (width, records), dtype=np.int32) for _ in range(parties)
-        ]
-        self.scores = [generator.standard_normal((records, 1)) for _ in range(parties)]
-        self.labels = generator.integers(0, 2, (records, 1)).astype(float)
-        self.parties = [party_of(self.protocol, m, operand=rows) for m, rows in enumerate(operands)]
-        self.bytes, self.number = 0, 0
-
-    def spent(self, act: Callable[[], Any]) -> tuple[float, int]:
-        """Processor seconds and bytes of messages."""
-        before, start = self.bytes, time.process_time()
-        act()
-        return time.process_time() - start, self.bytes - before
-
-    def _drive(self, machines: list[Any]) -> None:
-        for envelope in drive(machines):
-            values = vars(envelope.message).values()
-            self.bytes += sum(v.nbytes for v in values if isinstance(v, np.ndarray))
-            self.bytes += sum(len(v) for v in values if isinstance(v, bytes))
-
-    def setup(self) -> None:
-        self._drive([party.setup() for party in self.parties])
-
-    def prepare(self, rounds: int) -> None:
-        if self.protocol.dealing == "encrypted":
-            self._drive([party.prepare([(n, None) for n in range(rounds)]) for party in self.parties])
-
-    def iterate(self) -> None:
-        given = enumerate(self.parties)
-        self._drive(
-            [
-                party.round(round=self.number, scores=self.scores[m], labels=None if m else self.labels)
-                for m, party in given
-            ]
-        )
-        self.number += 1
-
-
-def utility(runs: int, name: str = "a9a", epsilon: float = 1.0) -> None:
-    """Test AUC of two members with a dealer and without, at equal epsilon: the simulator's exact figure."""
-    from securevfl.data import VerticalData
-    from securevfl.federation.run import train
-    from securevfl.settings.plan import Plan
-
-    data = VerticalData.load(name, parties=2, folder=Path(os.environ["SECUREVFL_DATA"]) / name)
-    print(f"\n{name}, epsilon {epsilon:g}, two members, test AUC of {runs} runs each")
-    for dealer in ("auto", "none"):
-        start = time.process_time()
-        found = [
-            train(data, Plan(algorithm="sealed", epsilon=epsilon, settings={"dealer": dealer})).test["auc"]
-            for _ in range(runs)
-        ]
-        took = (time.process_time() - start) / runs
-        print(f"dealer {dealer:<5} mean {np.mean(found):.4f}, std {np.std(found):.4f}, {took:.1f} s each")
-
-
 def peer_python() -> str | None:
     found = os.environ.get("SECUREVFL_BENCH_SPU") or "build/bench-spu/bin/python"
     probe = [found, "-c", "import spu.utils.simulation"]
     if not Path(found).exists() or subprocess.run(probe, capture_output=True, check=False).returncode:
         return None
     return found
+
+
+def peer_step(python: str, protocol: str, kinds: str, *sizes: int) -> dict[str, Any]:
+    """What SPU takes for one step, with the fastest of some sigmoids: rows, columns, parties, repeats."""
+    command = [python, "-c", PEER, protocol, kinds, *map(str, sizes)]
+    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    return dict(json.loads(shown.splitlines()[-1]))
 
 
 def against_spu() -> None:
@@ -333,9 +256,7 @@ def against_spu() -> None:
         print(f"peer not installed: {PEER_INSTALL}, or set SECUREVFL_BENCH_SPU")
         return
     ours, _ = best(Federation(PARTIES, PEER_ROWS, WIDTH).iterate)
-    command = [python, "-c", PEER, *map(str, (PEER_ROWS, PARTIES * WIDTH, PARTIES, 3))]
-    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    peer = json.loads(shown.splitlines()[-1])
+    peer = peer_step(python, "SEMI2K", "SEG3 MM1 REAL", PEER_ROWS, PARTIES * WIDTH, PARTIES, 3)
     checked, _ = best(Checked(PARTIES, PEER_ROWS, WIDTH).iterate)
     ratio = peer["seconds"] / checked
     print(f"sealed, members may cheat {checked / PEER_ROWS * 1e6:.2f} microseconds per record")
@@ -371,21 +292,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="also a million records, about 5 GB")
     parser.add_argument("--records", type=int, default=1_000_000, help="records of the full part")
-    parser.add_argument(
-        "--utility",
-        type=int,
-        default=0,
-        metavar="RUNS",
-        help="a9a with and without a dealer, from SECUREVFL_DATA",
-    )
     options = parser.parse_args()
     products()
     iteration()
     against_cheats()
-    without_dealer()
     against_spu()
-    if options.utility:
-        utility(options.utility)
     if options.full:
         million(options.records)
 

@@ -183,6 +183,27 @@ class Machine(ABC):
             )
         return self._receive(envelope.sender, message)
 
+    heavy: ClassVar[bool] = False
+    """Whether its calls take long; connections should be served meanwhile."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is work that needs no message; `proceed` does a piece of it."""
+        return False
+
+    def proceed(self) -> list[Envelope]:
+        """Does the next piece of work that needs no message, and returns what has to be sent.
+
+        Raises:
+            ProtocolError: There is none.
+        """
+        if not (self._started and self.pending):
+            raise ProtocolError(f"{name_of(self.address)} has nothing to do before a message comes")
+        return self._proceed()
+
+    def _proceed(self) -> list[Envelope]:
+        raise NotImplementedError
+
     def drop(self, address: Address) -> list[Envelope]:
         """Declares another participant gone and returns what has to be sent.
 

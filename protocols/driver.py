@@ -63,8 +63,13 @@ class Driver:
         self.pending += self.machines[envelope.receiver].receive(envelope)
 
     def run(self) -> None:
-        """Delivers until nothing is pending."""
-        while self.pending:
+        """Delivers until nothing is pending, and nobody has work that needs no message."""
+        while True:
+            for machine in list(self.machines.values()):
+                while machine.pending:
+                    self.pending += machine.proceed()
+            if not self.pending:
+                return
             self.step()
 
     def drop(self, address: Address) -> None:

@@ -34,7 +34,9 @@ class Index:
     def __call__(self, rows: np.ndarray[Any, Any]) -> Tensor:
         """The rows as a tensor on the device."""
         if self._last is None or self._last[0] is not rows:
-            self._last = rows, to_device(rows, self.device)
+            # Tensors know no memory that cannot be written to.
+            own = rows if rows.flags.writeable else rows.copy()
+            self._last = rows, to_device(own, self.device)
         return self._last[1]
 
 

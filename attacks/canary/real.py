@@ -140,7 +140,7 @@ def _owned(result: CanaryResult, owners: tuple[str, ...]) -> CanaryResult:
 def _small(plan: Plan, shape: Shape) -> Plan:
     """The plan as the trials train it: the same mechanism, fewer epochs."""
     return plan.with_changes(
-        epochs=min(plan.epochs, EPOCHS),
+        epochs=min(plan.epochs or EPOCHS, EPOCHS),
         batch=min(plan.batch, RECORDS),
         epsilon=0.0,  # sigma stands for it
         budget_epsilon=0.0,

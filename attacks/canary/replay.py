@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.algorithms.base import SERVER
-from securevfl.algorithms.sealed.card import KINDS, CardGeometry, geometry_of
+from securevfl.algorithms.sealed.card import HISTOGRAMS, KINDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import KIND, Evaluation
 from securevfl.algorithms.sealed.settings import SealedGeometry
 from securevfl.attacks.canary.gate import OBSERVER, ROWS, Door, gate_canaries
@@ -494,7 +494,7 @@ def sealed_canaries(
     if isinstance(settings, CardGeometry) and plan.sigma:
         make = gate_of(plan)
         doors = {"bins": counts_door(make(ROWS * canaries), settings)}
-        for opening in ("labels", "residuals"):
+        for opening in HISTOGRAMS:
             if opening in settings.noise.shifts:
                 gate = make(ROWS * canaries)
                 doors[KINDS[opening]] = histogram_door(gate, settings, opening, 1 if holder == 0 else 0)

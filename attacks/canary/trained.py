@@ -27,6 +27,7 @@ from securevfl.errors import AttackError
 from securevfl.models.per_record import CLIP_MARGIN
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.gate import Gate
+from securevfl.settings.epochs import COUNTED
 from securevfl.settings.plan import Plan
 
 Floats = NDArray[np.float64]
@@ -70,7 +71,7 @@ class Scenario:
     def for_plan(cls, plan: Plan, records: int = 256) -> Scenario:
         """The scenario that fits a plan's training, clip and epochs, with 8 to 256 records."""
         make = cls.raw if plan.encoder_training == "raw" else cls.private
-        releases = min(1 + plan.epochs, MAX_RELEASES)
+        releases = min(1 + (plan.epochs or COUNTED), MAX_RELEASES)
         return make(clip=plan.clip, releases=releases, records=max(8, min(records, 256)), seed=plan.seed)
 
     @cached_property

@@ -31,6 +31,7 @@ def arguments(description: str, name: str, *, resumable: bool = False) -> argpar
     if resumable:
         parser.add_argument("--raw", type=Path, help="keep what is measured here; a run goes on from there")
         parser.add_argument("--only", nargs="*", default=[], help="parts to make; all by default")
+        parser.add_argument("--seconds", type=float, help="stop after so many seconds, to go on later")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     return chosen

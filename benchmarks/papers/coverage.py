@@ -12,6 +12,7 @@ from benchmarks.papers.common import table, write
 
 CODE, REPRODUCED, STAND_IN = "code", "reproduced", "stand-in data"
 REFUTED, IMPOSSIBLE, MISSING = "refuted", "impossible here", "not made"
+ASSUMED, STEP = "assumed", "step of a proof"
 STATES = {
     CODE: "runs as the paper says, or is computed, and is tested",
     REPRODUCED: "measured on the paper's own data",
@@ -19,6 +20,8 @@ STATES = {
     REFUTED: "shown to be wrong by a test; what holds instead stands in the right column",
     IMPOSSIBLE: "its data cannot be had here",
     MISSING: "could be made here and has not been",
+    ASSUMED: "a condition of theorems; the right column says where it enters and whether runs keep it",
+    STEP: "no code of its own; what it serves for is computed",
 }
 
 
@@ -36,6 +39,32 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("Algorithm 1", "asynchronous training", CODE, "`vafl`; its footnote is `also` and `query_first`"),
         Row("Algorithm 2", "t-synchronous training", CODE, "`vafl-tsync`, t is `wait_for`"),
         Row("Figure 1", "diagram of the system", CODE, "the picture in docs/architecture.md"),
+        Row(
+            "Assumption 1",
+            "independent draws, bounded variance",
+            ASSUMED,
+            "draws with `sampling` = draws, else passes; `variances` of `theory.vafl.Constants`",
+        ),
+        Row(
+            "Assumption 2",
+            "lower bound, Lipschitz gradients",
+            ASSUMED,
+            "`smoothness`, read for every single record; estimated for sums of linear models alone",
+        ),
+        Row(
+            "Assumption 3",
+            "who uploads is independent",
+            ASSUMED,
+            "`shares`; the simulated clock does not keep it",
+        ),
+        Row("Assumption 4", "bounded delay", ASSUMED, "enforced where `delay_bound` is set"),
+        Row("Assumption 5", "random unbounded delay", ASSUMED, "`theory.vafl.delay_spreads`"),
+        Row("Assumption 6", "who uploads, t at a time", ASSUMED, "`shares` that add up to t"),
+        Row("Lemma 1", "descent, bounded delay", STEP, "of Theorems 1 and 2"),
+        Row("Lemma 2", "descent of one step", STEP, "of Lemma 1 and of Theorems 3 and 4"),
+        Row("Lemma 3", "noise smooths an activation", STEP, "of Theorem 5"),
+        Row("Remark 1", "nu of Theorem 4 is above 0", STEP, "of Theorem 4"),
+        Row("Definition 1", "Gaussian differential privacy", CODE, "accountant `GDPAccountant`"),
         Row("Theorem 1", "bounded delay, nonconvex", CODE, "`theory.vafl.bounded_delay`"),
         Row(
             "Theorem 2",
@@ -105,7 +134,21 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     "FDML": (
         Row("Algorithm 1", "asynchronous training, bounded staleness", CODE, "`fdml`, tau is `staleness`"),
+        Row(
+            "Assumption 1",
+            "smooth, convex, bounded gradients and distances",
+            ASSUMED,
+            "arguments of `theory.fdml.regret`; nothing in training bounds the distance",
+        ),
+        Row("Lemma 1", "one step's share of the regret", STEP, "of Proposition 1"),
         Row("Proposition 1", "regret", CODE, "`theory.fdml.regret`; repaired"),
+        Row(
+            "Section 1",
+            "predictions to other parties directly, fully decentralised",
+            MISSING,
+            "named in half a sentence, without an algorithm; `afsgd` on `plain-tree` trains a sum of linear "
+            "models without a server, `fdml` always has one",
+        ),
         Row("Figure 1", "diagram of the model", CODE, "sum fusion with head `sum`"),
         Row(
             "Section 3",
@@ -142,6 +185,63 @@ ROWS: dict[str, tuple[Row, ...]] = {
             REFUTED,
             "not enough; connectivity, docs/protocols.md",
         ),
+        Row("Definition 2", "iterations that visit every block", CODE, "the epoch of `theory.afsgd`"),
+        Row("Definition 3", "number of such epochs", CODE, "`theory.afsgd.Schedule`, its epochs"),
+        Row(
+            "Assumption 1",
+            "strong convexity of every record's loss",
+            ASSUMED,
+            "`convexity` of `theory.afsgd.Constants`; with the logistic loss it is `l2`, without biases",
+        ),
+        Row(
+            "Assumption 2",
+            "Lipschitz gradients",
+            ASSUMED,
+            "`smoothness`, `block_smoothness`; estimated from rows",
+        ),
+        Row(
+            "Assumption 3",
+            "bounded block gradients",
+            ASSUMED,
+            "`gradient`; holds for the logistic loss without `l2`",
+        ),
+        Row(
+            "Assumption 4",
+            "visits of a block per epoch",
+            ASSUMED,
+            "`visits`; nothing in training bounds them",
+        ),
+        Row("Assumption 5", "bounded overlap", ASSUMED, "`overlap`; nothing in training bounds it"),
+        Row(
+            "Assumption 6",
+            "updates within the overlap",
+            ASSUMED,
+            "`overlapping`; nothing in training bounds them",
+        ),
+        Row("Assumption 7", "workers follow the algorithm", ASSUMED, "docs/threat-model.md"),
+        Row("Lemma 13", "gradients along an epoch", STEP, "of Theorem 4"),
+        Row("Lemma 14", "variance of SVRG", STEP, "of Theorem 6"),
+        Row("Lemma 15", "memory of SAGA", STEP, "of Theorem 8"),
+        Row("Lemma 16", "variance of SAGA", STEP, "of Theorem 8"),
+        Row("Lemma 17", "variance of the fresh estimator", STEP, "of Theorem 8; the text names SVRG"),
+        Row(
+            "Remark 5",
+            "order of AFSGD-VP",
+            REFUTED,
+            "1/eps log(1/eps) by its own rate, docstring of `theory.afsgd`",
+        ),
+        Row(
+            "Remark 7",
+            "order of AFSVRG-VP",
+            REFUTED,
+            "its rate shrinks with eps for small eps; docstring of `theory.afsgd`",
+        ),
+        Row(
+            "Remark 9",
+            "order of AFSAGA-VP",
+            REFUTED,
+            "its rate shrinks with eps for small eps; docstring of `theory.afsgd`",
+        ),
         Row("Theorem 4", "accuracy of AFSGD-VP", CODE, "`theory.afsgd.sgd`"),
         Row("Theorem 6", "accuracy of AFSVRG-VP", CODE, "`theory.afsgd.svrg`; repaired"),
         Row("Theorem 8", "accuracy of AFSAGA-VP", CODE, "`theory.afsgd.saga`; repaired"),
@@ -175,6 +275,16 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "Flex-VFL": (
         Row("Algorithm 1", "Flex-VFL", CODE, "`flex`"),
         Row("Algorithm 2", "Adaptive Flex-VFL", CODE, "`flex-adaptive`"),
+        Row(
+            "Assumption 1",
+            "Lipschitz gradients",
+            ASSUMED,
+            "`smoothness`, `block_smoothness`; estimated from rows",
+        ),
+        Row(
+            "Assumption 2", "unbiased gradients", ASSUMED, "batches of a pass are not independent; draws are"
+        ),
+        Row("Assumption 3", "bounded variance", ASSUMED, "`variance` of `theory.flex.Block`"),
         Row("Lemma 1", "drift within a round", CODE, "part of `theory.flex.bound`"),
         Row("Theorem 1", "gradient norms", CODE, "`theory.flex.rate_limit`, `theory.flex.bound`"),
         Row("Corollary 1", "equal parties", CODE, "`theory.flex.uniform_bound`; the printed one is refuted"),
@@ -216,6 +326,23 @@ MODULES = {
 """Page of results -> the module of `benchmarks.papers` that makes it."""
 
 
+FIGURES = {
+    ("VAFL", "Figure 2"): "2ee01fb",
+    ("VAFL", "Figure 3"): "04625d1",
+    ("VAFL", "Figure 4"): "04625d1",
+    ("FDML", "Table 2"): "e68cc29",
+    ("FDML", "Figure 4"): "e68cc29",
+    ("AFSGD-VP", "Table 1"): "1d4edbc",
+    ("AFSGD-VP", "Table 2"): "1d4edbc",
+    ("AFSGD-VP", "Figure 4"): "04625d1",
+    ("AFSGD-VP", "Figure 6"): "1d4edbc",
+    ("Flex-VFL", "Table III"): "4596c8d",
+    ("Flex-VFL", "Table IV"): "d442dd0",
+    ("Flex-VFL", "Figure 4"): "4596c8d",
+}
+"""The commit with which the figures of a measured row came."""
+
+
 def command_of(row: Row) -> str:
     """How a measured row is made again; empty where nothing was measured."""
     if row.state not in (REPRODUCED, STAND_IN):
@@ -224,19 +351,26 @@ def command_of(row: Row) -> str:
     return f"`python -m benchmarks.papers.{MODULES[name]} --data-folder DATA`"
 
 
+NOT_NEWER = (
+    "*figures of* names the commit with which figures came: they are of the code of that time, and what has "
+    "changed since is not in them."
+)
+
+
 def page() -> list[str]:
     """The parts of the page."""
     parts = [
         "# The four papers, item by item",
         "Made with `python -m benchmarks.papers.coverage`.",
         "What the words mean: " + "; ".join(f"*{state}*: {words}" for state, words in STATES.items()) + ".",
+        NOT_NEWER,
     ]
     for paper, rows in ROWS.items():
         parts += [
             f"## {paper}",
             table(
-                ("item", "what", "state", "where, or why not", "made with"),
-                [[*row, command_of(row)] for row in rows],
+                ("item", "what", "state", "where, or why not", "made with", "figures of"),
+                [[*row, command_of(row), FIGURES.get((paper, row.item), "")] for row in rows],
             ),
         ]
     return parts

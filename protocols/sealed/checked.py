@@ -153,6 +153,17 @@ class CheckedRound(CheckedMachine):
     # -- what arrives ---------------------------------------------------------------------------------------
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
+        """Whoever sends another member what has no place in a round, or no such form, is named."""
+        try:
+            return self._take(sender, message)
+        except Deviation:
+            raise
+        except ProtocolError as fault:
+            if sender in self._others:
+                raise Deviation(str(fault), sender) from None
+            raise
+
+    def _take(self, sender: Address, message: Message) -> list[Envelope]:
         protocol, other = self._protocol, sender in self._others
         match message:
             case CheckedDeal() if sender == DEALER and self._deal is None:
@@ -201,8 +212,8 @@ class CheckedRound(CheckedMachine):
         self._coin = message.coin
         stream = coin_stream(message.coin, self._session.name, f"round/{self.round}")
         factors = FIELD.draw(stream, self._shape)
-        known = self._session.key * FIELD.dot(factors, self._opened)
-        self._own = os.urandom(_NONCE), (FIELD.dot(factors, self._tags) - known) % FIELD.p
+        opened, tagged = FIELD.dots(factors, self._opened, self._tags)
+        self._own = os.urandom(_NONCE), (tagged - self._session.key * opened) % FIELD.p
         digest = commitment(self._session.name, self.round, self.address, *self._own)
         return self._to_all(Commitment(round=self.round, digest=digest, seen=self._report()))
 
@@ -258,15 +269,20 @@ class CheckedRound(CheckedMachine):
         self._blinded, self._tags = share, tag
 
     def _constants(self) -> tuple[Elements, Elements]:
-        """This member's shares of offset - label (or label) and of its tag."""
-        session, rows, series = self._session, self._rows, self._protocol.series
-        labels, tags = (each if rows is None else each[rows] for each in (session.labels, session.tags))
-        labels, tags = FIELD.shift(labels, RESIDUAL_BITS), FIELD.shift(tags, RESIDUAL_BITS)
-        if not isinstance(series, SineSeries):
-            return labels, tags
-        offset = round(series.offset * 2.0**RESIDUAL_BITS)
-        mine = offset if self.address == 0 else 0
-        return FIELD.add(FIELD.negative(labels), mine), FIELD.add(FIELD.negative(tags), offset * session.key)
+        """This member's shares of offset - label (or label) and of its tag, the same in all rounds."""
+        session, series = self._session, self._protocol.series
+        if session.constants is None:
+            labels, tags = (
+                FIELD.shift(session.labels, RESIDUAL_BITS),
+                FIELD.shift(session.tags, RESIDUAL_BITS),
+            )
+            if isinstance(series, SineSeries):
+                offset = round(series.offset * 2.0**RESIDUAL_BITS)
+                labels = FIELD.add(FIELD.negative(labels), offset if self.address == 0 else 0)
+                tags = FIELD.add(FIELD.negative(tags), offset * session.key)
+            session.constants = labels, tags
+        labels, tags = session.constants
+        return (labels, tags) if self._rows is None else (labels[self._rows], tags[self._rows])
 
     def _by_waves(self, waves: Elements, tags: Elements) -> tuple[Elements, Elements]:
         """sum_k sin(k d) waves[cosine k] + cos(k d) waves[sine k] for the public phase d; and of tags.
@@ -280,7 +296,8 @@ class CheckedRound(CheckedMachine):
         for start in range(0, self._count, _PIECE):
             part = slice(start, start + _PIECE)
             places = np.stack(list(phase_places(delta[part], series.harmonics)))
-            factors = table[np.concatenate([places + QUARTER, places])]
+            # Places are in range by their type; checking every one would double the time.
+            factors = np.take(table, np.concatenate([places + QUARTER, places]), mode="clip")
             for words, out in ((waves[:, part], added), (tags[:, part], tagged)):
                 if isinstance(series, SineSeries):
                     out[part] = FIELD.by_small(factors, words)
@@ -349,6 +366,8 @@ class CheckedRound(CheckedMachine):
         """Of what a member sends to all in this round."""
         content = hashlib.sha256(b"securevfl/sealed/broadcast" + self._session.name)
         content.update(self.round.to_bytes(8, "big") + sender.to_bytes(4, "big"))
+        if sender == self._protocol.label_holder:  # two members may have been told, and proved, other labels
+            content.update(self._session.told)
         if self._protocol.series is not None:
             content.update(np.ascontiguousarray(self._phases[sender], "<u4").data)
         content.update(np.ascontiguousarray(blinded, "<u8").data)

@@ -29,6 +29,8 @@ ROWS = 512
 COLUMNS = DEGREE // ROWS
 PRIME_BITS = (60, 60, 60, 38)
 FLOOD_BITS = 128
+ENCRYPTION = f"BFV n {DEGREE}, primes {' '.join(map(str, PRIME_BITS))}, t {T}, flooding {FLOOD_BITS}"
+"""What members must agree on to read each other's ciphertexts, and to be safe from each other's answers."""
 FORMAT = (0xA15E, 16, 4, 3)
 """Magic, header size and version that the library writes."""
 _HEADER = "<HBBBBHQ"
@@ -174,7 +176,8 @@ class Cipher:
     def read(self, data: bytes) -> Any:
         """A ciphertext as it is multiplied."""
         found = load(self.seal.Ciphertext(), self.context, data)
-        if found.size() != 2 or found.coeff_modulus_size() != 3 or found.is_ntt_form():
+        formed = found.size() == 2 and found.coeff_modulus_size() == 3 and not found.is_ntt_form()
+        if not formed or found.is_transparent():
             raise ProtocolError("a message carries a ciphertext of another form")
         self.evaluator.transform_to_ntt_inplace(found)
         return found

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import InputError, ProtocolError
-from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Message, name_of
+from securevfl.protocols.contract import Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.sealed import residues
 from securevfl.protocols.sealed.cipher import (
     COLUMNS,
@@ -38,7 +38,8 @@ from securevfl.protocols.sealed.cipher import (
     shared_cipher,
     unpack,
 )
-from securevfl.protocols.sealed.kernel import DIGEST, Kernel, WaveKernel
+from securevfl.protocols.sealed.correlations import Correlation, PoolMachine, factor_counts, kernel_of
+from securevfl.protocols.sealed.kernel import DIGEST
 from securevfl.protocols.sealed.messages import (
     Answer,
     Blinded,
@@ -53,34 +54,14 @@ from securevfl.protocols.sealed.party import Integers, Rows
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, PACKED_BITS, SealedProtocol
 from securevfl.protocols.sealed.residues import Words
 from securevfl.protocols.sealed.round import SealedMachine
-from securevfl.protocols.sealed.series import Waves
 from securevfl.protocols.stream import KeyStream
 
 CHUNK = 16
 """Ciphertexts of rows in one message: 3 MB."""
+UNTAKEN = 2
+"""Chunks of rows that may be under way."""
 _PLACES = range(ROWS - 1, DEGREE, ROWS)
 """Coefficients of a product that hold the columns' totals."""
-
-
-@dataclass
-class Correlation:
-    """What one member keeps for one round.
-
-    Attributes:
-        binding: Digest of what it was made for.
-        factors: Masks of the own factors, (rows, K): x of A, z of B.
-        products: (rows, outputs): A's sum of x z + rho, B's -rho.
-        blind: V, (rows, outputs).
-        received: X' V + e of the own rows and the other's V and noise, (width, outputs).
-        noise: The own noise on the own total, (width, outputs).
-    """
-
-    binding: bytes
-    factors: Words
-    products: Words
-    blind: Words
-    received: Words
-    noise: Words
 
 
 class EncryptedParty(PairedParty):
@@ -127,6 +108,10 @@ class EncryptedParty(PairedParty):
             self.protocol.count(rows)
         return PoolMachine(self, rounds)
 
+    def holds(self, number: int, rows: Rows | None) -> bool:
+        """Whether there is a correlation for a round over these records."""
+        return number in self.pool and self.pool[number].binding == self.binding(rows)
+
     def binding(self, rows: Rows | None) -> bytes:
         """What a correlation is for: the configuration with its noise, the tables, the records."""
         chosen = b"all" if rows is None else np.ascontiguousarray(rows, "<i8").tobytes()
@@ -153,6 +138,7 @@ class EncryptedParty(PairedParty):
     def _machine(self, *, rows: Rows | None, **inputs: Any) -> Machine:
         number, scores = inputs["round"], inputs["phase"]
         made = self.pool.pop(number, None)  # whatever follows, it never serves again
+        self.pool = {later: each for later, each in self.pool.items() if later > number}
         if made is None:
             raise ProtocolError(f"round {number} has no correlation; prepare it first")
         if made.binding != self.binding(rows):
@@ -236,29 +222,13 @@ class EncryptedParty(PairedParty):
         return found[:width]
 
 
-def kernel_of(protocol: SealedProtocol) -> Kernel | WaveKernel:
-    """The products that shares of the residuals need."""
-    if isinstance(protocol.series, Waves):
-        return WaveKernel(protocol.series)
-    if not isinstance(protocol.series, Kernel):
-        raise InputError("two members without a dealer need a function that is a sum of products")
-    return protocol.series
-
-
-def _factor_counts(protocol: SealedProtocol) -> tuple[int, int]:
-    """How many factors A and B have."""
-    if protocol.series is None:
-        return 0, 0
-    terms = [term for output in kernel_of(protocol).terms for term in output]
-    return 1 + max(i for i, _, _ in terms), 1 + max(j for _, j, _ in terms)
-
-
 # -- set-up -------------------------------------------------------------------------------------------------
 
 
 class EncryptedSetup(PairSetup):
-    """Seeds, keys, and the rows chunk by chunk: the next one is made when the last was taken."""
+    """Seeds, keys, and the rows chunk by chunk: another one is made when an earlier one was taken."""
 
+    heavy = True
     _party: EncryptedParty
 
     def __init__(self, party: EncryptedParty) -> None:
@@ -267,13 +237,20 @@ class EncryptedSetup(PairSetup):
         self._encrypts = any(protocol.widths)
         self._keyed = not self._encrypts
         self._wanted = party.pieces(party.other)
+        self._chunks = -(-party.pieces(party.index) // CHUNK)
         self._sent = 0
+        self._untaken: set[int] = set()
 
     @property
     def done(self) -> bool:
         """Whether keys and all rows are there, and the own ones were taken."""
-        rest = self._party.pieces(self._party.index) - self._sent
-        return super().done and self._keyed and len(self._party.rows) == self._wanted and rest == 0
+        theirs = self._keyed and len(self._party.rows) == self._wanted
+        return super().done and theirs and self._sent == self._chunks and not self._untaken
+
+    @property
+    def pending(self) -> bool:
+        """Whether another chunk may leave."""
+        return self._started and self._sent < self._chunks and len(self._untaken) < UNTAKEN
 
     def _start(self) -> list[Envelope]:
         sent = super()._start()
@@ -281,21 +258,21 @@ class EncryptedSetup(PairSetup):
             self._party.keys = Keys(shared_cipher())
             key = PublicKey(round=self.round, key=self._party.keys.public, tables=DIGEST)
             sent.append(self._to(key))
-            sent += self._chunk(0)
         return self._concluded(sent)
 
     def _to(self, message: Message) -> Envelope:
         return Envelope(self.address, self._party.other, message)
 
-    def _chunk(self, number: int) -> list[Envelope]:
-        numbers = range(number * CHUNK, min((number + 1) * CHUNK, self._party.pieces(self._party.index)))
-        if not numbers:
-            return []
-        data = pack([self._party.encrypted(place) for place in numbers])
+    def _proceed(self) -> list[Envelope]:
+        party, number = self._party, self._sent
+        numbers = range(number * CHUNK, min((number + 1) * CHUNK, party.pieces(party.index)))
+        data = pack([party.encrypted(place) for place in numbers])
+        self._untaken.add(number)
+        self._sent += 1
         return [self._to(EncryptedRows(round=self.round, chunk=number, data=data))]
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        party, mine = self._party, self._party.pieces(self._party.index)
+        party = self._party
         match message:
             case PublicKey() if sender == party.other and not self._keyed:
                 if message.tables != DIGEST:
@@ -303,156 +280,21 @@ class EncryptedSetup(PairSetup):
                 party.receiver = Receiver(shared_cipher(), message.key)
                 self._keyed = True
                 return self._concluded([])
-            case EncryptedRows() if sender == party.other and message.chunk * CHUNK == len(party.rows):
-                count = min(CHUNK, self._wanted - len(party.rows))
-                if count < 1:
+            case EncryptedRows() if sender == party.other and message.chunk * CHUNK not in party.rows:
+                numbers = range(self._wanted)[message.chunk * CHUNK : (message.chunk + 1) * CHUNK]
+                if message.chunk < 0 or not numbers:
                     raise ProtocolError(f"{name_of(sender)} sends more rows than there are")
-                found = [shared_cipher().read(piece) for piece in unpack(message.data, count)]
-                party.rows |= {len(party.rows) + place: each for place, each in enumerate(found)}
+                found = [shared_cipher().read(piece) for piece in unpack(message.data, len(numbers))]
+                party.rows |= dict(zip(numbers, found, strict=True))
                 return self._concluded([self._to(RowsTaken(round=self.round, chunk=message.chunk))])
-            case RowsTaken() if sender == party.other and message.chunk * CHUNK == self._sent < mine:
-                self._sent = min(self._sent + CHUNK, mine)
-                return self._concluded(self._chunk(message.chunk + 1))
+            case RowsTaken() if sender == party.other and message.chunk in self._untaken:
+                self._untaken.remove(message.chunk)
+                return self._concluded([])
         return self._concluded(super()._receive(sender, message))
 
     def awaits(self, kind: str, fields: Any) -> bool:
         """Offers of a pool wait until everything is set up."""
         return super().awaits(kind, fields) and kind not in (Offer.kind, Answer.kind)
-
-
-# -- ahead of time ------------------------------------------------------------------------------------------
-
-
-class PoolMachine(SealedMachine):
-    """Makes correlations one after the other: A offers, B answers."""
-
-    def __init__(self, party: EncryptedParty, rounds: Sequence[tuple[int, Rows | None]]) -> None:
-        super().__init__(party.index, round=SETUP_ROUND)
-        self._party, self._rest = party, list(rounds)
-        self._made: Correlation | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether all are made."""
-        return not self._rest
-
-    def awaits(self, kind: str, fields: Any) -> bool:
-        """What concerns the next correlation."""
-        pool = kind in (Offer.kind, Answer.kind) and bool(self._rest)
-        return pool and fields["number"] == self._rest[0][0]
-
-    def _start(self) -> list[Envelope]:
-        return self._offer() if self._party.first and self._rest else []
-
-    def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        party = self._party
-        number = self._rest[0][0] if self._rest else -1
-        right = sender == party.other and number == getattr(message, "number", None)
-        match message:
-            case Offer() if right and not party.first:
-                return self._answer(message)
-            case Answer() if right and party.first and self._made is not None:
-                return self._take(message)
-        raise ProtocolError(f"{name_of(sender)} sends {message.kind!r} out of turn ahead of round {number}")
-
-    def _new(self, rows: Rows | None, factors: int) -> Correlation:
-        party, protocol = self._party, self._party.protocol
-        count, stream = protocol.count(rows), party._stream
-        shape = count, protocol.outputs
-        return Correlation(
-            binding=party.binding(rows),
-            factors=residues.draw(stream, (count, factors)),
-            products=np.zeros(shape, np.uint64),
-            blind=residues.draw(stream, shape),
-            received=np.zeros((protocol.widths[party.index], protocol.outputs), np.uint64),
-            noise=residues.residues(party.noise_for(party.index).view(np.int64)),
-        )
-
-    def _offer(self) -> list[Envelope]:
-        """A's masks, encrypted, and its answer to B's rows."""
-        party, cipher = self._party, shared_cipher()
-        number, rows = self._rest[0]
-        made = self._made = self._new(rows, _factor_counts(party.protocol)[0])
-        masks = [
-            party._keys.encrypt(cipher.slots(made.factors[start : start + DEGREE, factor]))
-            for factor in range(made.factors.shape[1])
-            for start in range(0, len(made.factors), DEGREE)
-        ]
-        return self._send(
-            Offer(
-                round=self.round,
-                number=number,
-                binding=made.binding,
-                masks=pack(masks),
-                product=party.answer_rows(made.blind, rows),
-            )
-        )
-
-    def _send(self, message: Message) -> list[Envelope]:
-        return [Envelope(self.address, self._party.other, message)]
-
-    def _answer(self, offer: Offer) -> list[Envelope]:
-        """B: products of A's masks and its own, and its answer to A's rows."""
-        party = self._party
-        number, rows = self._rest[0]
-        left, right = _factor_counts(party.protocol)
-        made = self._new(rows, right)
-        if offer.binding != made.binding:
-            raise ProtocolError("the other member prepares something else: plan, noise or records differ")
-        blocks = -(-len(made.blind) // DEGREE)
-        masks = [shared_cipher().read(piece) for piece in unpack(offer.masks, left * blocks)]
-        made.received = party.read_rows(offer.product)
-        rho = residues.draw(party._stream, made.products.shape) if left else made.products
-        closed = [
-            self._closed_products(made.factors, rho, masks, start)
-            for start in range(0, len(made.blind) if left else 0, DEGREE)
-        ]
-        made.products = residues.subtract(made.products, rho)
-        party.pool[number] = made
-        self._rest.pop(0)
-        return self._send(
-            Answer(
-                round=self.round,
-                number=number,
-                products=pack([piece for block in closed for piece in block]),
-                product=party.answer_rows(made.blind, rows),
-            )
-        )
-
-    def _closed_products(self, own: Words, rho: Words, masks: list[Any], start: int) -> list[bytes]:
-        """Sum of x z + rho for one block of records, output by output."""
-        party, cipher = self._party, shared_cipher()
-        rows, blocks, block = slice(start, start + DEGREE), -(-len(own) // DEGREE), start // DEGREE
-        closed = []
-        for output, terms in enumerate(kernel_of(party.protocol).terms):
-            products = []
-            for i, j, sign in terms:
-                words = own[rows, j] if sign > 0 else residues.negative(own[rows, j])
-                products.append((masks[i * blocks + block], cipher.factor(cipher.slots(words))))
-            # Slots beyond the records are masked too: they hold products of the other's own padding.
-            padded = residues.draw(party._stream, DEGREE)
-            padded[: len(own[rows])] = rho[rows, output]
-            answer = cipher.combine(products)
-            closed.append(cipher.close(answer, cipher.slots(padded), party._receiver, party._stream))
-        return closed
-
-    def _take(self, answer: Answer) -> list[Envelope]:
-        """A: opens what B answered, and offers the next."""
-        party, made = self._party, self._made
-        if made is None:
-            raise ProtocolError("an answer to no offer")
-        number, _ = self._rest[0]
-        outputs, count = party.protocol.outputs, len(made.blind)
-        starts = range(0, count if made.factors.shape[1] else 0, DEGREE)
-        pieces = unpack(answer.products, len(starts) * outputs)
-        received = party.read_rows(answer.product)
-        for place, piece in enumerate(pieces):
-            block, output = divmod(place, outputs)
-            rows = slice(starts[block], starts[block] + DEGREE)
-            made.products[rows, output] = party._keys.slots(piece)[: count - starts[block]]
-        made.received, party.pool[number], self._made = received, made, None
-        self._rest.pop(0)
-        return self._offer() if self._rest else []
 
 
 # -- a round ------------------------------------------------------------------------------------------------
@@ -495,7 +337,7 @@ class EncryptedRound(SealedMachine):
         super().__init__(index, round=round)
         self._protocol, self._inputs, self._made = protocol, inputs, made
         self._other, self._first = 1 - index, index == protocol.label_holder
-        counts = _factor_counts(protocol)
+        counts = factor_counts(protocol)
         self._theirs = len(made.blind), counts[int(self._first)]
         self._heard = _Heard(factors=np.zeros(self._theirs, np.uint64) if protocol.series is None else None)
         self._share: Words | None = None

@@ -203,6 +203,11 @@ class Field:
         """The inner product of all entries."""
         return int(self.matmul(one.reshape(1, -1), two.reshape(-1, 1))[0, 0])
 
+    def dots(self, one: Elements, *others: Elements) -> list[int]:
+        """The inner products of the same entries with several others."""
+        right = np.stack([other.reshape(-1) for other in others]).T
+        return [int(value) for value in self.matmul(one.reshape(1, -1), right)[0]]
+
     def total(self, elements: Elements) -> int:
         """The sum of all entries."""
         low = int((elements & np.uint64((1 << 32) - 1)).sum(dtype=np.uint64))
@@ -219,7 +224,12 @@ class Field:
         two = elements.reshape(len(elements), -1)
         lower = np.einsum("kn,kn->n", one, (two & np.uint64((1 << 31) - 1)).view(np.int64))
         upper = np.einsum("kn,kn->n", one, (two >> np.uint64(31)).view(np.int64))
-        return self.add(self.reduce(lower), self.shift(self.reduce(upper), 31)).reshape(shape)
+        # upper 2^31 = (upper mod 2^30) 2^31 + floor(upper / 2^30) 2^61, and 2^61 = 1. All of it lies between
+        # -2^59 and 2^61 + 2^59; p more is positive.
+        lower += (upper & ((1 << 30) - 1)) << 31
+        lower += upper >> 30
+        lower += self.p
+        return self.reduce(lower.view(np.uint64)).reshape(shape)
 
     def weighted_sums(self, weights: Elements, integers: npt.NDArray[np.int64], bound: int) -> list[int]:
         """sum_i weights[i] integers[l, i] for every l, of integers of magnitude at most `bound`."""

@@ -127,6 +127,16 @@ def entries(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
     return np.rint(unit).astype(np.intp)
 
 
+def tables_digest() -> str:
+    """SHA-256 of the tables, once the file was compared with it.
+
+    Raises:
+        ProtocolError: The file is not the one that came with the package.
+    """
+    logistic_tables()
+    return DIGEST
+
+
 @functools.cache
 def logistic_tables() -> Integers:
     """(2 + 2 K, entries): alpha, beta at 2^20, f_k, g_k at 2^10.

@@ -1,4 +1,4 @@
-"""Masks of scores, dealt ahead: a label holder obtains sums of scores without waiting for the dealer.
+"""Masks of scores, made ahead: a label holder obtains sums of scores in one question and one answer.
 
 The dealer deals a pool: to every party a seed, to the label holder the sum of all parties' masks and the keys
 of their tags, as for one opening of many scores. A request takes the next places of the pool, which serve
@@ -6,6 +6,11 @@ once. All parties but the label holder also share a key that it does not know: w
 only if all were asked for the same records under the same name, so that a label holder which asks two parties
 for different people obtains uniform words. The tag of an answer names its question, its request and its
 records: one that was changed, or belongs to another question, is refused, and its sender named.
+
+Members that trained without a dealer make their masks from the seeds that every two of them share
+(`PairPool`): what a pair adds and subtracts is made for one place, one request and its records, and cancels
+if both answer that. What the label holder shares with a party hides nothing from it; between parties it
+knows no seed, and as with a dealer obtains the sum alone. With two members the sum tells the other's part.
 
 Exact sums: a request that is repeated with other places gives the same sum, and nothing besides. What a party
 puts in is its own to choose, as in every prediction; a sum beyond all reason is refused.
@@ -16,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +32,12 @@ from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.protocol import SCORES, MaskedScores, ScoreDeal, SealedProtocol, expand
 from securevfl.protocols.sealed.round import SealedMachine
 from securevfl.protocols.sealed.scoring import score_mask, score_tag, tag_key
-from securevfl.protocols.stream import KEY_BYTES
+from securevfl.protocols.stream import KEY_BYTES, derive_key
 
 POOL = 1 << 16
 """Scores whose masks are dealt at a time."""
+ENDLESS = 1 << 62
+"""Places of a pool that members make themselves."""
 PLAUSIBLE = 4096.0
 """Largest sum of scores that is believed. Uniform words exceed it but with probability 2^-18 each."""
 
@@ -99,16 +107,25 @@ class ScorePool:
         """Places that have not served yet."""
         return self._count - self.next
 
-    def take(self, start: int, count: int) -> Ring:
-        """The masks at some places, which no other request gets.
+    def masks(self, start: int, *, name: str, rows: npt.NDArray[np.int64]) -> Ring:
+        """The masks of a request from a place on: what a party adds, and the label holder takes off.
 
         Raises:
-            ProtocolError: One of them has served, or lies beyond the end.
+            ProtocolError: One of the places has served, or lies beyond the end.
         """
+        count = len(rows)
         if not self.next <= start <= start + count <= self._count:
             raise ProtocolError(f"masks {start} to {start + count} of pool {self.round}; next is {self.next}")
         self.next = start + count
-        return self._words[start : start + count]
+        return self._masks(start, _asked(name, rows), (count, self._protocol.outputs))
+
+    def _masks(self, start: int, asked: bytes, shape: tuple[int, ...]) -> Ring:
+        words = self._words[start : start + shape[0]]
+        if self._index == self._protocol.label_holder or len(self._parties) == 1:
+            return words
+        place = self._parties.index(self._index)
+        following = (place + 1) % len(self._parties)
+        return words + self._bound(place, asked, shape) - self._bound(following, asked, shape)
 
     def answer(
         self,
@@ -128,13 +145,10 @@ class ScorePool:
             name: The request's.
             rows: Its records.
         """
-        asked, masked = _asked(name, rows), values + self.take(start, len(values))
-        if len(self._parties) > 1:
-            place = self._parties.index(self._index)
-            masked = masked + self._bound(place, asked, values.shape)
-            masked = masked - self._bound((place + 1) % len(self._parties), asked, values.shape)
+        masked = values + self.masks(start, name=name, rows=rows)
         message = MaskedScores(round=round, words=masked, tag=b"")
-        tag = score_tag(self._key, self._index, self._agreed, self._named(start, asked), message)
+        records = self._named(start, _asked(name, rows))
+        tag = score_tag(self._key, self._index, self._agreed, records, message)
         sent = MaskedScores(round=round, words=masked, tag=tag)
         return PooledMachine(self._index, self._protocol.label_holder, sent)
 
@@ -160,6 +174,36 @@ class ScorePool:
 
     def _bound(self, place: int, asked: bytes, shape: tuple[int, ...]) -> Ring:
         return expand(self._keys, f"pool/{place}/{asked.hex()}", shape)
+
+
+class PairPool(ScorePool):
+    """One member's masks where nobody deals: as many as are asked for, from the seeds of one session.
+
+    Args:
+        protocol: The public configuration.
+        index: Which member.
+        seeds: What it shares with every other member, in this session alone.
+        agreed: What all have agreed on.
+    """
+
+    def __init__(
+        self, protocol: SealedProtocol, index: int, seeds: Mapping[int, bytes], *, agreed: bytes = b""
+    ) -> None:
+        self.round, self.next, self._count = 0, 0, ENDLESS
+        self._protocol, self._index, self._agreed = protocol, index, agreed
+        self._parties = _parties(protocol)
+        purpose = f"sealed/pool/{agreed.hex()}"
+        self._seeds = {member: derive_key(seed, purpose=purpose) for member, seed in seeds.items()}
+        holds = index == protocol.label_holder
+        self._key = b"" if holds else tag_key(self._seeds[protocol.label_holder])
+        self._keys = b"".join(tag_key(self._seeds[each]) for each in self._parties) if holds else b""
+
+    def _masks(self, start: int, asked: bytes, shape: tuple[int, ...]) -> Ring:
+        total = np.zeros(shape, np.uint64)
+        for other, seed in self._seeds.items():
+            mask = expand(seed, f"pool/{start}/{asked.hex()}", shape)
+            total = total + mask if self._index < other else total - mask
+        return -total if self._index == self._protocol.label_holder else total
 
 
 def _asked(name: str, rows: npt.NDArray[np.int64]) -> bytes:

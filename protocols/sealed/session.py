@@ -37,6 +37,8 @@ class Session:
         masked: The others' masked operands, as rings multiply them.
         labels: Its share of the labels, (records, outputs).
         tags: Its share of the labels' tags.
+        constants: Both as rounds use them, once a round has computed it.
+        told: Digest of the masked labels that it was told: part of what the label holder signs.
         signer: Signs what it sends to all; None with two members, where nobody else could be told otherwise.
         verifiers: The others' public keys.
     """
@@ -46,6 +48,8 @@ class Session:
     masked: dict[int, npt.NDArray[np.uint64]]
     labels: Elements
     tags: Elements
+    constants: tuple[Elements, Elements] | None = None
+    told: bytes = b""
     signer: Ed25519PrivateKey | None = None
     verifiers: dict[int, Ed25519PublicKey] = field(default_factory=dict)
     burnt: bool = False
@@ -54,7 +58,7 @@ class Session:
         """Erases everything: no iteration of this session is ever judged again."""
         nothing = np.empty(0, np.uint64)
         self.burnt, self.key, self.signer = True, 0, None
-        self.masked, self.labels, self.tags = {}, nothing, nothing
+        self.masked, self.labels, self.tags, self.constants = {}, nothing, nothing, None
 
 
 class CheckedMachine(Machine):
@@ -289,6 +293,7 @@ class ProofMachine(CheckedMachine):
             masked={m: self._ring(m) for m in self._others},
             labels=self._by_record(labels, int(self.address == 0)),
             tags=self._by_record(tags, key),
+            told=hashlib.sha256(np.ascontiguousarray(opened, "<u8").data).digest(),
             signer=self._signer,
             verifiers={
                 m: Ed25519PublicKey.from_public_bytes(self._keys[m]) for m in self._others if self._signer

@@ -254,6 +254,15 @@ class Algorithm(ABC):
         """Address -> organisation of the helpers that a plan has."""
         return {name: name for name in self.helpers}
 
+    def constants(self, plan: Plan, members: int) -> dict[str, str]:
+        """Name -> digest or value of numbers that come with the package and everybody must compute with.
+
+        Args:
+            plan: Completed.
+            members: How many organisations have features or labels.
+        """
+        return {}
+
     apart: bool = False
     """Whether organisations run in processes of their own, over a network."""
 

@@ -8,7 +8,7 @@ accounted for, or that have no input at all; this is the one place outside the g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from securevfl.errors import EgressError, ProtocolError
@@ -29,6 +29,12 @@ from securevfl.protocols.wire import Value
 T = TypeVar("T")
 DEALT = (Seed, Deal, ScoreDeal, *CHECKED_DEALT)
 """What a dealer sends: made of fresh randomness and public numbers alone."""
+
+
+def machine_of(source: Accounted | Machine) -> Machine:
+    """The machine itself."""
+    found: Machine = source.machine if isinstance(source, Accounted) else source
+    return found
 
 
 class Exchange:
@@ -172,20 +178,32 @@ class Exchange:
                 raise ProtocolError(f"{self.link.address} received {packet.kind!r} from {packet.sender}")
         return Envelope(sender, receiver, self.read(packet.kind, fields))
 
-    async def follow(self, source: Accounted | Machine) -> None:
-        """Follows one machine to its end, where a role has nothing else to listen to."""
-        machine: Machine = source.machine if isinstance(source, Accounted) else source
-        for envelope in await self.work(machine.start):
-            await self.send(source, envelope)
-        await self.started(machine)
-        while not machine.done:
-            arrived = self.envelope(await self.next_for(machine))
-            for envelope in await self.work(machine.receive, arrived):
-                await self.send(source, envelope)
+    async def follow(self, *sources: Accounted | Machine) -> None:
+        """Follows machines beside each other to their end, where a role has nothing else to listen to.
 
-    async def next_for(self, machine: Machine) -> Packet:
-        """The next message for a machine that is followed."""
-        return await self.link.receive()
+        Work that needs no message comes before the next message: what is sent, and in which order, depends
+        on what was received alone.
+        """
+        for source in sources:
+            await self._act(source, machine_of(source).start)
+            await self.started(machine_of(source))
+        while not all(machine_of(source).done for source in sources):
+            busy = next((each for each in sources if machine_of(each).pending), None)
+            if busy is not None:
+                await self._act(busy, machine_of(busy).proceed)
+                continue
+            packet, source = await self.next_for(sources)
+            await self._act(source, machine_of(source).receive, self.envelope(packet))
+
+    async def _act(self, source: Accounted | Machine, act: Callable[..., list[Envelope]], *args: Any) -> None:
+        """Lets a machine work, where the carrier wants long work to be done, and sends what it says."""
+        aside = self.link.aside if machine_of(source).heavy else None
+        for envelope in await (self.work(act, *args) if aside is None else aside(act, *args)):
+            await self.send(source, envelope)
+
+    async def next_for(self, sources: Sequence[Accounted | Machine]) -> tuple[Packet, Accounted | Machine]:
+        """The next message for machines that are followed, and whose it is."""
+        return await self.link.receive(), sources[0]
 
     async def work(self, act: Callable[..., T], *args: Any, **named: Any) -> T:
         """Lets a machine work, here and now."""

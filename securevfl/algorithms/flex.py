@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.channels import SUMS, check_holder_sum
-from securevfl.algorithms.local import Trained, build_local_model
+from securevfl.algorithms.linear_steps import HeadSteps, loss_slope, others_part, weight_slope, written_out
+from securevfl.algorithms.local import Trained, build_local_model, trainable
 from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
 from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
 from securevfl.algorithms.steps import (
@@ -41,12 +42,14 @@ from securevfl.algorithms.steps import (
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import Fusion, task_loss
+from securevfl.models.encoders import LinearEncoder
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
-from securevfl.privacy.rows import Rows
+from securevfl.privacy.rows import Rows, fixed
 from securevfl.settings.plan import Plan
 from securevfl.transfers import to_device
 
+Floats = npt.NDArray[np.float32]
 MOST_STEPS = 10_000
 """Local steps in one round at most: random durations can be arbitrarily short."""
 LOCAL_OPTIMISERS = ("sgd", "momentum", "proximal", "decaying")
@@ -134,6 +137,28 @@ class LocalSGD(PlainSGD):
 
     step.hooked = True  # type: ignore[attr-defined]  # see `PlainSGD`
 
+    @np.errstate(over="ignore", invalid="ignore")  # a model that diverges is refused when it is let out
+    def walk(self, weights: Floats, slope: Callable[[Floats], Floats], steps: int) -> Floats:
+        """So many steps of one weight without a graph, as `step` takes them; returns where they lead.
+
+        Args:
+            weights: Where the round starts.
+            slope: The gradient at given weights.
+            steps: How many.
+        """
+        decay, start, memory = float(self.param_groups[0]["weight_decay"]), weights, np.zeros_like(weights)
+        for taken in range(steps):
+            gradient = slope(weights)
+            if self.kind == "proximal":
+                gradient = gradient + self.proximal * (weights - start)
+            if decay:
+                gradient = gradient + decay * weights
+            if self.kind == "momentum":
+                memory = gradient = MOMENTUM * memory + gradient
+            rate = self.rate / math.sqrt(taken + 1) if self.kind == "decaying" else self.rate
+            weights = weights - rate * gradient
+        return weights
+
     def largest_weight(self, steps: int) -> float:
         """The largest weight of a round of so many steps at the present rate."""
         return float(gradient_weights(self.kind, steps, rate=self.rate, proximal=self.proximal).max())
@@ -175,6 +200,9 @@ class FlexServer(SharingServer):
         self.optimiser = build_local_optimiser(setup.head, setup.plan, SERVER)
         self.top = Trained(SERVER, setup.head, self.optimiser)
         self.pace = 1.0 / speed_of(setup.plan, SERVER)
+        self.written_out = written_out(setup.head) and len(trainable(setup.head)) == len(
+            list(setup.head.parameters())
+        )
         self.round = 0
         self.last_steps: dict[str, int] = {}
         self.last_rates: dict[str, float] = {}
@@ -182,7 +210,7 @@ class FlexServer(SharingServer):
 
     async def _train(self) -> None:
         for _ in range(self.batches.per_pass):
-            await self._round(self.batches.next())
+            await self._round(fixed(self.batches.next()))
         self.top.check_finite()
 
     async def _round(self, rows: Rows) -> None:
@@ -208,8 +236,7 @@ class FlexServer(SharingServer):
         """All parties' embeddings (rows, parties, width); on a secure sum, their sum (rows, width)."""
         if self.secure:
             return await self._total(rows, "embedding")
-        given = [self._tensor(party, each["values"], len(rows)) for party, each in uploads.items()]
-        return torch.stack(given, dim=1)
+        return self._table(uploads, len(rows))
 
     def _steps(self, uploads: Mapping[str, Packet]) -> dict[str, int]:
         capacities = {party: int(message["capacity"]) for party, message in uploads.items()}
@@ -238,11 +265,12 @@ class FlexServer(SharingServer):
 
     def _gradients(self, snapshot: Tensor, rows: Rows, party: str = "") -> tuple[Tensor, float]:
         """Gradients of the mean loss (the run's, or a party's) with respect to the snapshot, and the loss."""
-        inputs = snapshot.clone().requires_grad_()
-        loss = self._mean_loss(self._outputs(inputs), rows, party)
-        (gradients,) = torch.autograd.grad(loss, inputs)
         private = self.setup.plan.settings.private_labels
-        return gradients.cpu() if private else gradients, float(loss.detach())
+        inputs = snapshot.clone().requires_grad_(private)
+        with torch.set_grad_enabled(private):
+            loss = self._mean_loss(self._outputs(inputs), rows, party)
+        gradients = torch.autograd.grad(loss, inputs)[0].cpu() if private else snapshot
+        return gradients, float(loss.detach())
 
     def _fused(self, vectors: Tensor) -> Tensor:
         return self.fusion.join_table(vectors) if vectors.ndim == 3 else vectors
@@ -266,7 +294,7 @@ class FlexServer(SharingServer):
             await self._reply(message, Received(**facts))  # what cannot learn gets no gradient
             return
         if private:
-            released = self.answers.release(gradient, rows=rows, observers=observers)
+            released = self.answers.release(gradient.numpy(), rows=rows, observers=observers)
             await self._reply(message, Gradient(values=released, **facts))
             return
         given = self._exact(tables, message.sender, rows=rows, kind="snapshot")
@@ -287,7 +315,11 @@ class FlexServer(SharingServer):
             self.optimiser.begin(rate)
             fused = self._fused(snapshot)
             labels, task, chosen = self.labels[self._index(rows)], self.setup.data.task, self.setup.loss()
-            for _ in range(steps):
+            if self.written_out:
+                head = HeadSteps(self.top.module, fused.numpy())
+                slope = loss_slope(task, chosen, labels.numpy(), fixed=head.fixed)
+                head.put(self.optimiser.walk(head.weights, weight_slope(head.features, slope), steps))
+            for _ in range(0 if self.written_out else steps):
                 self.optimiser.zero_grad(set_to_none=True)
                 loss = task_loss(task, self.top.module(fused), labels, loss=chosen)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -324,6 +356,8 @@ class FlexParty(SharingParty):
         self.waits_for_timeout = waits_for_timeout
         self.head = copy.deepcopy(setup.head).requires_grad_(False)
         self.fusion = Fusion(plan.fusion, plan.widths(setup.data.parties))
+        known = written_out(model.encoder) and (private or written_out(self.head))
+        self.written_out = known and not model.private
         self.reported: list[Any] | None = None
 
     async def _round(self, rows: Rows) -> None:
@@ -361,6 +395,9 @@ class FlexParty(SharingParty):
             return
         due = Gradient.kind if self.setup.plan.settings.private_labels else Snapshot.kind
         self.optimiser.begin(float(expect(answer, due)["rate"]))
+        if self.written_out:
+            self._walk(answer, released, rows, steps)
+            return
         values = to_device(np.array(answer["values"], np.float32), self.setup.device)
         if due == Snapshot.kind:
             self._take_head(answer)
@@ -378,6 +415,36 @@ class FlexParty(SharingParty):
             else:
                 self.model.descend(self._loss(source, values, labels))
         self.reported = [steps, self.optimiser.largest_weight(steps)]
+
+    def _walk(
+        self, answer: Packet, released: Released | Contribution | Inside, rows: Rows, steps: int
+    ) -> None:
+        """The local steps of a linear model below a linear head."""
+        if self.optimiser is None or not isinstance(self.model.encoder, LinearEncoder):
+            raise TypeError(f"the steps of {self.address} are not written out")
+        mechanism, weight = self.model.gate.mechanism, self.model.encoder.output.weight
+        given: Floats = np.asarray(answer["values"], np.float32)
+        if answer.kind == Gradient.kind:
+            slope: Callable[[Floats], Floats] = lambda vectors: given  # noqa: E731
+        else:
+            own = released.source.detach().numpy() if isinstance(released, Contribution) else released.values
+            head = {name: self._part(answer, name, each) for name, each in self.head.named_parameters()}
+            fixed, mix = others_part(self.fusion, given, own, self.index, head.get("weight"), head["bias"])
+            labels, loss = self._labels_of(rows).numpy(), self.setup.loss(self.address)
+            slope = loss_slope(self.setup.data.task, loss, labels, fixed=fixed, mix=mix)
+        features = self.model.records[rows].numpy()
+        down = weight_slope(features, slope, mechanism.clip if mechanism.sigma else None)
+        found = self.optimiser.walk(weight.detach().numpy().T, down, steps)
+        with torch.no_grad():
+            weight.copy_(torch.from_numpy(found.T))
+        self.reported = [steps, self.optimiser.largest_weight(steps)]
+
+    def _part(self, answer: Packet, name: str, expected: Tensor) -> Floats:
+        """A part of the server's model as it was at the start of the round."""
+        found: Floats = np.asarray(answer[HEAD + name], np.float32)
+        if found.shape != tuple(expected.shape):
+            raise ProtocolError(f"{self.address} received a head whose {name} is of shape {found.shape}")
+        return found
 
     def _take_head(self, answer: Packet) -> None:
         """Loads the server's model as it was at the start of the round."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
-from securevfl.algorithms.sealed.encoder import ScorecardEncoder
+from securevfl.algorithms.sealed.encoder import ClassCardEncoder, ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
@@ -166,16 +166,21 @@ class LocalModel(Trained):
             learning: True to keep the graph for the gradient that comes back.
         """
         self._set_mode(kind)
-        with torch.set_grad_enabled(learning and self.trains):
-            if learning and self.stack is not None:
-                self._leaf = vectors = self.stack.embed(self, rows)
-            else:
-                vectors = self.encoder(self.records[rows])
+        if learning and self.stack is not None:
+            self._leaf = vectors = self.stack.embed(self, rows)
+            return self._let_out(vectors, rows, kind, observers)
+        with torch.set_grad_enabled(learning and self.optimiser is not None):
+            vectors = self.encoder(self.records[rows])
             if learning and self.private:
                 self._hidden_noise = drawn_noise(self.encoder)
-            if not observers:
-                return Inside.of(vectors)
-            return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
+            return self._let_out(vectors, rows, kind, observers)
+
+    def _let_out(
+        self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]
+    ) -> Released | Inside:
+        if not observers:
+            return Inside.of(vectors)
+        return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
     def _set_mode(self, kind: str) -> None:
         """Hidden noise and dropout are for training; walking over all modules pays only on a change."""
@@ -231,13 +236,14 @@ class LocalModel(Trained):
         if self.optimiser is None:
             return
         source = released if isinstance(released, Tensor) else released.source
+        if self.stack is not None and source is self._leaf:
+            self.stack.learn(self, gradient)
+            return
         upstream = gradient
         if not isinstance(gradient, Tensor):
             upstream = to_device(np.array(gradient, np.float32), source.device)
-        if self.stack is not None and self._leaf is not None:
-            if source is not self._leaf:  # back through the clipping
-                (upstream,) = torch.autograd.grad(source, self._leaf, upstream)
-            self.stack.learn(self, upstream)
+        if self.stack is not None and self._leaf is not None:  # back through the clipping
+            self.stack.learn(self, torch.autograd.grad(source, self._leaf, upstream)[0])
             return
         self.optimiser.zero_grad(set_to_none=True)
         if self.private:
@@ -285,10 +291,13 @@ class StackedModels:
         groups = regularised(self.stack.named(), plan, models[0].name)
         self.optimiser = build_optimiser(groups, plan, plan.learning_rate)
         self._rows: Rows | None = None
+        self._batch: Tensor | None = None
         self._outputs: Tensor | None = None
         self._leaves: tuple[Tensor, ...] = ()
+        self._clips = any(model.gate.mechanism.sigma for model in models)
+        self._index = models[0].records.index
         self._places = {model.name: place for place, model in enumerate(models)}
-        self._gradients: dict[int, Tensor] = {}
+        self._gradients: dict[int, Any] = {}
 
     @classmethod
     def of(cls, models: Sequence[LocalModel], plan: Plan) -> StackedModels | None:
@@ -308,26 +317,34 @@ class StackedModels:
 
     def embed(self, model: LocalModel, rows: Rows) -> Tensor:
         """The embeddings of one party, as a leaf of the graph that its gate goes on with."""
-        if self._outputs is None or self._rows is None or not np.array_equal(self._rows, rows):
+        if self._rows is not rows and (self._rows is None or not np.array_equal(self._rows, rows)):
             if self._gradients:
                 raise ProtocolError("a party is at its next batch before all have learned from the last one")
-            index = to_device(rows, self.inputs.device)
             self._rows = rows
-            with torch.enable_grad():
-                self._outputs = self.stack(self.inputs.index_select(1, index))
+            self._batch = self.inputs.index_select(1, self._index(rows))
+            with torch.set_grad_enabled(not self.stack.linear):
+                self._outputs = self.stack(self._batch)
             self._leaves = self._outputs.detach().unbind()
-        return self._leaves[self._places[model.name]].requires_grad_()
+        leaf = self._leaves[self._places[model.name]]
+        return leaf.requires_grad_() if self._clips else leaf
 
-    def learn(self, model: LocalModel, gradient: Tensor) -> None:
+    def learn(self, model: LocalModel, gradient: Any) -> None:
         """Takes one party's gradient; the last one makes the step of all."""
         self._gradients[self._places[model.name]] = gradient
-        if self._outputs is None or len(self._gradients) < len(self._leaves):
+        if self._outputs is None or self._batch is None or len(self._gradients) < len(self._leaves):
             return
+        ordered = [self._gradients[place] for place in range(len(self._leaves))]
+        if isinstance(ordered[0], Tensor):
+            gradients = torch.stack(ordered)
+        else:
+            gradients = to_device(np.stack(ordered).astype(np.float32, copy=False), self.inputs.device)
         self.optimiser.zero_grad(set_to_none=True)
-        gradients = torch.stack([self._gradients[place] for place in range(len(self._leaves))])
-        self._outputs.backward(gradients)  # type: ignore[no-untyped-call]
+        if self.stack.linear:
+            self.stack.pull_back(self._batch, gradients)
+        else:
+            self._outputs.backward(gradients)  # type: ignore[no-untyped-call]
         self.optimiser.step()
-        self._outputs, self._gradients = None, {}
+        self._rows, self._outputs, self._gradients = None, None, {}
 
 
 def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
@@ -340,7 +357,9 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
     if plan.model == "trees":
         return nn.Identity()  # trees take the columns as they are
     if plan.model in ("scorecard", "profile"):
-        return ScorecardEncoder(card_columns(data)[index])
+        columns = card_columns(data)[index]
+        several = data.task == "multiclass"
+        return ClassCardEncoder(columns, data.outputs) if several else ScorecardEncoder(columns)
     return party_encoder(
         plan,
         party,

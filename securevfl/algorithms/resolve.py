@@ -12,6 +12,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models.losses import find_loss
 from securevfl.privacy.defences import DEFENCES
+from securevfl.settings.epochs import fitting_epochs
 from securevfl.settings.plan import Plan
 
 
@@ -90,6 +91,7 @@ def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Pla
     data = algorithm.arrange(plan, data)
     _check_bounds(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
+    plan = plan.with_changes(epochs=fitting_epochs(plan, data.n_train))
     scaled = _scale(plan, data)
     plan = plan.with_changes(scaling=scaled.scaling)
     if not algorithm.federated:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -33,7 +34,7 @@ from securevfl.privacy.defences import DEFENCES
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
-from securevfl.privacy.rows import Rows
+from securevfl.privacy.rows import Rows, fixed
 from securevfl.transfers import Index, to_device
 
 CHUNK = 1024
@@ -104,12 +105,28 @@ class LabelHolder(ServerRole):
 
     def _tensor(self, sender: str, values: Any, rows: int) -> Tensor:
         """Vectors that arrive, one per record, padded to the widest party's."""
-        expected = rows, self.widths.get(sender, self.setup.plan.embedding)
-        if np.shape(values) != expected:
-            raise ProtocolError(f"{sender} sent vectors of shape {np.shape(values)}; expected {expected}")
+        width = self._checked_width(sender, values, rows)
         found = to_device(np.array(values, np.float32), self.setup.device)
-        missing = self.fusion.widest - expected[1]
+        missing = self.fusion.widest - width
         return functional.pad(found, (0, missing)) if missing else found
+
+    def _checked_width(self, sender: str, values: Any, rows: int) -> int:
+        width = self.widths.get(sender, self.setup.plan.embedding)
+        if getattr(values, "shape", None) != (rows, width):
+            raise ProtocolError(
+                f"{sender} sent vectors of shape {np.shape(values)}; expected {(rows, width)}"
+            )
+        return width
+
+    def _table(self, uploads: Mapping[str, Packet], rows: int) -> Tensor:
+        """The vectors of all parties: (rows, parties, width), padded to the widest party's."""
+        table = np.zeros((rows, len(self.parties), self.fusion.widest), np.float32)
+        for place, party in enumerate(self.parties):
+            if party not in uploads:
+                raise ProtocolError(f"{party} has no part in a batch that all parties upload")
+            values: Any = uploads[party].fields.get("values")
+            table[:, place, : self._checked_width(party, values, rows)] = values
+        return to_device(table, self.setup.device)
 
     async def _ask(self, party: str, rows: Rows, purpose: str) -> Tensor:
         answer = await self.link.call(party, Embed(rows=rows, purpose=purpose))
@@ -153,9 +170,10 @@ class GradientAnswers:
         self.readers = others if plan.protocol == "plain-tree" else ()
         self.mechanism = Mechanism(clip=plan.gradient_clip, sigma=self.level * plan.gradient_clip)
 
-    def release(self, gradient: Tensor, *, rows: Rows, observers: tuple[str, ...]) -> Released | Inside:
+    def release(
+        self, values: npt.NDArray[np.float32], *, rows: Rows, observers: tuple[str, ...]
+    ) -> Released | Inside:
         """What may be sent; without observers nothing is changed, and it stays inside."""
-        values = gradient.numpy(force=True)
         if not observers:
             return Inside(values=values)
         observers = self.readers or observers
@@ -197,7 +215,9 @@ class Party(Role):
     async def _listen(self) -> None:
         """Answers until the server ends the phase."""
         while (message := await self._receive()).kind != End.kind:
-            await self.handlers[expect(message, *self.handlers).kind](message)
+            if message.kind not in self.handlers:
+                expect(message, *self.handlers)
+            await self.handlers[message.kind](message)
         self._ended.set()
 
 
@@ -335,7 +355,7 @@ class SharingParty(Party):
     async def epoch(self) -> None:
         await self.sums.begin()
         for _ in range(self.batches.per_pass):
-            await self._round(self.batches.next())
+            await self._round(fixed(self.batches.next()))
         self.model.check_finite()
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -60,6 +61,11 @@ class Batches:
             return drawn
         rows = (np.sort(drawn)[:, None] * self.block + np.arange(self.block)).reshape(-1)
         return rows if rows[-1] < self.records else rows[rows < self.records]
+
+    def upcoming(self, count: int) -> list[Rows]:
+        """The batches that follow; `next` will give them again."""
+        ahead = copy.deepcopy(self)
+        return [ahead.next() for _ in range(count)]
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""

@@ -27,6 +27,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import task_loss
+from securevfl.models.direct import DirectHead
 from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows, fixed
@@ -55,6 +57,7 @@ PURPOSES = ("initial", "refresh", EVALUATION)
 SUMMED = (TRAINING, EVALUATION)
 """What a party lets its embeddings be summed for."""
 _NONE = np.empty(0, np.int32)
+Gradients = npt.NDArray[np.float32]
 
 
 # -- the party ----------------------------------------------------------------------------------------------
@@ -121,14 +124,15 @@ class VAFLParty(Party):
             if not await clock.sleep_until(self.ready_at, self._ended):
                 return
             self.ready_at = None
-            await self._upload(self.batches.next())
+            await self._upload(fixed(self.batches.next()))
 
     async def _upload(self, rows: Rows) -> None:
         if self._open is not None:  # lines 6 and 7 of the batch before come first
             earlier, sent = self._open
             self._learn(sent, await self.link.call(SERVER, Query(rows=earlier)), earlier)
         released = self.model.release(rows, kind=TRAINING, observers=self.training_observers, learning=True)
-        await self._send_others(rows)
+        if self.setup.plan.settings.also:
+            await self._send_others(rows, self.setup.plan.settings.also)
         answer = await self.link.call(SERVER, Embedding(rows=rows, values=released))
         if self.setup.plan.settings.query_first:
             self._open = (rows, released) if answer.kind == Received.kind else None
@@ -139,11 +143,8 @@ class VAFLParty(Party):
         if answer.kind == Gradient.kind:
             self.model.learn(released, answer.fields["values"], rows)
 
-    async def _send_others(self, rows: Rows) -> None:
+    async def _send_others(self, rows: Rows, count: int) -> None:
         """Step 5 for records that were not selected in step 4, whose turn it is."""
-        count = self.setup.plan.settings.also
-        if not count:
-            return
         total = self.setup.data.n_train
         due = np.setdiff1d((self.turn + np.arange(min(count, total))) % total, rows)
         self.turn = (self.turn + count) % total
@@ -177,8 +178,8 @@ class SummingParty(VAFLParty):
         await super().epoch()
 
     async def _join(self, message: Packet) -> None:
-        request = read_request(message)
-        await self.sums.join(request, self._contribute(request.rows, request.purpose))
+        given = self._contribute(message.fields["rows"], str(message.fields["purpose"]))
+        await self.sums.join(read_request(message), given)
 
     async def _answer(self, message: Packet) -> None:
         """Gives the server, in the same organisation, the party's own part."""
@@ -233,6 +234,8 @@ class TopModelServer(LabelHolder):
         optimiser = build_optimiser(groups, setup.plan, setup.server_rate) if groups else None
         self.top = Trained(SERVER, setup.head, optimiser)
         self.n_train = setup.data.n_train
+        self.loss_of_run = setup.loss()
+        self.direct = DirectHead.of(setup.head, self.fusion, setup.data.task, self.loss_of_run)
         self.iteration = 0
         self.absent: set[str] = set()
 
@@ -284,9 +287,9 @@ class TopModelServer(LabelHolder):
         """Uploads of `wait_for` distinct parties, or of all that are present, in order of arrival."""
         uploads: dict[str, Packet] = {}
         while len(uploads) < max(1, min(self.wait_for, len(self.parties) - len(self.absent))):
-            message = expect(await self._receive(), Embedding.kind, ABSENT)
-            if message.kind == ABSENT:
-                self.absent.add(message.sender)
+            message = await self._receive()
+            if message.kind != Embedding.kind:
+                self.absent.add(expect(message, ABSENT, Embedding.kind).sender)
             elif message.sender in uploads:
                 raise ProtocolError(f"{message.sender} uploads twice before it is answered")
             else:
@@ -296,7 +299,7 @@ class TopModelServer(LabelHolder):
     def _rows(self, message: Packet) -> Rows:
         """The records of an upload."""
         named: Any = message.fields.get("rows", _NONE)
-        rows: Rows = named.astype(np.int64)
+        rows = fixed(named)
         if rows.size == 0 or rows.max() >= self.n_train:
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
         return rows
@@ -305,8 +308,11 @@ class TopModelServer(LabelHolder):
         """The distinct batches of uploads: one each, or one of all parties on a shared schedule."""
         if not self.shared_schedule:
             return [self._rows(message) for message in messages]
-        if any(not np.array_equal(message["rows"], messages[0]["rows"]) for message in messages):
-            raise ProtocolError("parties of synchronous training uploaded different batches")
+        first: Any = messages[0].fields.get("rows", _NONE)
+        for message in messages[1:]:
+            named: Any = message.fields.get("rows", _NONE)
+            if named is not first and not np.array_equal(named, first):
+                raise ProtocolError("parties of synchronous training uploaded different batches")
         return [self._rows(messages[0])]
 
     # -- one iteration --------------------------------------------------------------------------------------
@@ -327,7 +333,7 @@ class TopModelServer(LabelHolder):
 
     def _step(
         self, inputs: Tensor, index: Tensor, sizes: list[int], senders: Sequence[str]
-    ) -> tuple[list[Tensor], float]:
+    ) -> tuple[list[Gradients], float]:
         """One step on the mean of the batches' mean losses.
 
         Args:
@@ -340,51 +346,59 @@ class TopModelServer(LabelHolder):
             For each sender the gradient of its batch's mean loss with respect to the inputs, by the loss that
             it descends on; and the mean loss of the run.
         """
-        own = [self._own_gradient(inputs, index, sizes, place, name) for place, name in enumerate(senders)]
+        own = self._own_gradients(inputs, index, sizes, senders) if self.setup.plan.losses else {}
+        labels = self.labels.index_select(0, index)
+        if self.direct is not None and len(sizes) == 1:
+            loss, gradient = self.direct.differentiate(inputs, labels)
+        else:
+            loss, gradient = self._differentiate(inputs, labels, sizes)
+        if self.top.optimiser is not None:
+            self.top.optimiser.step()
+        pieces = torch.split(gradient.cpu(), sizes) if len(sizes) > 1 else (gradient.cpu(),)
+        usual = [piece.numpy() for piece in pieces] * (len(senders) if self.shared_schedule else 1)
+        return [own.get(place, each) for place, each in enumerate(usual)], loss
+
+    def _differentiate(self, inputs: Tensor, labels: Tensor, sizes: list[int]) -> tuple[float, Tensor]:
+        """The mean loss, and the gradient of the batches' losses in what the model takes."""
         inputs.requires_grad_()
-        labels, loss = self.labels.index_select(0, index), self.setup.loss()
         outputs, task = self._outputs(inputs), self.setup.data.task
         if len(sizes) == 1:
-            total = task_loss(task, outputs, labels, loss=loss)
+            total = task_loss(task, outputs, labels, loss=self.loss_of_run)
         else:
-            each = task_loss(task, outputs, labels, reduction="none", loss=loss)
+            each = task_loss(task, outputs, labels, reduction="none", loss=self.loss_of_run)
             total = torch.stack([piece.mean() for piece in torch.split(each, sizes)]).sum()
-        optimiser = self.top.optimiser
-        if optimiser is not None:
-            optimiser.zero_grad(set_to_none=True)
+        if self.top.optimiser is not None:
+            self.top.optimiser.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
-        if optimiser is not None:
-            for parameter in optimiser.param_groups[0]["params"] if len(sizes) > 1 else ():
+        if self.top.optimiser is not None:
+            for parameter in self.top.optimiser.param_groups[0]["params"] if len(sizes) > 1 else ():
                 parameter.grad /= len(sizes)
-            optimiser.step()
         if inputs.grad is None:
             raise ProtocolError("the server's model does not depend on the embeddings")
-        usual = list(torch.split(inputs.grad.cpu(), sizes))
-        usual = usual * len(senders) if self.shared_schedule else usual
-        found = [given if mine is None else mine for mine, given in zip(own, usual, strict=True)]
-        return found, total.item() / len(sizes)
+        return total.item() / len(sizes), inputs.grad
 
-    def _own_gradient(
-        self, inputs: Tensor, index: Tensor, sizes: list[int], place: int, sender: str
-    ) -> Tensor | None:
-        """The gradient for a party that descends on a loss of its own; None for all others."""
-        if sender not in self.setup.plan.losses:
-            return None
-        place = 0 if self.shared_schedule else place
-        mine, rows = torch.split(inputs, sizes)[place], torch.split(index, sizes)[place]
-        leaf = mine.detach().clone().requires_grad_()
-        labels, loss = self.labels.index_select(0, rows), self.setup.loss(sender)
-        mean = task_loss(self.setup.data.task, self._outputs(leaf), labels, loss=loss)
-        (gradient,) = torch.autograd.grad(mean, leaf)
-        return gradient.cpu()
+    def _own_gradients(
+        self, inputs: Tensor, index: Tensor, sizes: list[int], senders: Sequence[str]
+    ) -> dict[int, Gradients]:
+        """Place -> gradient, for the parties that descend on a loss of their own."""
+        found = {}
+        for place, sender in enumerate(senders):
+            if sender in self.setup.plan.losses:
+                batch = 0 if self.shared_schedule else place
+                leaf = torch.split(inputs, sizes)[batch].detach().clone().requires_grad_()
+                labels = self.labels.index_select(0, torch.split(index, sizes)[batch])
+                loss = self.setup.loss(sender)
+                mean = task_loss(self.setup.data.task, self._outputs(leaf), labels, loss=loss)
+                found[place] = torch.autograd.grad(mean, leaf)[0].cpu().numpy()
+        return found
 
     async def _answer(
-        self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Sequence[Tensor]
+        self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Sequence[Gradients]
     ) -> None:
         """Sends gradients through the label holder's gate, all together; frozen encoders get none."""
         frozen = self.setup.plan.encoder_training == "none"
         contents: list[Received | Gradient] = []
-        with self.gate.ledger.together():
+        with self.answers.gate.ledger.together() if len(messages) > 1 else nullcontext():
             for message, batch, gradient in zip(messages, rows, gradients, strict=True):
                 observers = self.observers[message.sender]
                 if observers and frozen:
@@ -451,11 +465,11 @@ class VAFLServer(TopModelServer):
         leaf = self.embeddings.index_select(0, self._index(rows)).requires_grad_()
         loss = self._mean_loss(self._outputs(leaf), rows, message.sender)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        await self._answer([message], [rows], [self._of_party(gradient.cpu(), place)])
+        await self._answer([message], [rows], [self._of_party(gradient.cpu().numpy(), place)])
 
-    def _of_party(self, gradient: Tensor, place: int) -> Tensor:
+    def _of_party(self, gradient: Gradients, place: int) -> Gradients:
         """A party's part of a gradient by the table of embeddings."""
-        return gradient.select(1, place)[:, : self.fusion.widths[place]]
+        return gradient[:, place, : self.fusion.widths[place]]
 
     async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
@@ -464,50 +478,44 @@ class VAFLServer(TopModelServer):
 
     def _upload(self, message: Packet, rows: Rows) -> Upload:
         values = self._tensor(message.sender, message.fields.get("values"), len(rows))
-        return self._upload_of(self.parties.index(message.sender), rows, values)
-
-    def _upload_of(self, party: int, rows: Rows, values: Tensor) -> Upload:
-        return Upload(party, rows, self._index(rows), values)
+        return Upload(self.parties.index(message.sender), rows, self._index(rows), values)
 
     def _store(self, upload: Upload) -> None:
         self.embeddings.select(1, upload.party).index_copy_(0, upload.where, upload.values)
         self.updated_at[upload.rows, upload.party] = self.iteration
 
-    def _store_all(self, uploads: list[Upload]) -> None:
-        """Stores uploads; one batch of all parties is written at once."""
-        if not self.shared_schedule or len(uploads) < len(self.parties):
-            for upload in uploads:
-                self._store(upload)
-            return
-        ordered = sorted(uploads, key=lambda upload: upload.party)
-        table = torch.stack([upload.values for upload in ordered], dim=1)
-        self.embeddings.index_copy_(0, ordered[0].where, table)
-        self.updated_at[ordered[0].rows] = self.iteration
+    async def _store_all(self, messages: list[Packet], batches: list[Rows]) -> tuple[Tensor, Tensor]:
+        """Stores the uploads, refreshes what is too old; what the model takes then, and of which records."""
+        if self.shared_schedule:  # one batch of all parties, none of it old
+            table = self._table({message.sender: message for message in messages}, len(batches[0]))
+            index = self._index(batches[0])
+            self.embeddings.index_copy_(0, index, table)
+            self.updated_at[batches[0]] = self.iteration
+            return table, index
+        uploads = [self._upload(message, rows) for message, rows in zip(messages, batches, strict=True)]
+        for upload in uploads:
+            self._store(upload)
+        for upload in uploads:
+            await self._refresh(upload)
+        index = uploads[0].where if len(uploads) == 1 else torch.cat([upload.where for upload in uploads])
+        return self.embeddings.index_select(0, index), index
 
     async def _iterate(self, messages: list[Packet]) -> None:
         """Stores the uploads, refreshes what is too old, updates, answers."""
         batches = self._rows_of_all(messages)
-        shared = batches * len(messages) if self.shared_schedule else batches
-        uploads = [self._upload(message, rows) for message, rows in zip(messages, shared, strict=True)]
-        self._store_all(uploads)
-        for upload in uploads[: len(batches)]:
-            await self._refresh(upload)
-        where = [upload.where for upload in uploads[: len(batches)]]
-        index = where[0] if len(where) == 1 else torch.cat(where)
-        inputs, senders = self.embeddings.index_select(0, index), [message.sender for message in messages]
-        gradients, loss = self._step(inputs, index, [len(b) for b in batches], senders)
+        inputs, index = await self._store_all(messages, batches)
+        senders, sizes = [message.sender for message in messages], [len(rows) for rows in batches]
+        gradients, loss = self._step(inputs, index, sizes, senders)
+        named = batches * len(messages) if self.shared_schedule else batches
         if self.query_first:
-            for message, upload in zip(messages, uploads, strict=True):
-                self._open[message.sender] = upload.rows
+            for message, rows in zip(messages, named, strict=True):
+                self._open[message.sender] = rows
                 await self.link.reply(message, Received())
         else:
-            answers = [
-                self._of_party(gradient, upload.party)
-                for upload, gradient in zip(uploads, gradients, strict=True)
-            ]
-            named = [fixed(rows) for rows in batches]
-            await self._answer(messages, named * len(messages) if self.shared_schedule else named, answers)
-        self._count(sum(len(upload.rows) for upload in uploads), loss)
+            places = map(self.parties.index, senders)
+            answers = [self._of_party(each, place) for each, place in zip(gradients, places, strict=True)]
+            await self._answer(messages, named, answers)
+        self._count(sum(map(len, named)), loss)
 
     async def _refresh(self, upload: Upload) -> None:
         """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
@@ -517,7 +525,8 @@ class VAFLServer(TopModelServer):
             for party, name in enumerate(self.parties):
                 stale = rows[ages[:, party] > bound]
                 if party != upload.party and stale.size:
-                    self._store(self._upload_of(party, stale, await self._ask(name, stale, "refresh")))
+                    values = await self._ask(name, stale, "refresh")
+                    self._store(Upload(party, stale, self._index(stale), values))
         self.oldest_used = max(self.oldest_used, self.iteration - int(self.updated_at[rows].min()))
 
     def figures(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from securevfl.auditing.verdicts import Finding, Verdict
 from securevfl.errors import AgreementError, CertificateError, RunError, readable
 from securevfl.federation.agreed import Enforcer, Timetable
 from securevfl.files import read_json
-from securevfl.network.agreement import verify_all
+from securevfl.network.agreement import constants_of, verify_all
 from securevfl.network.folders import EVIDENCE_FILE
 from securevfl.network.identity import check_issuer, parse_certificate
 from securevfl.network.signing import phase_statement, verify
@@ -45,7 +45,7 @@ def check_agreement(folder: Path) -> list[Finding]:
         "plan and alignment are those agreed on",
     )
     sound = Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.HOLDS, tested=tested)
-    return [sound, *_evidence(folder, content)]
+    return [sound, *_constants(folder, content), *_evidence(folder, content)]
 
 
 def _ledgers(folder: Path) -> list[Path]:
@@ -93,6 +93,21 @@ def _planned(folder: Path, content: Mapping[str, Any]) -> None:
     signed = json.loads(content["text"])["plan"]
     if Plan.from_toml(folder / "plan.toml").to_agreement() != signed:
         raise AgreementError("plan.toml is not the plan that was signed")
+
+
+def _constants(folder: Path, content: Mapping[str, Any]) -> Iterator[Finding]:
+    """Where members signed for other constants than those that this version computes its bounds from."""
+    agreed = json.loads(content["text"])
+    outline, said = agreed["outline"], agreed.get("constants", {})
+    plan = Plan.from_toml(folder / "plan.toml")
+    known = constants_of(plan, outline["parties"], outline["label_holder"])
+    for name in sorted({*known, *said}):
+        if known.get(name) != said.get(name):
+            words = (
+                f"members signed for {readable(name, 40)} {readable(str(said.get(name)), 80)}, this version "
+                f"has {known.get(name)} and judges by that: audit with the version that trained"
+            )
+            yield Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.NOT_TESTED, reasons=(words,))
 
 
 def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:

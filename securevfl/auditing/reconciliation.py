@@ -44,6 +44,7 @@ from securevfl.protocols.sealed.messages import CheckedShare
 from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
 from securevfl.protocols.sums.tree_sums import TreeSum
 from securevfl.protocols.sums.trees import ParentMap
+from securevfl.settings.plan import Plan
 
 RECONCILED = "reconciled with the ledger"
 GATHER = "bring the organisations' folders together with `securevfl gather`"
@@ -106,11 +107,24 @@ class _Line(NamedTuple):
         return next((n for n in present if (form := self.schema.form_of(n)) and form.payload), None)
 
 
-def was_resumed(entries: Sequence[Entry]) -> bool:
-    """Whether a ledger's owner was interrupted while it trained: a session began between its releases."""
-    trained = [e.index for e in entries if e.is_release and e.content["kind"] != "prediction"]
-    first, last = min(trained, default=0), max(trained, default=0)
-    return any(entry.is_session and first < entry.index < last for entry in entries)
+PROFILED = ("bins", "label histogram")
+"""What a profile opens, in this order."""
+
+
+def was_resumed(entries: Sequence[Entry], plan: Plan) -> bool:
+    """Whether a ledger's owner was interrupted while it trained: a session began between its releases.
+
+    A run that goes on from a profile has one more, right after the label histogram.
+    """
+    trained = [e for e in entries if e.is_release and e.content["kind"] != "prediction"]
+    first, last = (trained[0].index, trained[-1].index) if trained else (0, 0)
+    begun = [e.index for e in entries if e.is_session and first < e.index < last]
+    if plan.profiled and begun:
+        before = [e.content["kind"] for e in trained if e.index < begun[0]]
+        after = [e.content["kind"] for e in trained if e.index > begun[0]]
+        planned = before[-1] == PROFILED[-1] and not set(PROFILED) & set(after)
+        begun = begun[planned:]
+    return bool(begun)
 
 
 class _Reconciliation:
@@ -125,7 +139,9 @@ class _Reconciliation:
             path.stem: _Books(path.stem, read_ledger(path), self)
             for path in sorted((folder / "ledger").glob("*.jsonl"))
         }
-        self.resumed = {owner for owner, books in self.books.items() if was_resumed(books.entries)}
+        self.resumed = {
+            owner for owner, books in self.books.items() if was_resumed(books.entries, source.plan)
+        }
         self.homes = read_homes(folder)
         self.problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         self.unknown: set[tuple[str, str, str]] = set()

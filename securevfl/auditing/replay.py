@@ -15,6 +15,7 @@ for this reason is for data holders.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import tempfile
 from collections import defaultdict, deque
@@ -46,6 +47,7 @@ from securevfl.auditing.evidence import (
     conclude,
 )
 from securevfl.auditing.reconciliation import was_resumed
+from securevfl.auditing.shares import FRESH, MemberNoise
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.errors import ProtocolError, SecureVFLError
 from securevfl.federation.clock import VirtualClock, run_virtual
@@ -168,7 +170,7 @@ def _missing(source: Source) -> str:
         return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
-    if any(was_resumed(read_ledger(path)) for path in (files.path / "ledger").glob("*.jsonl")):
+    if any(was_resumed(read_ledger(path), plan) for path in (files.path / "ledger").glob("*.jsonl")):
         return "the run was interrupted and resumed; replay needs one that was not"
     return ""
 
@@ -416,11 +418,22 @@ class _Carrier(VirtualCarrier):
     async def phase(self, part: str, epoch: int = 0) -> None:
         """Notes where the run is; a message without its like in the run ends the replay."""
         self.evidence.part = f"{part} {epoch}"
+        if self.plan.profiled and (part, epoch) == ("epoch", 2):
+            self._take_up()
         try:
             await super().phase(part, epoch)
         finally:
             if self._broken is not None:
                 raise self._broken
+
+    def _take_up(self) -> None:
+        """Where a run goes on from a profile: new processes with its state, a new session in every ledger."""
+        for site in self.sites.values():
+            state = site.state()
+            if site.gate is not None:
+                site.gate.ledger = copy.deepcopy(site.gate.ledger)
+            site.reset()
+            site.load(state, fresh=False)
 
     def _observe(self, message: Packet, time: float) -> None:
         if self._broken is not None:
@@ -636,6 +649,9 @@ class _Judge:
             if len(owners := sorted(name for name, other in paths if other == kind)) > 1
         }
         tests += [_test(EVERYBODY, kind, SHARED) for kind in self.shared]
+        self.members = MemberNoise.of(source.plan, source.data)
+        among = () if self.members is None else self.members.tests
+        tests += [_test(name, TOTAL, FRESH) for name in among]
         self.levels = budget.split(audience, tests) if tests else {}
 
     def findings(self) -> list[Finding]:
@@ -668,7 +684,10 @@ class _Judge:
                 found.append(_violated(promise, WHOLE, faults[owner]))
             for (name, kind), (outcomes, unreplayed) in judged.items():
                 if name == owner or (kind == TOTAL and name == EVERYBODY):
-                    found.append(conclude(promise, PATHS[kind], outcomes, unreplayed))
+                    finding = conclude(promise, PATHS[kind], outcomes, unreplayed)
+                    if kind == TOTAL and self.members is not None:
+                        finding = self.members.conclude(finding, outcomes)
+                    found.append(finding)
             if not exact:
                 found += [
                     _untested(owner, observer, kind, "replay is not exact enough to compare it")
@@ -682,6 +701,8 @@ class _Judge:
             later = [r for r in self.source.records if r.owner == owner and r.kind == "prediction"]
             if any(observer in record.observers for record in later):
                 found.append(_untested(owner, observer, "predictions", "replay ends with the training"))
+        if self.members is not None and (EVERYBODY, TOTAL) in judged:
+            found += self.members.somebody(judged[EVERYBODY, TOTAL][0])
         promised = {owner for owner, _ in self.promises}
         return [*found, *(_violated(name, WHOLE, faults[name]) for name in faults if name not in promised)]
 
@@ -827,6 +848,8 @@ class _Judge:
                 for where in {name, EVERYBODY} if kind == TOTAL else {name}:
                     path = paths.setdefault((where, kind), self._path(kind))
                     path.add(spooled.fields["part"], released, exact, std, error, kind in _ON_LATTICE)
+                if kind == TOTAL and self.members is not None and error <= ERROR_LIMIT:
+                    self.members.add(name, (released - exact) / std, std)
                 if kind in self.shared and error <= ERROR_LIMIT:
                     noise = (released - exact) / std
                     rows = noise.reshape(len(noise), -1) if noise.ndim > 1 else noise.reshape(1, -1)
@@ -843,6 +866,9 @@ class _Judge:
             if kind in self.shared:
                 level = self.levels[_test(EVERYBODY, kind, SHARED)]
                 judged[name, kind][0].append(self.shared[kind].judge(level, path.evidence.error))
+        if self.members is not None and (EVERYBODY, TOTAL) in judged:
+            levels = {name: self.levels[_test(name, TOTAL, FRESH)] for name in self.members.tests}
+            judged[EVERYBODY, TOTAL][0].extend(self.members.judge(levels))
         for outcomes, _ in judged.values():  # the power that is named is the weakest
             outcomes.sort(key=lambda outcome: outcome.power or 0.0)
         return judged

@@ -33,6 +33,7 @@ def score_server(
     The label holder's clients ask over HTTP; every organisation runs this command with its own configuration.
     """
     import asyncio
+    import gc
 
     from securevfl.network.monitoring import log_to
     from securevfl.network.service import Service, read_config
@@ -42,6 +43,7 @@ def score_server(
     log = log_to(
         first.folder.with_name(first.folder.name + ".log"), organisation=first.identity.name, run=first.run
     )
+    gc.freeze()  # everything imported stays: no search for garbage in it keeps a client waiting
     try:
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(_serve(service))

@@ -83,7 +83,9 @@ def train(
     defence_level: Annotated[
         float | None, typer.Option(help="How much of the defence; 0 takes its own default.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; as many as fit the rows by default.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Records per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Initial models and batch order, never noise.")] = None,
@@ -105,6 +107,9 @@ def train(
     ray: Annotated[
         str | None,
         typer.Option(help="Run the parties as actors of a Ray cluster: its address, auto, or local."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Start a scorecard from this profile; epsilon covers both.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the unfinished run in this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -139,7 +144,7 @@ def train(
     }
     if parties is not None and parties < 1:
         raise PlanError(f"--parties is {parties}; at least 1 is needed")
-    chosen = _plan(plan, options, set_field or [], resume)
+    chosen = _plan(plan, options, set_field or [], resume, profile)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
     where = resume or out
@@ -156,7 +161,14 @@ def train(
 
     callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
     run = run_with_progress(
-        loaded, chosen, where, quiet=json, resume=resume is not None, callbacks=callbacks, ray=ray
+        loaded,
+        chosen,
+        where,
+        quiet=json,
+        resume=resume is not None,
+        callbacks=callbacks,
+        ray=ray,
+        profile=profile,
     )
     if json:
         print_json(run.result)
@@ -170,16 +182,32 @@ def named(data: list[str]) -> str:
     return ",".join(str(Path(name).absolute()) if name.lower().endswith(".toml") else name for name in data)
 
 
-def _plan(file: Path | None, options: dict[str, Any], extra: list[str], resume: Path | None) -> Plan:
-    """The plan file's fields, then the options of the line, then --set."""
+OF_PROFILE = ("data", "data_folder", "parties", "id_column", "label_column", "seed", "delta", "collusion")
+"""What a run that starts from a profile takes over from its plan, where the line does not say otherwise."""
+
+
+def _plan(
+    file: Path | None,
+    options: dict[str, Any],
+    extra: list[str],
+    resume: Path | None,
+    profile: Path | None = None,
+) -> Plan:
+    """The profile's data, then the plan file's fields, then the options of the line, then --set."""
     if resume is not None:
         given = sorted(name for name, value in options.items() if value is not None)
-        if given or file is not None or extra:
+        if given or file is not None or extra or profile is not None:
             raise PlanError("--resume takes the plan of the run as it is; give no other options")
         from securevfl.federation.folder import RunFolder
 
         return RunFolder(resume).read_plan()
-    values = {} if file is None else read_plan(file)
+    values: dict[str, Any] = {}
+    if profile is not None:
+        from securevfl.federation.continued import Profile
+
+        before = Profile.open(profile).plan.to_flat()
+        values = {name: before[name] for name in OF_PROFILE}
+    values |= {} if file is None else read_plan(file)
     values |= {name: value for name, value in options.items() if value is not None}
     values |= dict(parse_assignment(text, KINDS) for text in extra)
     return Plan.from_flat(values)
@@ -195,6 +223,7 @@ def run_with_progress(
     label: str = "training",
     callbacks: Sequence[Callback] = (),
     ray: str | None = None,
+    profile: Path | None = None,
 ) -> Run:
     """Trains with a progress bar; Ctrl-C and a full disk leave a folder that can be resumed.
 
@@ -205,7 +234,16 @@ def run_with_progress(
 
     try:
         with progress_bar(label, quiet=quiet) as progress:
-            return runs.train(data, plan, out, resume=resume, progress=progress, callbacks=callbacks, ray=ray)
+            return runs.train(
+                data,
+                plan,
+                out,
+                resume=resume,
+                progress=progress,
+                callbacks=callbacks,
+                ray=ray,
+                profile=profile,
+            )
     except KeyboardInterrupt:
         typer.echo(f"securevfl: interrupted; go on with: securevfl train --resume {out}", err=True)
         raise typer.Exit(130) from None
@@ -215,6 +253,25 @@ def run_with_progress(
         raise RunError(
             f"{out}: {error.strerror}; free some space and go on with: securevfl train --resume {out}"
         ) from error
+
+
+def show_stack(console: Console, result: dict[str, Any]) -> None:
+    """Which scores were opened beside training, and what the label holder chose to use by them."""
+    for owner, opened in result.get("prediction", {}).items():
+        console.print(
+            f"apart from training, {owner} opened {opened['scores']:,} scores of records to "
+            f"{', '.join(opened['observers'])}: no guarantee for those records",
+            soft_wrap=True,
+        )
+    if stack := result.get("stack"):
+        figures = {"cross-validated auc on them": stack["decided"][stack["used"]]}
+        figures |= {} if stack["test"] is None else {"test auc": stack["test"]["auc"]}
+        shown = ", ".join(f"{word} {number(value)}" for word, value in figures.items())
+        console.print(
+            f"the label holder uses {stack['used']}, decided on {stack['held_back']:,} records held back, "
+            f"for which there is no guarantee: {shown}; its trees alone {number(stack['trees']['auc'])}",
+            soft_wrap=True,
+        )
 
 
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
@@ -234,19 +291,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], run.plan.delta))
-    for owner, opened in result.get("prediction", {}).items():
-        console.print(
-            f"apart from training, {owner} opened {opened['scores']:,} scores of test records to "
-            f"{', '.join(opened['observers'])}: no guarantee for those records",
-            soft_wrap=True,
-        )
-    if stack := result.get("stack"):
-        reached, trees = (number(stack[name]["auc"]) for name in ("test", "trees"))
-        console.print(
-            f"the label holder uses {stack['used']}: test auc {reached}, its trees alone {trees}; decided on "
-            f"{stack['held_back']:,} records held back, for which there is no guarantee",
-            soft_wrap=True,
-        )
+    show_stack(console, result)
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
     console.print(f"labels {result['labels']}", soft_wrap=True)

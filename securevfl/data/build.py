@@ -21,6 +21,7 @@ from securevfl.data.blocks import (
 )
 from securevfl.data.columns import Column, Columns
 from securevfl.data.labels import ClassValue, find_coding, missing_labels, raw_labels
+from securevfl.data.mapped import taken
 from securevfl.data.split import clean_ids, divide_rows, join_on_ids
 from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, nearest
@@ -41,7 +42,7 @@ class Rows:
             blocks=tuple(take(block, rows) for block in self.blocks),
             labels=self.labels[rows],
             ids=self.ids[rows],
-            raw=tuple(values[rows] for values in self.raw),
+            raw=tuple(taken(values, np.asarray(rows)) for values in self.raw),
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from securevfl.data.mapped import CHUNK
 from securevfl.data.readers import is_missing, parse_numbers
 from securevfl.errors import DataError
 
@@ -133,12 +134,13 @@ class Column:
             return draw.normal(size=count) if self.bounds is None else draw.uniform(*self.bounds, size=count)
         return draw.integers(0, self.codes or 2, size=count).astype(np.float64)
 
-    def read(self, cells: Sequence[str], where: str) -> Floats:
+    def read(self, cells: Sequence[str], where: str, before: int = 0) -> Floats:
         """Raw values: numbers as they are, 0/1 for flags, codes for categories, NaN where missing.
 
         Args:
             cells: The column's text.
             where: Whose cells, for messages.
+            before: How many rows come before them.
 
         Raises:
             DataError: A cell cannot be read; the message names its row, never what is in it.
@@ -146,19 +148,19 @@ class Column:
         if self.kind == "category":
             return self._categories(cells)
         if self.kind == "flag":
-            return self._flags(cells, where)
+            return self._flags(cells, where, before)
         values, bad = parse_numbers(cells)
         if bad is not None:
             raise DataError(
-                f"{where}: column {self.name!r} is not a number in data row {bad + 1}; mend it, or describe "
-                f'the column: {toml_key(self.name)} = {{ kind = "category" }} or {toml_key(self.name)} = '
-                '"ignore"'
+                f"{where}: column {self.name!r} is not a number in data row {before + bad + 1}; mend it, or "
+                f'describe the column: {toml_key(self.name)} = {{ kind = "category" }} or '
+                f'{toml_key(self.name)} = "ignore"'
             )
         large = np.flatnonzero(np.abs(values) > _LARGEST)
         if len(large):
             raise DataError(
-                f"{where}: column {self.name!r} is infinite or too large in data row {large[0] + 1}; mend it "
-                "or leave the cell empty"
+                f"{where}: column {self.name!r} is infinite or too large in data row "
+                f"{before + large[0] + 1}; mend it or leave the cell empty"
             )
         return values
 
@@ -178,14 +180,15 @@ class Column:
                 codes[cell] = places[OTHER] if places else bucket_of(text)
         return np.array([codes[cell] for cell in cells], np.float64)
 
-    def _flags(self, cells: Sequence[str], where: str) -> Floats:
+    def _flags(self, cells: Sequence[str], where: str, before: int) -> Floats:
         known = {cell: FLAGS.get(_as_whole(cell.strip().lower())) for cell in set(cells)}
         known |= {cell: np.nan for cell in known if is_missing(cell)}
         for row, cell in enumerate(cells):
             if known[cell] is None:
                 raise DataError(
-                    f"{where}: column {self.name!r} is no flag in data row {row + 1}; a flag is 0 or 1, no "
-                    f'or yes, false or true. Mend it or write {toml_key(self.name)} = {{ kind = "category" }}'
+                    f"{where}: column {self.name!r} is no flag in data row {before + row + 1}; a flag is 0 "
+                    "or 1, no or yes, false or true. Mend it or write "
+                    f'{toml_key(self.name)} = {{ kind = "category" }}'
                 )
         return np.array([known[cell] for cell in cells], np.float64)
 
@@ -266,8 +269,12 @@ def features_of(columns: Sequence[Column]) -> tuple[str, ...]:
 
 def code_columns(columns: Sequence[Column], raw: Floats) -> NDArray[np.float32]:
     """A party's block of features."""
-    parts = [column.code(raw[:, place]) for place, column in enumerate(columns)]
-    return np.concatenate(parts, axis=1) if parts else np.zeros((len(raw), 0), np.float32)
+    made = np.zeros((len(raw), len(features_of(columns))), np.float32)
+    for start in range(0, len(raw) if columns else 0, CHUNK):
+        some = slice(start, start + CHUNK)
+        parts = [column.code(raw[some, place]) for place, column in enumerate(columns)]
+        made[some] = np.concatenate(parts, axis=1)
+    return made
 
 
 def bucket_of(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from securevfl.data.build import Rows, Settings, build
 from securevfl.data.columns import OTHER, Column, Floats, Kind, code_columns, features_of
 from securevfl.data.description import Description, PartyDescription, read_description
 from securevfl.data.labels import ClassValue, missing_labels, parse_labels, shown_classes
+from securevfl.data.mapped import gather, taken
+from securevfl.data.pieces import ZIP, Pieces, in_one_piece, is_large, open_pieces
 from securevfl.data.readers import Table, parse_numbers, read_bytes, read_libsvm, read_table
 from securevfl.data.split import clean_ids, join_on_ids
 from securevfl.data.vertical import LOADERS, VerticalData
@@ -119,7 +121,7 @@ def own_source(path: Path | str, name: str) -> tuple[Description, Source]:
     labels = None if source.labels is None else source.labels[kept]
     if labels is not None and described.task is None:
         _clear_task(described, labels)
-    return described, replace(source, ids=source.ids[kept], raw=source.raw[kept], labels=labels)
+    return described, replace(source, ids=source.ids[kept], raw=taken(source.raw, kept), labels=labels)
 
 
 def new_source(path: Path | str, name: str, file: Path, features: Sequence[str]) -> Source:
@@ -131,7 +133,7 @@ def new_source(path: Path | str, name: str, file: Path, features: Sequence[str])
     described = replace(read_description(path, complete=False), label="", label_holder="")
     party = replace(described.party(name), test=file)
     opened = _open(described, party, file, "file")
-    columns = [_column(party, column, opened, described) for column in opened.others]
+    columns = _columns(party, opened, described)
     # A column that is not named has the kind that it had in training, whatever the new rows hold.
     columns = [_as_trained(column, features) if column.line == 0 else column for column in columns]
     wanted = tuple(
@@ -177,6 +179,18 @@ def read_source(path: Path, delimiter: str = "") -> tuple[Table, bool]:
     return read_table(path, delimiter or ("\t" if ".tsv" in path.suffixes else ",")), False
 
 
+def open_source(path: Path, delimiter: str = "") -> tuple[Pieces, bool]:
+    """As `read_source`, a piece at a time where the file is large and its form allows it."""
+    delimiter = delimiter or ("\t" if ".tsv" in path.suffixes else ",")
+    if is_large(path):
+        with path.open("rb") as file:
+            start = file.read(1 << 16)
+        if not _LIBSVM_LINE.match(start) and start[:4] != ZIP:
+            return open_pieces(path, delimiter), False
+    table, libsvm = read_source(path, delimiter)
+    return in_one_piece(table), libsvm
+
+
 def _parquet(path: Path) -> Table:
     try:
         import pyarrow
@@ -212,9 +226,9 @@ def _libsvm(path: Path) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A table with the names of its ID and, at the label holder, its label."""
+    """A table, a piece at a time, with the names of its ID and, at the label holder, its label."""
 
-    table: Table
+    table: Pieces
     id: str
     label: str | None
     libsvm: bool = False
@@ -223,16 +237,25 @@ class _File:
     def others(self) -> list[str]:
         return [name for name in self.table.header if name not in (self.id, self.label)]
 
+    def texts(self, names: Sequence[str]) -> set[str]:
+        """Those of some columns that hold anything but numbers and gaps."""
+        found: set[str] = set()
+        for piece in self.table.rows() if names else ():
+            numbers = [name for name in names if name not in found]
+            found |= {name for name in numbers if parse_numbers(piece.column(name))[1] is not None}
+        return found
+
 
 def _open(described: Description, party: PartyDescription, path: Path, key: str) -> _File:
     at = ("parties", party.name)
     try:
-        table, libsvm = read_source(path, party.delimiter)
+        table, libsvm = open_source(path, party.delimiter)
     except DataError as error:
         raise DataError(f"{described.where(*at, key)}: {error}") from None
     holds = party.name == described.label_holder
     if libsvm:
-        return _File(table=table if holds else _without_label(table), id="row", label="label", libsvm=True)
+        own = table if holds else in_one_piece(_without_label(next(table.rows())))
+        return _File(table=own, id="row", label="label", libsvm=True)
     if party.id not in table.header:
         odd = len(table.header) == 1 and any(sign in table.header[0] for sign in ";\t|")
         hint = 'write its delimiter, such as delimiter = ";"' if odd else nearest(party.id, table.header)
@@ -269,21 +292,24 @@ def _train_source(described: Description, party: PartyDescription) -> Source:
             f"{described.label!r} too, though {described.label_holder} holds the labels; write "
             f'{described.label} = "ignore" under [parties.{party.name}.columns]'
         )
-    columns = [_column(party, name, file, described) for name in file.others]
+    columns = _columns(party, file, described)
     return _source(described, party, file, tuple(c for c in columns if c.kind != "ignore"))
 
 
-def _column(party: PartyDescription, name: str, file: _File, described: Description) -> Column:
-    """How a column is read; one that is not named is a number, or a category where it is text."""
-    if name in party.columns:
-        found = party.columns[name]
-    elif party.others is not None:
-        found = replace(party.others, name=name)
-    else:
-        text = parse_numbers(file.table.column(name))[1] is not None
-        found = Column(name=name, kind="category" if text else "number", missing=described.missing)
+def _columns(party: PartyDescription, file: _File, described: Description) -> list[Column]:
+    """How columns are read; those that are not named are numbers, or categories where they are text."""
+    unnamed = [name for name in file.others if name not in party.columns and party.others is None]
+    texts, found = file.texts(unnamed), list[Column]()
+    for name in file.others:
+        if name in party.columns:
+            found.append(party.columns[name])
+        elif party.others is not None:
+            found.append(replace(party.others, name=name))
+        else:
+            kind: Kind = "category" if name in texts else "number"
+            found.append(Column(name=name, kind=kind, missing=described.missing))
     # What LIBSVM does not say is 0 and never missing: no feature has to mark it.
-    return replace(found, missing="error") if file.libsvm else found
+    return [replace(each, missing="error") for each in found] if file.libsvm else found
 
 
 def _test_source(described: Description, party: PartyDescription, columns: tuple[Column, ...]) -> Source:
@@ -301,24 +327,29 @@ def _test_source(described: Description, party: PartyDescription, columns: tuple
 def _source(
     described: Description, party: PartyDescription, file: _File, columns: tuple[Column, ...]
 ) -> Source:
-    name = file.table.path.name
-    raw = [
-        column.read(
-            file.table.column(column.name),
-            f"{described.where('parties', party.name, 'columns', column.name)} ({name})",
-        )
-        for column in columns
-    ]
+    name, holds, at = file.table.path.name, party.name == described.label_holder, ("parties", party.name)
+    ids, labels = list[NDArray[Any]](), list[str]()
+    places = [f"{described.where(*at, 'columns', column.name)} ({name})" for column in columns]
+
+    def numbers() -> Iterator[Floats]:
+        count = 0
+        for piece in file.table.rows():
+            ids.append(np.array(piece.column(file.id)))
+            labels.extend(piece.column(str(file.label)) if holds else ())
+            read = [
+                column.read(piece.column(column.name), where, count)
+                for column, where in zip(columns, places, strict=True)
+            ]
+            yield np.column_stack(read) if read else np.zeros((len(ids[-1]), 0))
+            count += len(ids[-1])
+
+    raw = gather(numbers())
     _check_gaps(described, party, columns, raw, name)
-    ids = clean_ids(
-        np.array(file.table.column(file.id)), f"{described.where('parties', party.name)} ({name})"
-    )
-    holds = party.name == described.label_holder
     return Source(
-        ids=ids,
+        ids=clean_ids(np.concatenate(ids), f"{described.where(*at)} ({name})"),
         columns=columns,
-        raw=np.column_stack(raw) if raw else np.zeros((len(ids), 0)),
-        labels=parse_labels(file.table.column(str(file.label))) if holds else None,
+        raw=raw,
+        labels=parse_labels(labels) if holds else None,
     )
 
 
@@ -326,10 +357,10 @@ def _check_gaps(
     described: Description,
     party: PartyDescription,
     columns: Sequence[Column],
-    raw: Sequence[Floats],
+    raw: Floats,
     name: str,
 ) -> None:
-    for column, values in zip(columns, raw, strict=True):
+    for column, values in zip(columns, raw.T, strict=True):
         if column.missing == "error" and np.isnan(values).any():
             key = ("parties", party.name, "columns", column.name)
             raise DataError(
@@ -349,7 +380,7 @@ def _join(described: Description, sources: Sequence[Source]) -> tuple[Rows, Sett
     holding = [place for place, source in enumerate(sources) if source.columns]
     if not holding:
         raise DataError(f"{described.where('parties')}: no file has feature columns besides ID and label")
-    raw = [sources[place].raw[join.rows[place]] for place in holding]
+    raw = [taken(sources[place].raw, join.rows[place]) for place in holding]
     kept, notes = _kept([sources[place].columns for place in holding], raw)
     notes = (*join.notes(names), *notes, *_strangers(described, sources))
     if at not in holding:
@@ -360,7 +391,7 @@ def _join(described: Description, sources: Sequence[Source]) -> tuple[Rows, Sett
             f"{described.where('label')}: {missing_labels(labels).sum()} of {len(labels)} records have no "
             f'label in column {described.label!r}; mend them, or write missing = "drop" at the top'
         )
-    raw = [values[kept] for values in raw]
+    raw = [taken(values, kept) for values in raw]
     columns = tuple(sources[place].columns for place in holding)
     rows = Rows(
         blocks=tuple(code_columns(mine, values) for mine, values in zip(columns, raw, strict=True)),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from securevfl.errors import DataError
 
 CHUNK = 1 << 16
 """Rows that are looked at together."""
 READ_BYTES = 1 << 27
 """How much is read before what was read is given back."""
+HELD_BYTES = 1 << 28
+"""Largest array that is made in memory where it could lie in a file."""
 
 
 class Mapped:
@@ -73,3 +78,54 @@ class Mapped:
 def is_mapped(values: Any) -> bool:
     """True for an array that lies in a file and can stay there."""
     return isinstance(values, np.memmap) and values.dtype == np.float32 and values.ndim == 2
+
+
+def gather(pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    """Pieces of rows, one after the other; from `HELD_BYTES` on in a file without a name.
+
+    Only its owner can read such a file, and it ends with the process.
+
+    Raises:
+        DataError: There is no room for it.
+    """
+    held, file, rows = list[NDArray[Any]](), None, 0
+    try:
+        for piece in pieces:
+            held.append(piece)
+            if sum(each.nbytes for each in held) > HELD_BYTES:
+                file = file or tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+                rows += _spill(held, file)
+        if file is None:
+            return held[0] if len(held) == 1 else np.concatenate(held)
+        like = piece
+        rows += _spill(held, file)
+        file.flush()
+        whole = mmap.mmap(file.fileno(), 0)
+    except OSError as error:
+        raise DataError(
+            f"no room for numbers read from a large file in {tempfile.gettempdir()} ({error.strerror}); "
+            "make room, or name another folder in TMPDIR"
+        ) from None
+    finally:
+        if file is not None:
+            file.close()
+    return np.frombuffer(whole, like.dtype).reshape(rows, *like.shape[1:])
+
+
+def _spill(held: list[NDArray[Any]], file: IO[bytes]) -> int:
+    """Writes what is held; returns how many rows."""
+    rows = 0
+    for each in held:
+        file.write(np.ascontiguousarray(each).data)
+        rows += len(each)
+    held.clear()
+    return rows
+
+
+def taken(values: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+    """Some rows of an array, not copied where they are all in order; many again in a file."""
+    if len(rows) == len(values) and bool((rows == np.arange(len(rows))).all()):
+        return values
+    if len(rows) * values[:1].nbytes <= HELD_BYTES:
+        return values[rows]
+    return gather(values[rows[start : start + CHUNK]] for start in range(0, len(rows), CHUNK))

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.data.mapped import Mapped
-from securevfl.data.readers import Table
+from securevfl.data.mapped import Mapped, gather
+from securevfl.data.readers import Table, read_table
 from securevfl.data.split import clean_ids
 from securevfl.errors import DataError, MissingExtra
 from securevfl.files import replacing
 
 ROWS = 1 << 16
 """Rows that are in memory as text at a time."""
+LARGE = 1 << 25
+"""Bytes of a file above which it is read in pieces without being asked."""
+ZIP = b"PK\x03\x04"
 
 Encoded = tuple[NDArray[Any], tuple[str, ...], NDArray[np.float32], NDArray[Any] | None]
 
@@ -40,36 +43,75 @@ class Pieces:
     header: tuple[str, ...]
     rows: Callable[[], Iterator[Table]]
 
-    def encode(self, encode: Callable[[Table], Encoded], target: Path) -> tuple[Any, ...]:
-        """IDs, columns, features and labels as `encode` finds them, the features in a file.
+    def encode(self, encode: Callable[[Table], Encoded], target: Path | None = None) -> tuple[Any, ...]:
+        """IDs, columns, features and labels as `encode` finds them.
+
+        Args:
+            encode: Finds them in one piece.
+            target: A file for the features; None where they may be in memory, if they are few.
 
         Raises:
             DataError: The file has no rows, or its labels are numbers here and text there.
         """
         ids: list[NDArray[Any]] = []
         labels: list[NDArray[Any] | None] = []
-        columns: tuple[str, ...] | None = None
-        count = 0
-        with replacing(target) as file:
+        columns: list[tuple[str, ...]] = []
+
+        def blocks() -> Iterator[NDArray[np.float32]]:
+            count = 0
             for table in self.rows():
                 try:
-                    found, columns, block, own = encode(table)
+                    found, names, block, own = encode(table)
                 except DataError as error:
-                    raise DataError(f"{error} (counted from data row {count + 1})") from None
-                file.write(np.ascontiguousarray(block).data)
+                    far = f" (counted from data row {count + 1})" if count else ""
+                    raise DataError(f"{error}{far}") from None
                 ids.append(found)
                 labels.append(own)
+                columns[:] = [names]
                 count += len(found)
-            if columns is None:
-                raise DataError(f"{self.path} has a header but no rows")
-        shape, known = (count, len(columns)), [each for each in labels if each is not None]
-        features = Mapped(np.memmap(target, np.float32, "r", shape=shape)) if columns else np.zeros(shape)
+                yield block
+
+        features = gather(blocks()) if target is None else _written(blocks(), target)
+        if not columns:
+            raise DataError(f"{self.path} has a header but no rows")
+        known = [each for each in labels if each is not None]
         if len({each.dtype.kind for each in known}) > 1:
             raise DataError(
                 f"{self.path}: the labels are numbers in one part of the file and text in another"
             )
         every = clean_ids(np.concatenate(ids), str(self.path))
-        return every, columns, features, np.concatenate(known) if known else None
+        return every, columns[0], features, np.concatenate(known) if known else None
+
+
+def _written(blocks: Iterator[NDArray[np.float32]], target: Path) -> Mapped | NDArray[np.float32]:
+    shape = [0, 0]
+    with replacing(target) as file:
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).data)
+            shape = [shape[0] + len(block), block.shape[1]]
+    if not all(shape):
+        return np.zeros(shape, np.float32)
+    return Mapped(np.memmap(target, np.float32, "r", shape=tuple(shape)))
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is there, and has so many bytes that its text should not be in memory."""
+    return path.is_file() and path.stat().st_size > LARGE
+
+
+def in_one_piece(table: Table) -> Pieces:
+    """A table that was read whole."""
+    return Pieces(path=table.path, header=table.header, rows=lambda: iter((table,)))
+
+
+def open_table(path: Path | str, delimiter: str = ",") -> Pieces:
+    """A text file with a header: in pieces if it is large."""
+    if is_large(Path(path)):
+        with Path(path).open("rb") as file:
+            packed = file.read(4) == ZIP
+        if not packed:
+            return open_pieces(path, delimiter)
+    return in_one_piece(read_table(path, delimiter))
 
 
 def open_pieces(path: Path | str, delimiter: str = ",") -> Pieces:
@@ -89,7 +131,7 @@ def open_pieces(path: Path | str, delimiter: str = ",") -> Pieces:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     if start == b"PAR1":
         return _parquet(path)
-    if start == b"PK\x03\x04":
+    if start == ZIP:
         raise DataError(f"{path} is a zip archive, which cannot be read in pieces; unpack it")
     return _csv(path, delimiter, packed=start[:2] == b"\x1f\x8b")
 

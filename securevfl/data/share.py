@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from securevfl.data.blocks import Block, Bounds, Index, as_block, make_bounds, n
 from securevfl.data.columns import Column, Columns, code_columns, features_of, numbers_of
 from securevfl.data.described import new_source, own_source, positive_label
 from securevfl.data.labels import TASKS, ClassValue, Coding, Task, find_coding, missing_labels, raw_labels
-from securevfl.data.readers import read_table
+from securevfl.data.pieces import open_table
 from securevfl.data.sources import encode_table
 from securevfl.data.split import clean_ids, divide_rows
 from securevfl.data.vertical import VerticalData
@@ -83,18 +84,19 @@ class OwnTable:
         Raises:
             DataError: The file or a column is missing or unusable; the message names it.
         """
-        table, coded = read_table(path, delimiter), dict(one_hot or {})
+        table, coded = open_table(path, delimiter), dict(one_hot or {})
         for column in (id_column, *([label_column] if label_column else []), *leave_out, *coded):
             if column not in table.header:
                 raise DataError(f"{table.path}: no column {column!r}; {nearest(column, table.header)}")
-        ids, columns, block, labels = encode_table(
-            table,
+        encode = partial(
+            encode_table,
             where=str(table.path),
             id_column=id_column,
             label_column=label_column,
             leave_out=leave_out,
             one_hot=coded,
         )
+        ids, columns, block, labels = table.encode(encode)
         known = {f"{column}={value}": (0.0, 1.0) for column, values in coded.items() for value in values}
         known |= {name: (float(low), float(high)) for name, (low, high) in (bounds or {}).items()}
         (limits,) = make_bounds(known or None, ("here",), (columns,))
@@ -122,7 +124,7 @@ class OwnTable:
         Raises:
             DataError: The file or a column is missing or unusable; the message names it.
         """
-        table, coded = read_table(path, delimiter), dict(one_hot or {})
+        table, coded = open_table(path, delimiter), dict(one_hot or {})
         made = {f"{column}={value}": column for column, values in coded.items() for value in values}
         needed = list(dict.fromkeys(made.get(each, each) for each in columns))
         missing = [column for column in (id_column, *needed) if column not in table.header]
@@ -132,15 +134,18 @@ class OwnTable:
                 f"{nearest(missing[0], table.header)}"
             )
         if not columns:
-            return cls.from_arrays(None, ids=table.column(id_column))
-        ids, found, block, _ = encode_table(
-            table,
+            return cls.from_arrays(
+                None, ids=[each for piece in table.rows() for each in piece.column(id_column)]
+            )
+        encode = partial(
+            encode_table,
             where=str(table.path),
             id_column=id_column,
             label_column=None,
             leave_out=set(table.header) - {*needed, id_column},
             one_hot=coded,
         )
+        ids, found, block, _ = table.encode(encode)
         if set(columns) != set(found):
             other = min(set(columns) ^ set(found))
             raise DataError(f"{table.path}: one_hot gives or lacks {other!r}, unlike in training")

@@ -231,7 +231,8 @@ class Enforcer:
         tests = self._part in ("evaluate", "final") or record.kind == TEST_LABELS
         if rows is not None and rows.size and self._part != "predict":
             low, high = (table.n_train, table.n_train + table.n_test) if tests else (0, table.n_train)
-            if int(rows.min()) < low or int(rows.max()) >= high:
+            first, last = _span(rows)
+            if first < low or last >= high:
                 raise AgreementError(
                     f"{record.owner} is asked for other records than {self._part} was agreed on for"
                 )
@@ -251,3 +252,17 @@ class Enforcer:
         if len(found) < rows.size or not asked.isdisjoint(found):
             raise AgreementError(f"{owner} is asked for a record twice in one {self._part}")
         asked |= found
+
+
+_MOST_KEPT = 1 << 16
+_spanned: list[tuple[npt.NDArray[np.int64] | None, tuple[int, int]]] = [(None, (0, 0))]
+
+
+def _span(rows: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """The lowest and the highest index. What a record names cannot change, so it is looked through once."""
+    known, span = _spanned[0]
+    if rows is not known:
+        span = int(rows.min()), int(rows.max())
+        if rows.size <= _MOST_KEPT:
+            _spanned[0] = rows, span
+    return span

@@ -23,6 +23,7 @@ from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.rows import Rows
 from securevfl.privacy.views import Receipts, ViewWriter
+from securevfl.settings.epochs import COUNTED
 from securevfl.settings.plan import Plan
 
 DECLARED = "declared by the recorded program; no gate enforced it"
@@ -48,7 +49,8 @@ class Recorder:
         self.files = RunFolder(Path(folder))
         settled = {"fusion": "concat", "head": "linear"}
         open_choices = {name: value for name, value in settled.items() if getattr(plan, name) == "auto"}
-        self.plan = plan.with_changes(record_views=True, **open_choices)
+        # Attacks that train a model of their own need a number; how many there were, the result says.
+        self.plan = plan.with_changes(record_views=True, epochs=plan.epochs or COUNTED, **open_choices)
         self.files.create(self.plan)
         self.hosts = {**{party: party for party in parties}, SERVER: label_holder}
         names = dict.fromkeys(self.hosts.values())

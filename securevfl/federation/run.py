@@ -22,6 +22,7 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError, TrainingDiverged
 from securevfl.federation.callbacks import Callback, call_each
+from securevfl.federation.continued import Profile
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
@@ -138,6 +139,7 @@ def train(
     progress: Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
     ray: str | None = None,
+    profile: Path | str | None = None,
 ) -> Run:
     """Trains on vertical data, every release gated and accounted for.
 
@@ -157,6 +159,8 @@ def train(
         ray: Run every organisation but the label holder in a process of its own, on a Ray cluster: its
             address, ``auto`` for the one of this machine, ``local`` to start one for this run. It needs
             `out`, which all machines of the cluster must see, and the plan's own models.
+        profile: Folder of a profile of the same data, whose bins and label histogram a scorecard starts from.
+            Its ledgers go on in `out`, and the plan's epsilon is what both may cost together.
 
     Raises:
         PlanError: The plan does not fit itself or the data, or is unprotected and does not say so.
@@ -166,6 +170,11 @@ def train(
     """
     plan = plan or Plan()
     plan.check_protection()
+    before = None if profile is None else Profile.open(profile)
+    if before is not None:
+        plan = before.continued(plan)
+    elif plan.profiled and not resume:
+        raise PlanError("profile_epsilon follows from a profile; name its folder: train(..., profile=FOLDER)")
     resolved, scaled = resolve(plan, data)
     if out is None and resolved.record_views:
         raise PlanError("views are written to disk; give an output folder to record them")
@@ -175,7 +184,13 @@ def train(
     if resume:
         _check_same_plan(folder, resolved)
     elif folder is not None:
+        if before is not None:
+            before.check(resolved, scaled)
         folder.create(resolved)
+        if before is not None:
+            before.hand_over(folder)
+    elif before is not None:
+        raise PlanError("a profile's ledgers go on in the new run; give an output folder")
     make = partial(VirtualCarrier, encoders=encoders or {}, head=head) if ray is None else _actors_on(ray)
     begun = time.monotonic()
     with nullcontext() if folder is None else folder.locked(), fitting_threads(resolved, scaled):
@@ -386,6 +401,7 @@ def result_content(
         _check_converged(server, stopped=figures.get("stopped"))
     result = {
         "algorithm": plan.algorithm,
+        "model": plan.model,
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **evaluated(server),

@@ -75,18 +75,18 @@ class VirtualNetwork:
         if self.hosts[message.sender] == self.hosts[message.receiver]:
             target.deliver(message)
             return
+        if self.latency:
+            # Timers of one moment fire in any order, so each delivers the message that has waited longest.
+            loop = asyncio.get_running_loop()
+            queue = self._under_way.setdefault(loop, deque())
+            queue.append(message)
+            loop.call_later(self.latency, lambda: self._arrive(queue.popleft()))
+        else:
+            self._arrive(message)
         self.messages += 1
         owner = None if message.head is None else message.head.owner
         self.bytes += overhead(message.sender, message.receiver, owner)
         self.bytes += packed_size(message.kind, message.fields)
-        if not self.latency:
-            self._arrive(message)
-            return
-        # Timers of one moment fire in any order, so each delivers the message that has waited longest.
-        loop = asyncio.get_running_loop()
-        queue = self._under_way.setdefault(loop, deque())
-        queue.append(message)
-        loop.call_later(self.latency, lambda: self._arrive(queue.popleft()))
 
     def _arrive(self, message: Packet) -> None:
         if self.observe is not None:

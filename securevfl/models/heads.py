@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -45,10 +46,15 @@ class Fusion:
         """Length of the head's input."""
         return sum(self.widths) if self.kind == "concat" else self.widths[0]
 
-    @property
+    @cached_property
     def widest(self) -> int:
         """Length of the longest embedding, and of every one in a table."""
         return max(self.widths)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all embeddings are of one length."""
+        return min(self.widths) == self.widest
 
     def __call__(self, embeddings: Sequence[Tensor] | Tensor) -> Tensor:
         """Joins a list of (rows, width) tensors, or a stack (parties, rows, width), to (rows, self.width).
@@ -78,7 +84,7 @@ class Fusion:
             raise PlanError(f"a table of shape {tuple(table.shape)} does not hold lengths {self.widths}")
         if self.kind == "sum":
             return table.sum(1)
-        if min(self.widths) == self.widest:
+        if self.even:
             return table.flatten(1)
         return torch.cat([table[:, place, :width] for place, width in enumerate(self.widths)], dim=1)
 

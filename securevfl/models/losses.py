@@ -49,6 +49,8 @@ class Loss:
             ``none``, their mean with ``mean``. It must be differentiable by torch almost everywhere.
         lipschitz: Largest norm of a record's gradient in its outputs; infinite where there is none.
         smoothness: Lipschitz constant of that gradient; infinite where it jumps.
+        slope: (outputs, labels) -> the gradient of the mean loss in the outputs, written out; None leaves it
+            to torch.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Loss:
     values: Callable[[Tensor, Tensor, str], Tensor]
     lipschitz: float
     smoothness: float
+    slope: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def _reduced(each: Tensor, reduction: str) -> Tensor:
@@ -73,6 +76,23 @@ def _softmax(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
 
 def _squared(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
     return functional.mse_loss(outputs[:, 0], labels.to(outputs.dtype), reduction=reduction) / 2
+
+
+# Slopes do what torch does on the way back, operation by operation, so that the numbers are the same.
+
+
+def _logistic_slope(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.sigmoid().sub_(labels.to(outputs.dtype).unsqueeze(1)).div_(len(labels))
+
+
+def _softmax_slope(outputs: Tensor, labels: Tensor) -> Tensor:
+    share = 1 / len(labels)
+    slope = functional.log_softmax(outputs, 1).exp_().mul_(share)
+    return slope.scatter_add_(1, labels.long().unsqueeze(1), slope.new_full((len(labels), 1), -share))
+
+
+def _squared_slope(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels.to(outputs.dtype).unsqueeze(1)).mul_(1 / len(labels))
 
 
 def _l1(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
@@ -97,9 +117,30 @@ def _multiclass_hinge(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor
 LOSSES: dict[str, Loss] = {
     each.name: each
     for each in (
-        Loss(name="logistic", tasks=("binary",), values=_logistic, lipschitz=1.0, smoothness=0.25),
-        Loss(name="softmax", tasks=("multiclass",), values=_softmax, lipschitz=math.sqrt(2), smoothness=0.5),
-        Loss(name="squared", tasks=("regression",), values=_squared, lipschitz=math.inf, smoothness=1.0),
+        Loss(
+            name="logistic",
+            tasks=("binary",),
+            values=_logistic,
+            lipschitz=1.0,
+            smoothness=0.25,
+            slope=_logistic_slope,
+        ),
+        Loss(
+            name="softmax",
+            tasks=("multiclass",),
+            values=_softmax,
+            lipschitz=math.sqrt(2),
+            smoothness=0.5,
+            slope=_softmax_slope,
+        ),
+        Loss(
+            name="squared",
+            tasks=("regression",),
+            values=_squared,
+            lipschitz=math.inf,
+            smoothness=1.0,
+            slope=_squared_slope,
+        ),
         Loss(name="l1", tasks=("regression",), values=_l1, lipschitz=1.0, smoothness=math.inf),
         Loss(name="huber", tasks=("regression",), values=_huber, lipschitz=1.0, smoothness=1.0),
         Loss(name="hinge", tasks=("binary",), values=_hinge, lipschitz=1.0, smoothness=math.inf),
@@ -197,11 +238,12 @@ def task_loss(
     found = find_loss(loss, task)
     if reduction not in ("mean", "none"):
         raise PlanError(f"unknown reduction {reduction!r}; choose 'mean' or 'none'")
-    _check_shapes(task, outputs, labels)
+    check_shapes(task, outputs, labels)
     return found.values(outputs, labels, reduction)
 
 
-def _check_shapes(task: str, outputs: Tensor, labels: Tensor) -> None:
+def check_shapes(task: str, outputs: Tensor, labels: Tensor) -> None:
+    """Raises `DataError` unless these are the outputs of a task, and labels for each of them."""
     wide = outputs.ndim == 2 and (outputs.shape[1] >= 2 if task == "multiclass" else outputs.shape[1] == 1)
     if not wide or labels.shape != outputs.shape[:1]:
         raise DataError(
@@ -255,7 +297,7 @@ def metrics(task: str, outputs: Tensor, labels: Tensor, loss: str = "auto") -> d
     """
     check_task(task)
     outputs, labels = outputs.detach().cpu().double(), labels.detach().cpu()
-    _check_shapes(task, outputs, labels)
+    check_shapes(task, outputs, labels)
     if outputs.shape[0] == 0 or not torch.isfinite(outputs).all():
         return dict.fromkeys(metric_names(task, outputs.shape[1]))
     if task == "regression":

@@ -118,6 +118,7 @@ class StackedEncoders(nn.Module):
         self.stacked = nn.ParameterList(_join(same, self._plain) for same in zip(*own, strict=True))
         self._leaves = tuple(self.stacked)  # iterating over a ParameterList costs as much as a small product
         self._chain = _chain(encoders) if self._plain else []
+        self.linear = self._chain == [(False, ())]
         self.training = encoders[0].training
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -162,6 +163,10 @@ class StackedEncoders(nn.Module):
 
         out: Tensor = vmap(embed)(dict(zip(self._names, self.stacked, strict=True)), values)
         return out
+
+    def pull_back(self, batch: Tensor, gradient: Tensor) -> None:
+        """Sets the gradient of linear encoders, from that in their embeddings of a batch, without a graph."""
+        self._leaves[0].grad = torch.bmm(batch.transpose(1, 2), gradient)
 
     def _forward_plain(self, values: Tensor) -> Tensor:
         leaves = iter(self._leaves)

@@ -2,10 +2,11 @@
 
 First an `Invitation`: who takes part with which key, for what, and how the common records are looked for.
 Then, over those records, an `Agreement`: one canonical text with the completed plan, the outline of the data,
-the members and their keys, the alignment, the timetable and the forecast of every epsilon. The coordinator
-proposes; each organisation completes the text by itself and compares. Each signs the text with the key of its
-certificate, and verifies everybody's signature before its site is built. The digest of the text is part of
-every session and of the keys of every sum, and stands in the ledger.
+the members and their keys, the alignment, the timetable, the forecast of every epsilon and the constants that
+everybody computes with. The coordinator proposes; each organisation completes the text by itself and
+compares. Each signs the text with the key of its certificate, and verifies everybody's signature before its
+site is built. The digest of the text is part of every session and of the keys of every sum, and stands in
+the ledger.
 
 A prediction with a trained model is an agreement, too: on the model of which agreement, on which records,
 under which numbers. It is confirmed once for each prediction. A scoring service is an agreement that stands:
@@ -24,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 
+from securevfl.algorithms import find_algorithm
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.data.columns import Column, features_of
@@ -40,7 +42,7 @@ from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
 
 TRAINING, PREDICTION, SCORING = "training", "prediction", "scoring"
-_FORMAT = 1
+_FORMAT = 2
 _SIGNED = "securevfl agreement 1"
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -276,6 +278,7 @@ class Proposal:
             outline=self.outline,
             timetable=table,
             forecast=forecast(plan, data),
+            constants=constants_of(plan, self.outline.parties, self.outline.label_holder),
             data=data,
         )
 
@@ -308,6 +311,7 @@ class Agreement:
         outline: The data as everybody knows it.
         timetable: What will happen.
         forecast: Owner -> observer -> epsilon at the end; empty for a prediction, whose cost is its own.
+        constants: Numbers of the package that everybody must compute with -> digest or value.
         data: The organisation's share, scaled; None for a prediction.
         known: Of a prediction: how many of the records have a number already.
         cost: Of a prediction: what it costs this organisation, in words.
@@ -320,6 +324,7 @@ class Agreement:
     outline: Outline
     timetable: Timetable
     forecast: Forecast = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
     data: VerticalData | None = None
     known: int = 0
     cost: str = ""
@@ -346,6 +351,7 @@ class Agreement:
             "alignment": {"kind": asked.alignment, "ids": self.ids, "normalise": self.outline.normalise},
             "schedule": self.timetable.content(),
             "forecast": promised,
+            "constants": self.constants,
             "delta": self.plan.delta,
             "time_unit": float(asked.time_unit),
             "trained": self.trained,
@@ -392,6 +398,11 @@ class Agreement:
             AgreementError: Somebody has not, or with another key.
         """
         verify_all(self.text, self.members, signatures, certificates)
+
+
+def constants_of(plan: Plan, parties: Sequence[str], label_holder: str) -> dict[str, str]:
+    """What everybody must compute with, by this installation, for a completed plan."""
+    return find_algorithm(plan.algorithm).constants(plan, len({*parties, label_holder}))
 
 
 def _signed(text: str) -> bytes:

@@ -164,7 +164,7 @@ class ScoringConfig(Settings):
     requests: int = whole(0)
     queue: int = whole(20_000, 1)
     batch: int = whole(4096, 1)
-    rounds: int = whole(4, 1)
+    rounds: int = whole(2, 1)
     timeout: float = within(10.0)
 
 

@@ -112,10 +112,11 @@ class ServiceDispatcher(Dispatcher):
         self._open: dict[str, _State] = {}
         self._again: deque[_State] = deque()
         self._parked: dict[str, _State] = {}
-        self._settled: list[str] = []
         self._writing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._threads = ThreadPoolExecutor(1, "requests"), ThreadPoolExecutor(1, "ledger")
+        self._unwritten: list[_State] = []
+        self._committing = False
+        self._thread = ThreadPoolExecutor(1, "answers")
 
     # -- together and apart ---------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class ServiceDispatcher(Dispatcher):
             if answered and asked.name not in noted:
                 served.ledger.note_scores(name=asked.name, rows=asked.rows, of=served.owners)
             if answered:
-                self._settled.append(asked.name)
+                self.log.close_round(asked.name)
                 continue
             state = _State(asked=asked, requests=requests, noted=asked.name in noted)
             self._open[asked.name] = state
@@ -161,8 +162,7 @@ class ServiceDispatcher(Dispatcher):
     async def close(self) -> None:
         """Waits for what is being written, and closes the request log."""
         await asyncio.gather(*self._writing, return_exceptions=True)
-        for thread in self._threads:
-            thread.shutdown()
+        self._thread.shutdown()
         self.log.close()
 
     # -- clients --------------------------------------------------------------------------------------------
@@ -264,13 +264,10 @@ class ServiceDispatcher(Dispatcher):
                 return self._again.popleft().asked
             if self._queue and len(self._open) < self._rounds:
                 state = self._gather()
-                try:
-                    await self._in_thread(0, self.log.open, state.asked, state.requests, self._settled[:])
-                except RunError as error:
-                    self._fail(state, Sent(HTTPStatus.INSUFFICIENT_STORAGE, f"{error}; nothing was scored"))
-                    continue
-                self.asked += 1
-                return state.asked
+                if self._note_open(state):
+                    self.asked += 1
+                    return state.asked
+                continue
             if self.draining and not self._open and not self._queue:
                 await asyncio.gather(*self._writing)
                 return None
@@ -314,31 +311,30 @@ class ServiceDispatcher(Dispatcher):
         if refused.reason == "masks":
             self._again.append(state)
         elif len(state.requests) > 1:
-            self._run(self._split(state))
+            self._split(state)
         else:
             status, line = REASONS[refused.reason]
-            self._run(self._drop(state, Sent(status, line.format(refused.by))))
+            self.log.close_round(state.asked.name)
+            self._fail(state, Sent(status, line.format(refused.by)))
         self._changed.set()
 
-    async def _split(self, state: _State) -> None:
-        await self._in_thread(0, self.log.drop, state.asked.name)
+    def _split(self, state: _State) -> None:
+        self.log.close_round(state.asked.name)
         del self._open[state.asked.name]
         for each in state.requests:
             alone = _State(asked=Round(name=secrets.token_hex(16), rows=each.numbers), requests=[each])
             self._open[alone.asked.name] = alone
-            try:
-                await self._in_thread(0, self.log.open, alone.asked, alone.requests)
-            except RunError as error:
-                self._fail(alone, Sent(HTTPStatus.INSUFFICIENT_STORAGE, f"{error}; nothing was scored"))
-            else:
+            if self._note_open(alone):
                 self._again.append(alone)
-        self._changed.set()
 
-    async def _drop(self, state: _State, sent: Sent) -> None:
+    def _note_open(self, state: _State) -> bool:
+        """Whether a round is in the request log, so that it may be asked; if not, its clients are told."""
         try:
-            await self._in_thread(0, self.log.drop, state.asked.name)
-        finally:
-            self._fail(state, sent)
+            self.log.open(state.asked, state.requests)
+        except RunError as error:
+            self._fail(state, Sent(HTTPStatus.INSUFFICIENT_STORAGE, f"{error}; nothing was scored"))
+            return False
+        return True
 
     def _fail(self, state: _State, sent: Exception) -> None:
         """Clients hear why they get nothing; their keys are free again."""
@@ -378,35 +374,53 @@ class ServiceDispatcher(Dispatcher):
         self._write(state)
 
     def _write(self, state: _State) -> None:
-        self._run(self._settle(state))
-
-    async def _settle(self, state: _State) -> None:
-        """The ledger and the request log first, side by side; then clients get their answers."""
         state.writing = True
+        self._unwritten.append(state)
+        if not self._committing:
+            self._committing = True
+            self._run(self._write_all())
+
+    async def _write_all(self) -> None:
+        """Group commit: whatever is answered while some answers reach the disk is written together next."""
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.gather(
-                self._in_thread(0, self.log.answer, state.asked.name, state.answers),
-                self._in_thread(1, self._note, state),
-            )
-        except SecureVFLError as error:
-            state.writing = False
-            if not state.noted and self.served is not None and self.served.ledger.closed:
-                return  # the organisations have parted meanwhile; it is written when they are together
+            while self._unwritten and (served := self.served) is not None:
+                states, self._unwritten = self._unwritten, []
+                found: SecureVFLError | None = None
+                try:
+                    work = loop.run_in_executor(self._thread, self._commit, served, states)
+                    await asyncio.shield(work)  # what is begun is never half done
+                except SecureVFLError as error:
+                    found = error
+                for state in states:
+                    self._written(state, served, found)
+                self._changed.set()
+        finally:
+            self._committing = False
+
+    def _commit(self, served: Served, states: Sequence[_State]) -> None:
+        """The request log and the ledger, one sync each; beside the loop."""
+        self.log.answer((each.requests, each.answers) for each in states)
+        new = [each for each in states if not each.noted]
+        with served.ledger.together():
+            for each in new:
+                served.ledger.note_scores(name=each.asked.name, rows=each.asked.rows, of=served.owners)
+        for each in new:
+            each.noted = True
+            self.used += len(each.asked.rows)
+
+    def _written(self, state: _State, served: Served, error: SecureVFLError | None) -> None:
+        """Clients get their answers, or hear why they have to ask again."""
+        state.writing = False
+        if error is None:
+            del self._open[state.asked.name]
+            self.log.close_round(state.asked.name)
+            self._tell(state, state.answers)
+        elif state.noted or not served.ledger.closed:
             line = f"{error}; the scores are kept, {AGAIN}"
             self._park(state, Sent(HTTPStatus.INSUFFICIENT_STORAGE, line))
-            return
-        del self._open[state.asked.name]
-        self._settled = [*self._settled[-self._rounds :], state.asked.name]
-        self._tell(state, state.answers)
-        self._changed.set()
-
-    def _note(self, state: _State) -> None:
-        served = self.served
-        if state.noted or served is None:
-            return
-        served.ledger.note_scores(name=state.asked.name, rows=state.asked.rows, of=served.owners)
-        state.noted = True
-        self.used += len(state.asked.rows)
+        elif self.served is not served:
+            self._write(state)  # else the organisations have parted: it is written when they are together
 
     # -- helpers --------------------------------------------------------------------------------------------
 
@@ -414,11 +428,6 @@ class ServiceDispatcher(Dispatcher):
         task = asyncio.get_running_loop().create_task(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
-
-    async def _in_thread(self, which: int, act: Callable[..., None], *args: Any) -> None:
-        """Files are written beside the loop, each by one thread; what is begun is never half done."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads[which], act, *args)
-        await asyncio.shield(work)
 
 
 def _exhausted(quota: Quota, used: int, count: int) -> str:

@@ -229,7 +229,7 @@ class Mesh:
         here = [address for address, host in self.hosts.items() if host == self.name]
         self.links = {address: Link(address, self.post, self.hosts) for address in here}
         for address, link in self.links.items():
-            link.number = numbers.get(address, 0)
+            link.number, link.aside = numbers.get(address, 0), asyncio.to_thread
         return self.links
 
     @contextmanager

@@ -22,7 +22,6 @@ import numpy as np
 
 from securevfl.algorithms import Algorithm
 from securevfl.algorithms.sealed.serving import SealedServing
-from securevfl.algorithms.sealed.settings import NOBODY
 from securevfl.algorithms.serving import Outputs, Serving
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, own_ids
@@ -86,11 +85,6 @@ class ScoringPurpose(PredictionPurpose):
     def open(self, who: Participant, *, leads: bool) -> None:
         """Takes up the finished run, and what stands from an earlier process of the service."""
         super().open(who, leads=leads)
-        if self.plan.mode == "sealed" and self.plan.settings.dealer == NOBODY:
-            raise PlanError(
-                "the run was trained without a dealer, and a scoring service needs one for its masks; score "
-                'with --predict, or train with dealer = "dealer" in [plan.sealed]'
-            )
         who.patience = math.inf  # whoever is away may come back
         if who.own is not None:
             who.comparable(self.normalise)

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from securevfl.privacy.noise import Noise
 from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Released
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import Machine
-from securevfl.protocols.sums.noise import NoisySum
+from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
 from securevfl.transfers import to_device
 
 Vectors = npt.NDArray[np.float32]
@@ -133,7 +133,7 @@ class Gate:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
             TrainingDiverged: A vector is not finite.
         """
-        if (known := self._answered(name, rows)) is not None:
+        if name and (known := self._answered(name, rows)) is not None:
             head = self.ledger.released
             return Released(values=known, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
         values = self._checked(vectors, rows)
@@ -197,7 +197,7 @@ class Gate:
             TrainingDiverged: A vector is not finite.
         """
         said: dict[str, Any] = {"kind": kind, "observers": observers}
-        if (known := self._answered(name, rows)) is not None:
+        if name and (known := self._answered(name, rows)) is not None:
             values = known.astype(np.float64) if noise is None else known
             return Contribution(values=values, head=self.ledger.released, source=None, **said, key=_KEY)
         if noise is None and self.mechanism.sigma:
@@ -215,9 +215,8 @@ class Gate:
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
         source = clip_rows(vectors, self.mechanism.clip)
+        protection, change = _distributed(noise.noise, self.mechanism.clip, vectors.shape[1])
         encoded = noise.encode(_clip_exactly(values, self.mechanism.clip))
-        protection = Mechanism(clip=self.mechanism.clip, sigma=noise.noise.honest_sigma * _ROUNDED)
-        change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
         account = partial(self._account, protection, sensitivity=change, **where)
         if name:
             share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
@@ -230,9 +229,8 @@ class Gate:
     def abstain(self, shape: tuple[int, ...], *, noise: NoisySum | None) -> Contribution:
         """What enters a sum for a party whose values stay at home: zeros, and its share of the noise."""
         values: npt.NDArray[Any] = np.zeros(shape)
-        if noise is not None:
-            share = noise.noise.share(values.size, self.noise.stream).reshape(shape)
-            values = noise.encode(values) + share
+        if noise is not None:  # zeros are zeros on the ring
+            values = noise.noise.share(values.size, self.noise.stream).reshape(shape)
         return Contribution(
             values=values, head=self.ledger.released, observers=(), kind="nothing", source=None, key=_KEY
         )
@@ -463,18 +461,19 @@ class Gate:
         observers: tuple[str, ...],
         name: str = "",
     ) -> Released:
-        source = clip_rows(vectors, self.mechanism.clip) if self.mechanism.sigma else vectors
-        account = partial(
-            self._account, self.mechanism, rows=rows, vectors=len(values), kind=kind, observers=observers
-        )
+        mechanism, count = self.mechanism, len(values)
+        source = clip_rows(vectors, mechanism.clip) if mechanism.sigma else vectors
         if name:
-            protected = self._protect(values) if self.mechanism.sigma else values.astype(np.float32)
+            protected = self._protect(values) if mechanism.sigma else values.astype(np.float32)
+            account = partial(
+                self._account, mechanism, rows=rows, vectors=count, kind=kind, observers=observers
+            )
             head = self._answering(name, rows, protected, account)
         else:
-            head = account()
-            protected = values.astype(np.float32)
-            if self.mechanism.sigma:
-                protected = self.keep(RELEASE, self._protect(values), std=self.mechanism.sigma)
+            head = self._account(mechanism, rows=rows, vectors=count, kind=kind, observers=observers)
+            protected = self._protect(values) if mechanism.sigma else values.astype(np.float32)
+            if mechanism.sigma and self.journal is not None:
+                protected = self.keep(RELEASE, protected, std=mechanism.sigma)
         return Released(
             values=protected, head=head, observers=observers, kind=kind, rows=rows, source=source, key=_KEY
         )
@@ -568,17 +567,10 @@ class Gate:
 
         To be called once in a run: drawing again costs epsilon again, and is written down again.
         """
-        record = ReleaseRecord(
-            owner=self.owner,
-            observers=observers,
-            kind="randomised labels",
-            mechanism="randomised-response" if self.noise.secure else "exact",
-            epsilon=epsilon,
-            rows=np.arange(len(labels), dtype=np.int64),
-            vectors=len(labels),
-            mode=self.mode,
+        everybody, kind = np.arange(len(labels), dtype=np.int64), "randomised labels"
+        self._account(
+            EXACT, rows=everybody, vectors=len(labels), kind=kind, observers=observers, epsilon=epsilon
         )
-        self._write(record)
         return self.keep(LABELS, randomise_labels(labels, classes, epsilon, self.noise), std=0.0)
 
     def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
@@ -617,28 +609,40 @@ class Gate:
         observers: tuple[str, ...],
         sensitivity: float | None = None,
         protection: str = "gaussian",
+        epsilon: float | None = None,
     ) -> Head:
-        """Asks the budget and writes the entry; `kind`, a word that others may choose, changes no cost."""
-        protected = mechanism.sigma > 0 and self.noise.secure
+        """Checks that the release was agreed on, asks the budget and writes the entry, in this order.
+
+        `kind`, a word that others may choose, changes no cost.
+        """
+        noisy, promised = mechanism.sigma > 0, "exact"
+        if self.noise.secure and epsilon is not None:
+            promised = "randomised-response"
+        elif self.noise.secure and noisy:
+            promised = protection
         record = ReleaseRecord(
             owner=self.owner,
             observers=observers,
             kind=kind,
-            mechanism=protection if protected else "exact",
-            clip=mechanism.clip if mechanism.sigma else None,
-            sigma=mechanism.sigma if mechanism.sigma else None,
-            sensitivity=(sensitivity or 2 * mechanism.clip) if mechanism.sigma else None,
+            mechanism=promised,
+            clip=mechanism.clip if noisy else None,
+            sigma=mechanism.sigma if noisy else None,
+            sensitivity=(sensitivity or 2 * mechanism.clip) if noisy else None,
             rows=rows,
             vectors=vectors,
             ids_visible=True,
             mode=self.mode,
+            epsilon=epsilon,
         )
-        return self._write(record)
-
-    def _write(self, record: ReleaseRecord) -> Head:
-        """Checks that the release was agreed on, asks the budget and writes the entry, in this order."""
         self.allows(record)
         return self.budget.spend(record, self.ledger.append)
+
+
+@lru_cache(maxsize=64)
+def _distributed(noise: DistributedNoise, clip: float, width: int) -> tuple[Mechanism, float]:
+    """What a sum's noise promises for vectors of a width, and how far one of them moves the total."""
+    protection = Mechanism(clip=clip, sigma=noise.honest_sigma * _ROUNDED)
+    return protection, noise.sensitivity(2 * clip, width)
 
 
 def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:

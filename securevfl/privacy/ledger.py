@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -73,6 +74,47 @@ class Entry:
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
+def _parts(content: Mapping[str, Any]) -> tuple[str, str, str]:
+    """An entry in its one form, in three parts: index and last hash of an entry stand between them."""
+    before, between, after = (
+        _canonical({key: value for key, value in content.items() if low < key < high})[1:-1]
+        for low, high in (("", "index"), ("index", "previous"), ("previous", "~"))
+    )
+    return before and before + ",", between and between + ",", after and "," + after
+
+
+@lru_cache(maxsize=256, typed=True)
+def _form(
+    owner: str,
+    kind: str,
+    observers: tuple[str, ...],
+    mechanism: str,
+    clip: float | None,
+    sigma: float | None,
+    sensitivity: float | None,
+    vectors: int,
+    ids_visible: bool,
+    mode: str,
+    epsilon: float | None,
+    assumption: str,
+) -> tuple[str, str, str]:
+    """The parts of a release's entry, its rows left out: a run releases the like again and again."""
+    content = {
+        "owner": owner,
+        "kind": kind,
+        "observers": observers,
+        "mechanism": mechanism,
+        "clip": clip,
+        "sigma": sigma,
+        "sensitivity": sensitivity,
+        "vectors": vectors,
+        "ids_visible": ids_visible,
+        "mode": mode,
+    }
+    content |= {"epsilon": epsilon} if epsilon is not None else {}
+    return _parts(content | ({"assumption": assumption} if assumption else {}))
+
+
 def _line(body: str, digest: str, signature: bytes = b"") -> str:
     return f'{body[:-1]},"hash":"{digest}","signature":"{signature.hex()}"}}'
 
@@ -85,16 +127,17 @@ def rows_to_text(rows: Rows) -> str:
     """Writes distinct row indices as sorted ranges."""
     if rows.size == 0:
         return ""
-    if rows is _written[0]:
-        return str(_written[1])
+    known, text = _written[0]
+    if rows is known:
+        return text
     text = _ranges(rows)
     if rows.size <= _MOST_KEPT and not rows.flags.writeable and rows.base is None:
-        _written[:] = rows, text  # what cannot change need not be written anew
+        _written[0] = rows, text  # what cannot change need not be written anew
     return text
 
 
 _MOST_KEPT = 1 << 16
-_written: list[Any] = [None, ""]  # the rows of the last entry, and their text
+_written: list[tuple[Rows | None, str]] = [(None, "")]  # the rows of the last entry, and their text
 
 
 def _ranges(rows: Rows) -> str:
@@ -104,7 +147,7 @@ def _ranges(rows: Rows) -> str:
         raise LedgerError("row indices must be distinct and not negative")
     breaks = gaps != 1
     if breaks.all():
-        return ",".join(map(str, ordered.tolist()))
+        return repr(ordered.tolist())[1:-1].replace(" ", "")
     firsts = ordered[np.concatenate(([True], breaks))].tolist()
     lasts = ordered[np.concatenate((breaks, [True]))].tolist()
     pieces = [
@@ -226,24 +269,24 @@ class Ledger:
             raise LedgerError(
                 f"a release of {self.owner} cannot be of kind {record.kind!r}; name what it is for"
             )
-        content: dict[str, Any] = {
-            "kind": record.kind,
-            "observers": list(record.observers),
-            "mechanism": record.mechanism,
-            "clip": record.clip,
-            "sigma": record.sigma,
-            "sensitivity": record.sensitivity,
-            "vectors": record.vectors,
-            "ids_visible": record.ids_visible,
-            "mode": record.mode,
-        }
+        before, between, after = _form(
+            self.owner,
+            record.kind,
+            record.observers,
+            record.mechanism,
+            record.clip,
+            record.sigma,
+            record.sensitivity,
+            record.vectors,
+            record.ids_visible,
+            record.mode,
+            record.epsilon,
+            record.assumption,
+        )
         if record.rows is not None:
-            content["rows"] = rows_to_text(record.rows)
-        if record.assumption:
-            content["assumption"] = record.assumption
-        if record.epsilon is not None:
-            content["epsilon"] = record.epsilon
-        self.released = self._write(content)
+            after = f',"rows":"{rows_to_text(record.rows)}"{after}'
+        with self._lock:
+            self.released = self._append(before, between, after)
         self.releases += 1
         return self.released
 
@@ -301,11 +344,11 @@ class Ledger:
 
     def _write(self, content: Mapping[str, Any]) -> Head:
         with self._lock:
-            return self._append(content)
+            return self._append(*_parts({**content, "owner": self.owner}))
 
-    def _append(self, content: Mapping[str, Any]) -> Head:
+    def _append(self, before: str, between: str, after: str) -> Head:
         head, index = self.head, self.head.position + 1
-        body = _canonical({**content, "owner": self.owner, "index": index, "previous": head.digest})
+        body = f'{{{before}"index":{index},{between}"previous":"{head.digest}"{after}}}'
         digest = _digest(body)
         self._lines.append(_line(body, digest))
         self.head = Head(self.owner, index, digest)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _KEY = object()
+Aside = Callable[..., Awaitable[Any]]
+"""Calls a function with its arguments somewhere else, to be awaited."""
 
 MAX_WORD = 255
 
@@ -182,6 +184,7 @@ class Link:
 
     Attributes:
         phase: The phase that the carrier has begun; while it is empty, any message may come.
+        aside: How the carrier wants long work to be done while it serves connections; None for at once.
         heads: The newest ledger head that arrived from each owner at another organisation.
         backlog: Organisation -> bytes of its packets that wait here.
     """
@@ -190,6 +193,7 @@ class Link:
         self.address = address
         self.hosts = hosts
         self.phase = ""
+        self.aside: Aside | None = None
         self.number = 0
         self.backlog: Counter[str] = Counter()
         self.heads: dict[str, Head] = {}
@@ -304,10 +308,10 @@ class Link:
                     fields.update(value)
                     continue
             elif form.what == ROWS:
-                rows = value
-            if not _fits(form, value):
+                rows, value = value, _rows_on_wire(value)
+            if value is None or not (form.what == ROWS or _fits(form, value)):
                 raise self._refusal(schema, name, f"is not {form.expected}")
-            fields[name] = value.astype(np.int32) if form.what == ROWS else value
+            fields[name] = value
         if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
             raise self._refusal(schema, "rows", "names other records than the payload is about")
         return fields, head
@@ -444,6 +448,27 @@ def _fits(form: Form, value: Any) -> bool:
     if what == BYTES:
         return type(value) is bytes
     return what == LIST and type(value) is list and all(type(each) in form.types for each in value)
+
+
+_named: list[tuple[Rows | None, Any]] = [(None, None)]  # what was named last, and how it went on the wire
+_MOST_KEPT = 1 << 16
+
+
+def _rows_on_wire(rows: Any) -> Any:
+    """Record indices as messages carry them; None where these cannot be any.
+
+    What cannot change is looked through once, however many messages name it.
+    """
+    known, wired = _named[0]
+    if rows is known and rows is not None:
+        return wired
+    if not _are_rows(rows):
+        return None
+    wired = rows.astype(np.int32)
+    if not rows.flags.writeable and rows.base is None and rows.size <= _MOST_KEPT:
+        wired.setflags(write=False)
+        _named[0] = rows, wired
+    return wired
 
 
 def _are_rows(value: Any) -> bool:

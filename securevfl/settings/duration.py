@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from securevfl.data import VerticalData
+from securevfl.settings.epochs import fitting_epochs
 from securevfl.settings.plan import Plan
 
 START = 4.0
@@ -35,7 +36,7 @@ def expected_seconds(plan: Plan, data: VerticalData) -> float:
     """About the processor time of a run in one process."""
     if not plan.family.federated:
         return START
-    epochs, parties = max(1, plan.epochs), len(data.parties)
+    epochs, parties = fitting_epochs(plan, data.n_train), len(data.parties)
     steps = parties * epochs * math.ceil(data.n_train / min(plan.batch, data.n_train))
     seconds = START + steps * (STEP[plan.family.name] + SUM[plan.protocol])
     if plan.family.name == "sealed":
@@ -51,7 +52,16 @@ def announcement(plan: Plan, data: VerticalData) -> str:
     rows = f"{data.n_train:,} + {data.n_test:,} rows, {inputs}"
     seconds = expected_seconds(plan, data)
     low, high = in_words(seconds / SPREAD), in_words(seconds * SPREAD)
-    return f"{what}: {rows}; {_protection(plan)}; about {low} to {high} on a free core"
+    return f"{what}: {rows}; {_passes(plan, data)}{_protection(plan)}; about {low} to {high} on a free core"
+
+
+def _passes(plan: Plan, data: VerticalData) -> str:
+    """How many epochs, and whether the plan says so; of sealed training and baselines the model decides."""
+    if not plan.family.federated or plan.family.name == "sealed":
+        return ""
+    count = fitting_epochs(plan, data.n_train)
+    why = "" if plan.epochs else f", which fit {data.n_train:,} rows"
+    return f"{count} epoch{'s' if count > 1 else ''} of batches of {min(plan.batch, data.n_train):,}{why}; "
 
 
 def _protection(plan: Plan) -> str:

@@ -118,7 +118,8 @@ class Plan(_Keywords):
             `securevfl.privacy.defences`. All but ``noise`` are heuristics without a guarantee.
         defence_level: How much of it; 0 takes the defence's own default.
         insecure_reproducible_noise: Noise from the seed, for debugging; voids every guarantee.
-        epochs: The run ends when all parties together have processed epochs * parties * n_train records.
+        epochs: The run ends when all parties together have processed epochs * parties * n_train records. 0
+            takes as many as the rows, the batch and the promise ask for, see `securevfl.settings.epochs`.
         batch: Records per step.
         learning_rate: Rate of the parties. Sealed training counts it in units of half the inverse smoothness
             of the loss, which follows from the clips: 2 / sum of squared clips for the logistic loss.
@@ -132,7 +133,8 @@ class Plan(_Keywords):
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or the rate of the t-th step (the Flex family: round), t = 1, 2, ..., with K =
             `decay_steps`: ``sqrt``, eta / sqrt(t); ``inverse``, eta K / (t - 1 + K), the 1 / (k + K_0) of
-            VAFL's Theorems 2 and 4; ``step``, half of it after every K steps.
+            VAFL's Theorems 2 and 4; ``step``, half of it after every K steps. A plan that names a rate, or
+            another optimiser than ``sgd``, and no decay has none.
         decay_steps: K of the decays ``inverse`` and ``step``.
         sampling: ``passes`` (every record once per pass, in random order) or ``draws`` (each batch drawn
             from all records, independently of the others, none twice within a batch), the AFSGD-VP family's
@@ -183,7 +185,7 @@ class Plan(_Keywords):
     defence: str = choice("none", DEFENCES)
     defence_level: float = number(0.0)
     insecure_reproducible_noise: bool = False
-    epochs: int = whole(10, low=1)
+    epochs: int = whole(0)
     batch: int = whole(64, low=1)
     learning_rate: float = number(0.1, above=0)
     server_learning_rate: float = number(0.0)
@@ -207,9 +209,16 @@ class Plan(_Keywords):
 
     def __post_init__(self) -> None:
         family = family_of(self.algorithm)
-        for name, value in family.defaults.items():
-            if not (self.is_given(name) or (name == "epsilon" and self._settles_noise)):
+        defaults = family.defaults_of(self.algorithm)
+        # Rates that decay were chosen for plain steps, rate and decay together.
+        own = "decay" in defaults and (self.is_given("learning_rate") or self.optimiser != "sgd")
+        settled = dict.fromkeys(("learning_rate", "decay", "decay_steps"), own)
+        settled["epsilon"] = self._settles_noise
+        for name, value in defaults.items():
+            if not (self.is_given(name) or settled.get(name)):
                 object.__setattr__(self, name, value)
+        if self.epochs == 0:
+            object.__setattr__(self, "epochs", defaults.get("epochs", 0))
         self._sort_settings(family)
         check_fields(self)
         object.__setattr__(self, "encoders", _checked_encoders(self.encoders))
@@ -256,9 +265,14 @@ class Plan(_Keywords):
         return "sealed" if self.family.name == "sealed" else ENCODER_TRAINING[self.encoder_training]
 
     @property
+    def profiled(self) -> bool:
+        """Whether the run goes on from a profile, by ledgers and state that it has taken over."""
+        return self.family.name == "sealed" and self.settings.profile_epsilon > 0
+
+    @property
     def evaluations(self) -> int:
         """How often the test part is evaluated."""
-        between = (self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
+        between = max(0, self.epochs - 1) // self.evaluate_every if self.evaluate_every else 0
         return between + 1
 
     @property

@@ -59,7 +59,11 @@ def test_train_prints_one_json_object(cli, tmp_path: Path) -> None:
     )
     assert result.code == 0 and result.err == ""
     content = json.loads(result.out)
-    assert {"algorithm", "test", "privacy", "time", "messages", "bytes", "labels"} <= set(content)
+    promised = {"algorithm", "model", "test", "alone", "privacy", "time", "messages", "bytes", "labels"}
+    assert promised <= set(content) and content["model"] == "linear"
+    assert set(content["test"]) >= {"auc", "accuracy", "loss"} and {"linear", "trees"} <= set(
+        content["alone"]
+    )
     assert set(content["privacy"]["p1"]) >= {"mode", "mu", "epsilon", "delta", "releases"}
     assert content["privacy"]["p1"]["mode"] == "strict"
     assert json.loads((tmp_path / "r" / "result.json").read_text()) == content

@@ -17,6 +17,7 @@ from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.steps import Batches
 from securevfl.data import mapped, pieces
 from securevfl.data.mapped import Mapped
+from securevfl.data.share import OwnTable
 from securevfl.errors import DataError
 
 
@@ -152,3 +153,90 @@ def test_batches_of_blocks_hold_every_record_once(records: int, size: int, block
         assert sorted(np.concatenate(drawn).tolist()) == list(range(records))
         assert all(0 < len(rows) <= size for rows in drawn)
         assert block == 1 or all((np.diff(rows) > 0).all() for rows in drawn)
+
+
+def describe(folder: Path, rows: int = 100, *, wrong: str = "") -> Path:
+    """Two files with numbers, gaps, categories, columns that nobody names, and text far down in one."""
+    draw = np.random.default_rng(7)
+    ids = draw.permutation(rows)
+    with (folder / "bank.csv").open("w") as bank, (folder / "shop.csv").open("w") as shop:
+        bank.write("id,y,age,job,more\n")
+        shop.write("id,visits,vip,note\n")
+        for i in range(rows):
+            age = wrong if wrong and i == 77 else ("" if i % 9 == 0 else str(20 + i % 50))
+            job = ("clerk", "driver", "")[i % 3]
+            bank.write(f"{i},{i % 2},{age},{job},{draw.normal():.6f}\n")
+        for i in ids:
+            shop.write(f"{i},{draw.integers(9)},{('yes', 'no')[i % 2]},{'x' if i == ids[-1] else 3}\n")
+    (folder / "data.toml").write_text(
+        'id = "id"\nlabel = "y"\nlabel_holder = "bank"\ntask = "binary"\n'
+        '[parties.bank]\nfile = "bank.csv"\n[parties.bank.columns]\nage = { bounds = [18, 100] }\n'
+        'job = { values = ["clerk", "driver"] }\n'
+        '[parties.shop]\nfile = "shop.csv"\n[parties.shop.columns]\nvip = { kind = "flag" }\n'
+    )
+    return folder / "data.toml"
+
+
+@pytest.fixture
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LARGE", 0)
+    monkeypatch.setattr(pieces, "ROWS", 16)
+    monkeypatch.setattr(mapped, "HELD_BYTES", 1000)
+
+
+def in_a_file(values: np.ndarray) -> bool:
+    base: object = values
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base is not None
+
+
+def test_a_description_reads_large_files_in_pieces(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    whole = VerticalData.from_description(describe(tmp_path))
+    own = OwnTable.from_description(tmp_path / "data.toml", "shop")
+    request.getfixturevalue("_everything_is_large")
+    found = VerticalData.from_description(tmp_path / "data.toml")
+    assert found.columns == whole.columns and "note#3" in found.columns[1]  # text in its last piece alone
+    for mine, theirs in zip((*found.train, *found.test), (*whole.train, *whole.test), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(found.described, whole.described, strict=True):
+        np.testing.assert_array_equal(mine.train, theirs.train)
+        assert in_a_file(mine.train) and not in_a_file(theirs.train)
+    np.testing.assert_array_equal(found.y_train, whole.y_train)
+    again = OwnTable.from_description(tmp_path / "data.toml", "shop")
+    np.testing.assert_array_equal(again.block, own.block)
+    np.testing.assert_array_equal(again.ids, own.ids)
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+def test_rows_of_large_files_are_counted_from_the_first(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'age' is not a number in data row 78;"):
+        VerticalData.from_description(describe(tmp_path, wrong="old"))
+
+
+def test_a_networks_table_is_read_in_pieces(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("id,a,b,y\n" + "".join(f"p{i},{i % 7},{i / 4},{i % 2}\n" for i in range(100)))
+    given = {"id_column": "id", "label_column": "y", "bounds": {"a": (0, 7)}}
+    new = {"id_column": "id", "columns": ("b", "a")}
+    whole, records = OwnTable.from_csv(path, **given), OwnTable.of_new_records(path, **new)
+    request.getfixturevalue("_everything_is_large")
+    found, again = OwnTable.from_csv(path, **given), OwnTable.of_new_records(path, **new)
+    for mine, theirs in ((found, whole), (again, records)):
+        np.testing.assert_array_equal(mine.ids, theirs.ids)
+        np.testing.assert_array_equal(mine.block, theirs.block)
+        assert mine.columns == theirs.columns
+    np.testing.assert_array_equal(found.labels, whole.labels)
+    path.write_text(path.read_text() + "p1,1,1,1\n")
+    with pytest.raises(DataError, match="data row 101 occurs more than once"):
+        OwnTable.from_csv(path, **given)
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+def test_a_full_temporary_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mapped.tempfile, "TemporaryFile", full)
+    with pytest.raises(DataError, match=r"no room .*No space left on device\); make room"):
+        VerticalData.from_description(describe(tmp_path))

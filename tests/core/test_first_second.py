@@ -132,6 +132,8 @@ def test_bash_completes_for_real(tmp_path: Path) -> None:
         ({}, "epsilon 1 at delta 1e-05"),
         ({"algorithm": "vafl", "sigma": 2.0, "protocol": "pairwise"}, "noise 2 on every value"),
         ({"algorithm": "vafl", "unprotected": True}, "UNPROTECTED: exact values leave"),
+        ({"algorithm": "vafl", "unprotected": True}, "100 epochs of batches of 64, which fit 80 rows; "),
+        ({"algorithm": "flex", "sigma": 2.0, "epochs": 1}, "; 1 epoch of batches of 64; "),
         ({"algorithm": "central"}, "no organisation sends anything"),
     ],
 )

@@ -11,10 +11,14 @@ from round_data import tiny
 from torch import nn
 
 from securevfl import Plan, VerticalData, train
+from securevfl.algorithms import flex
 from securevfl.algorithms.flex import LOCAL_OPTIMISERS, MOST_STEPS, LocalSGD, capacity, gradient_weights
-from securevfl.errors import PlanError
+from securevfl.algorithms.resolve import resolve
+from securevfl.errors import PlanError, ProtocolError
 from securevfl.federation.run import Run
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.ledger import read_records
+from securevfl.privacy.messages import Packet
 
 FAMILY = ("flex", "flex-adaptive", "sync-min", "sync-max", "p-bcd")
 SPEEDS = {"p0": 0.25, "p1": 0.5, "p2": 0.75, "server": 1.0}  # 5, 10, 15 and 20 steps in 20 time units
@@ -199,6 +203,67 @@ def test_local_steps_against_a_loop_written_out(fusion: str, protocol: str, opti
     start = train(data, chosen.with_changes(learning_rate=1e-30))
     # 20 float32 steps that move parameters by at most 0.2 * 10 * gradient each; sums round to 2^-32.
     assert float((vector(run) - one_round(start, data, chosen)).abs().max()) < 2e-6
+
+
+def both_ways(
+    data: VerticalData, chosen: Plan, monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameters after a run whose steps are written out, and after one that torch differentiates."""
+    walks: list[int] = []
+    walk = LocalSGD.walk
+    monkeypatch.setattr(LocalSGD, "walk", lambda self, *given: walks.append(1) or walk(self, *given))
+    written = vector(train(data, chosen))
+    assert walks
+    walks.clear()
+    monkeypatch.setattr(flex, "written_out", lambda module: False)
+    graph = vector(train(data, chosen))
+    assert not walks
+    return written, graph
+
+
+@pytest.mark.parametrize(
+    ("fusion", "head", "more"),
+    [
+        ("concat", "linear", {}),
+        ("sum", "sum", {"embedding": 1}),
+        ("sum", "linear", {"optimiser": "momentum", "embedding": 3}),
+        ("concat", "linear", {"optimiser": "proximal", "proximal": 0.3}),
+        ("concat", "linear", {"optimiser": "decaying", "losses": {"p1": "hinge"}}),
+        ("concat", "linear", {"private_labels": True}),
+        ("sum", "linear", {"protocol": "two-tree", "embedding": 3}),
+        ("concat", "linear", {"encoders": {"p1": {"embedding": 3}}}),
+    ],
+)
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+def test_linear_steps_written_out_are_those_of_torch(
+    fusion: str, head: str, more: dict[str, Any], sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"embedding": 2, "clip": 0.4, "sigma": sigma, "insecure_reproducible_noise": sigma > 0, **more}
+    chosen = plan(fusion=fusion, head=head, speeds=SPEEDS, timeout=8.0, model="linear", l2=0.05, **given)
+    written, graph = both_ways(tiny(), chosen, monkeypatch)
+    # 8 rounds of up to 8 float32 steps; each rounds parameters of order 1 to 2^-24 of their value.
+    assert float((written - graph).abs().max()) < 1e-5
+    assert float(graph.abs().max()) > 1e-2
+
+
+def test_linear_steps_of_classes_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, graph = both_ways(tiny(classes=3), plan(model="linear"), monkeypatch)
+    assert float((written - graph).abs().max()) < 1e-5
+
+
+def test_a_head_of_another_shape_is_refused() -> None:
+    _, party, *_ = VirtualCarrier(*resolve(plan(model="linear"), tiny())).roles
+    wrong = Packet(kind="snapshot", sender="server", receiver="p0", fields={"head:bias": np.zeros(2)})
+    with pytest.raises(ProtocolError, match="bias is of shape"):
+        party._part(wrong, "bias", torch.zeros(1))
+    with pytest.raises(ProtocolError, match="without head:weight"):
+        party._part(wrong, "weight", torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("more", [{"model": "mlp", "head": "mlp", "hidden": (4,)}, {"head": "mlp"}])
+def test_what_is_not_linear_is_left_to_torch(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSGD, "walk", lambda self, *given: pytest.fail("not linear"))
+    train(tiny(), plan(epochs=1, **{"model": "linear", "hidden": (4,), **more}))
 
 
 def test_decay_is_by_round() -> None:

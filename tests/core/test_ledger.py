@@ -20,6 +20,7 @@ from securevfl.privacy.ledger import (
     to_record,
     verify_lines,
 )
+from securevfl.privacy.rows import fixed
 
 
 def record(rows: list[int], owner: str = "p1") -> ReleaseRecord:
@@ -335,3 +336,45 @@ def test_the_same_bytes_do_not_pass_as_somebody_elses(written: tuple[Path, Ledge
     read_ledger(path)
     with pytest.raises(LedgerError, match="belongs elsewhere"):
         Ledger("p2", path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rows": np.array([3, 1, 2, 9]), "vectors": 4},
+        {"rows": np.array([9, 4, 1]), "vectors": 3, "clip": 1, "sigma": 2},
+        {"rows": np.array([9, 4, 1]), "vectors": 3, "clip": 1.0, "sigma": 2.0, "sensitivity": 2.0},
+        {"mechanism": "masked", "assumption": 'no "index":7,"previous":"x" in it'},
+        {"mechanism": "randomised-response", "epsilon": 0.5},
+        {"kind": 'a "quoted", kind', "observers": ("p0", "ümläut")},
+    ],
+)
+def test_entries_have_the_one_form_whatever_was_written_before(fields: dict[str, Any]) -> None:
+    ledger = Ledger("p1")
+    protected = "sigma" in fields and "mechanism" not in fields
+    given: dict[str, Any] = {"mechanism": "gaussian" if protected else "exact"} | fields
+    for _ in range(2):
+        ledger.append(ReleaseRecord(owner="p1", **given))
+        ledger.append(ReleaseRecord(owner="p1", mechanism="exact"))
+    entries = verify_lines("p1", ledger.lines)  # which compares every line with the one form
+    written = entries[1].content
+    assert written["observers"] == list(given.get("observers", ()))
+    assert ("rows" in written, "epsilon" in written) == ("rows" in given, "epsilon" in given)
+    for name in ("clip", "sigma", "kind", "assumption", "epsilon"):
+        if name in given:
+            assert written[name] == given[name]
+            assert type(written[name]) is type(given[name])
+
+
+def test_rows_that_can_change_are_written_anew() -> None:
+    rows = np.array([5, 1, 8])
+    first = rows_to_text(rows)
+    rows[0] = 6
+    assert (first, rows_to_text(rows)) == ("1,5,8", "1,6,8")
+    kept = fixed(rows)
+    assert fixed(rows) is kept
+    assert not kept.flags.writeable
+    rows[0] = 7
+    assert kept.tolist() == [6, 1, 8]
+    assert fixed(rows).tolist() == [7, 1, 8]

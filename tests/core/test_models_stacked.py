@@ -152,3 +152,18 @@ def test_bad_inputs():
         stack(inputs[:2])
     with pytest.raises(PlanError, match="encoder of 4 columns"):
         stack([inputs[0], inputs[0], inputs[2]])
+
+
+def test_linear_encoders_are_differentiated_without_a_graph():
+    encoders, inputs = parties("linear")
+    stack = StackedEncoders(encoders)
+    joined = stack.join(inputs)
+    gradient = torch.randn(stack(joined).shape, generator=generator(3))
+    stack(joined).backward(gradient)
+    (parameter,) = stack.stacked
+    expected = parameter.grad.clone()
+    parameter.grad = None
+    assert stack.linear
+    stack.pull_back(joined, gradient)
+    assert torch.equal(parameter.grad, expected)
+    assert not StackedEncoders(parties("mlp")[0]).linear

@@ -27,6 +27,7 @@ from securevfl.models import (
     save_module,
     task_loss,
 )
+from securevfl.models.direct import DirectHead
 
 
 @pytest.mark.parametrize("kind", ["concat", "sum"])
@@ -274,3 +275,40 @@ class Extra(nn.Linear):
 def test_state_that_is_no_tensor_is_refused(tmp_path):
     with pytest.raises(RunError, match="only tensors can be saved"):
         save_module(tmp_path / "model", Extra(2, 2))
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize(("kind", "name"), [("concat", "linear"), ("sum", "linear"), ("sum", "sum")])
+def test_gradients_written_out_are_those_of_torch(task, kind, name):
+    outputs = output_width(task, 4)
+    fusion = Fusion(kind, (outputs,) * 3)
+    table = torch.randn((50, 3, outputs), generator=generator())
+    labels = torch.randint(4 if task == "multiclass" else 2, (50,), generator=generator(1))
+    labels = labels.float() if task == "regression" else labels
+    head = build_head(name, fusion.width, outputs, generator=generator(2))
+    direct = DirectHead.of(head, fusion, task, "auto")
+    for inputs in (table, fusion.join_table(table)):
+        leaf = inputs.clone().requires_grad_()
+        head.zero_grad()
+        loss = task_loss(task, head(fusion.join_table(leaf) if leaf.ndim == 3 else leaf), labels)
+        loss.backward()
+        expected = [leaf.grad, *(parameter.grad.clone() for parameter in head.parameters())]
+        value, gradient = direct.differentiate(inputs, labels)
+        assert value == loss.item()
+        for found, wanted in zip([gradient, *(p.grad for p in head.parameters())], expected, strict=True):
+            # The same operations; only sums may run in another order (a few units in the last place).
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_what_is_not_written_out_is_left_to_torch():
+    even, uneven = Fusion("concat", (2, 2)), Fusion("concat", (1, 3))
+    assert DirectHead.of(nn.Linear(4, 1), even, "binary", "auto") is not None
+    assert DirectHead.of(nn.Linear(4, 1), uneven, "binary", "auto") is None
+    assert DirectHead.of(nn.Linear(4, 1), even, "binary", "hinge") is None
+    assert DirectHead.of(nn.Sequential(nn.Linear(4, 1)), even, "binary", "auto") is None
+    frozen = nn.Linear(4, 1).requires_grad_(False)
+    DirectHead.of(frozen, even, "binary", "auto").differentiate(torch.randn(3, 4), torch.ones(3))
+    assert frozen.weight.grad is None
+    assert frozen.bias.grad is None
+    with pytest.raises(DataError):
+        DirectHead.of(nn.Linear(4, 3), even, "binary", "auto").differentiate(torch.randn(3, 4), torch.ones(3))

@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {
     "snapshot_every": 1,
     "timeout": 7.5,
     "stack": True,
+    "profile_epsilon": 0.25,
     "proximal": 0.5,
     "private_labels": True,
     "protect": "label",
@@ -91,6 +92,7 @@ OWN = {
     "proximal": sizes,
     "private_labels": st.booleans(),
     "stack": st.booleans(),
+    "profile_epsilon": sizes,
     "protect": st.sampled_from(["person", "features", "label"]),
     "adversary": st.sampled_from(["auto", "malicious", "semi-honest"]),
     "dealer": st.sampled_from(["auto", "none", "broker"]),
@@ -209,6 +211,27 @@ def test_what_was_never_given_follows_the_algorithm() -> None:
     assert sealed.with_changes(algorithm="vafl") == Plan(algorithm="vafl", epsilon=1)
     assert Plan(epochs=10).with_changes(algorithm="sealed").epochs == 10
     assert sealed.with_changes(batch=7).with_changes(algorithm="vafl").batch == 7
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rate", "decay", "steps"),
+    [
+        ("vafl", 0.3, "inverse", 1000),
+        ("fdml", 1.0, "sqrt", 1000),
+        ("afsvrg", 1.0, "sqrt", 1000),
+        ("flex", 0.1, "inverse", 100),
+        ("p-bcd", 0.3, "inverse", 1000),
+    ],
+)
+def test_a_decay_comes_with_its_rate(algorithm: str, rate: float, decay: str, steps: int) -> None:
+    """They were chosen together: whoever names a rate alone gets it as it is."""
+    usual, named = Plan(algorithm=algorithm), Plan(algorithm=algorithm, learning_rate=rate)
+    assert (usual.learning_rate, usual.decay, usual.decay_steps) == (rate, decay, steps)
+    assert (named.learning_rate, named.decay, named.decay_steps) == (rate, "none", 1000)
+    assert Plan.from_mapping(usual.to_mapping()) == usual
+    assert Plan(algorithm=algorithm, learning_rate=rate, decay="step").decay == "step"
+    other = Plan(algorithm=algorithm, optimiser="momentum")
+    assert (other.learning_rate, other.decay, other.decay_steps) == (0.1, "none", 1000)
 
 
 def test_changes_of_a_group_leave_the_rest_of_it() -> None:
@@ -347,7 +370,7 @@ def test_each_machine_has_its_own_local_settings() -> None:
         ({"clip": 0.0}, "clip is 0.0; it must be a number above 0"),
         ({"delta": 0.0}, "delta is 0.0; it must lie between 0 and 1"),
         ({"delta": 1.0}, "delta is 1.0"),
-        ({"epochs": 0}, "epochs is 0; at least 1"),
+        ({"epochs": -1}, "epochs is -1; it cannot be negative"),
         ({"batch": "many"}, "batch is 'many'; expected int"),
         ({"wire": 1}, "wire is 1; expected bool"),
         ({"seed": -3}, "seed is -3"),

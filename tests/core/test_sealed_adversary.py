@@ -1,6 +1,7 @@
 """Sealed training as a whole among members that may cheat: what is kept, refused and promised."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.sealed import checked_slack
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.adversary import settled, slack
-from securevfl.errors import BudgetExceeded, Deviation, InputError, PlanError
+from securevfl.errors import BudgetExceeded, Deviation, InputError, PlanError, ProtocolError
 from securevfl.federation.run import train
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
@@ -199,6 +200,32 @@ def test_sessions_are_counted_over_restarts_and_the_next_one_is_refused(tmp_path
     with pytest.raises(BudgetExceeded, match="2 sessions, the most that the promised delta covers"):
         train(data, plan, folder, resume=True)
     assert _sessions(folder) == 2 and len(_totals(folder)) == counted
+
+
+class Quits(CheckedRound):
+    """Leaves as soon as it could compute its own total, before anything is judged."""
+
+    def _take_coin(self, message):
+        raise ProtocolError("enough")
+
+
+def test_totals_collected_by_quitting_again_and_again_are_all_paid(tmp_path, monkeypatch):
+    """Each attempt gives the one who quits a fresh noisy total: the others' ledgers end it at the budget."""
+    data, folder = make_data(), tmp_path / "run"
+    plan = {**PLAN, "epochs": 3, "adversary": "malicious", "evaluate_every": 0, "record_views": True}
+    plan = Plan.from_flat(plan)
+    cheat(monkeypatch, Quits)
+    for attempt in range(12):
+        with pytest.raises((ProtocolError, BudgetExceeded)) as found:
+            train(data, plan, folder, resume=attempt > 0)
+        if isinstance(found.value, BudgetExceeded):
+            break
+        assert len(_totals(folder)) == attempt + 1
+    assert isinstance(found.value, BudgetExceeded)
+    paid = _totals(folder)
+    spent = math.sqrt(sum((each.sensitivity / each.sigma) ** 2 for each in paid))
+    assert 3 < len(paid) < 12 and gdp_epsilon(spent, 0.9 * plan.delta) <= plan.budget_epsilon
+    assert _journalled(folder) == 0 and not (folder / "result.json").exists()
 
 
 def test_sessions_among_members_that_are_trusted_are_not_limited(tmp_path, monkeypatch):

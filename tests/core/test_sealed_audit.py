@@ -64,13 +64,18 @@ def watch(sign, sigmas, generator, *, active=False):
     return np.stack([*seen, np.ones(TRIALS)], axis=1)
 
 
-def certified(sigmas, seed=0, *, active=False):
+def watch_actively(sign, sigmas, generator):
+    """See `watch`."""
+    return watch(sign, sigmas, generator, active=True)
+
+
+def certified(sigmas, seed=0, *, watch=watch):
     """The lower bound of mu that the observer certifies, at 95 %."""
     generator = np.random.default_rng(seed)
-    known = np.concatenate([watch(sign, sigmas, generator, active=active) for sign in (1, -1)])
+    known = np.concatenate([watch(sign, sigmas, generator) for sign in (1, -1)])
     worlds = np.repeat([1.0, -1.0], TRIALS)
     score = np.linalg.lstsq(known, worlds, rcond=None)[0]
-    fresh = np.concatenate([watch(sign, sigmas, generator, active=active) for sign in (1, -1)])
+    fresh = np.concatenate([watch(sign, sigmas, generator) for sign in (1, -1)])
     return mu_lower(Errors.of(fresh @ score > 0, worlds > 0))
 
 
@@ -91,8 +96,37 @@ def test_noise_for_the_sound_figure_holds():
 def test_an_active_observer_stays_below_the_sound_figure():
     """Every deviation that passes unnoticed, at the noise of the sound figure; at less it is refuted."""
     sigma = 2 * BOUND * math.sqrt(ITERATIONS) / 1.5
-    assert 1.0 < certified((sigma,) * 3, active=True) <= 1.5
-    assert certified((sigma / 2,) * 3, active=True) > 1.5
+    assert 1.0 < certified((sigma,) * 3, watch=watch_actively) <= 1.5
+    assert certified((sigma / 2,) * 3, watch=watch_actively) > 1.5
+
+
+def watch_person(sign, sigmas, generator):
+    """An active observer without labels; the canary's label *and* features differ, at the label holder.
+
+    Its wrong products drive the victim's weight to its bound and keep it there, so that all other records
+    cancel; its lies about the canary's phase make the residual as large as any can be, on either side.
+    """
+    on_observer, self_share = sigmas
+    weight, seen = np.full(TRIALS, -16.0), []
+    for _ in range(ITERATIONS):
+        ordinary = (RECORDS - 1) * SERIES(ROW * weight) - RECORDS // 2
+        opened = ordinary + sign * BOUND + generator.normal(0, on_observer, TRIALS)
+        seen += [opened]
+        total = ROW * ordinary + sign * BOUND + 1e6 + generator.normal(0, self_share, TRIALS)
+        weight = np.clip(weight - RATE * total / RECORDS, -16, 16)
+    return np.stack([*seen, np.ones(TRIALS)], axis=1)
+
+
+def test_an_active_observer_of_whole_persons_stays_below_the_figure_that_training_uses():
+    """Label and features of one person against a member that leaves out its noise, lies and shifts totals."""
+    claim = 1.5
+    shifts = SealedShifts(
+        clips=(1.0, 1.0), label_holder=0, residual_bound=BOUND, residual_change=CHANGE, protects="person"
+    )
+    found = shifts.variances(mu=claim / math.sqrt(ITERATIONS), colluders=1)
+    sigmas = np.sqrt([found[1][0], found[0][0]])
+    assert 0.9 < certified(sigmas, watch=watch_person) <= claim
+    assert certified(sigmas / 2, watch=watch_person) > claim
 
 
 def test_the_noise_that_training_uses_holds_against_the_label_holder():

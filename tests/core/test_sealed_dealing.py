@@ -154,6 +154,21 @@ def test_an_audit_holds_with_every_path_tested(tmp_path, parties):
     assert expected <= words and "sealed-deal" not in words
 
 
+@pytest.mark.parametrize(
+    "fields,rounds", [({"epochs": 6}, 6), ({"epochs": 3, "batch": 120}, 6)], ids=["full", "batches"]
+)
+def test_a_pool_is_filled_while_rounds_run(tmp_path, fields, rounds):
+    """Only the first correlation is waited for; all others are made beside a round, and each serves one."""
+    train(make_data(records=300), plan_of(dealer="none", record_views=True, **fields), tmp_path / "run")
+    seen = [each for each in View(tmp_path / "run" / "views" / "p1") if each.receiver == "p1"]
+    offered = [each.fields["number"] for each in seen if each.kind == "sealed-offer"]
+    assert offered == list(range(rounds + 1))  # the last one is the evaluation's
+    kinds = [each.kind for each in seen if each.kind in ("sealed-factors", "sealed-offer", "sealed-blinded")]
+    assert kinds[:5] == ["sealed-offer", "sealed-factors", "sealed-offer", "sealed-offer", "sealed-blinded"]
+    beside = kinds[: len(kinds) - kinds[::-1].index("sealed-offer") - 1]  # all of training
+    assert beside.count("sealed-offer") == rounds and beside.count("sealed-factors") == rounds
+
+
 def _ending(monkeypatch, machine, at):
     """A member's machine breaks off in a round, as a lost connection would."""
     honest, seen = machine._receive, []

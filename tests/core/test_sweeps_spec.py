@@ -79,7 +79,7 @@ def test_a_variant_wins_over_the_common_grid() -> None:
 def test_the_algorithms_own_defaults_hold_where_the_file_says_nothing() -> None:
     sweep = parse_sweep("[grid]\nalgorithm = ['sealed', 'vafl']\n")
     assert sweep.points[0].plan().epochs == Plan(algorithm="sealed").epochs == 80
-    assert sweep.points[1].plan().epochs == 10
+    assert sweep.points[1].plan().epochs == Plan(algorithm="vafl").epochs == 0
 
 
 def test_the_id_follows_from_the_plan_and_the_audit_alone() -> None:

@@ -44,11 +44,40 @@ class Late(Shifting):
         return super()._advance()
 
 
+class Twice(CheckedRound):
+    """Commits a second time, as if the connection had been lost."""
+
+    def _take_coin(self, message):
+        return super()._take_coin(message) * (2 if self.round >= 1 else 1)
+
+
+class Equivocates(CheckedRound):
+    """Tells the last member another residual than the others, and signs both."""
+
+    def _share_for(self, member, deal):
+        share = super()._share_for(member, deal)
+        if self.round < 1 or member != max(self._others):
+            return share
+        words = share.blinded.copy()
+        words[3] = FIELD.add(words[3], 1)
+        signature = self._session.signer.sign(self._digest(self.address, words))
+        return dataclasses.replace(share, blinded=words, signature=signature)
+
+    def _verify(self):
+        pass
+
+
 def too_long(prover):
     """Rows 32 times as long as declared; what would read labels is longer still, and caught alike."""
     if prover._claim.width:
         prover._rows = np.zeros(prover._claim.operand_shape, np.int64)
         prover._rows[0] = 1 << 19
+
+
+def two_classes(prover):
+    """A test record that counts in both classes: its waves would be read from the totals of an evaluation."""
+    if prover._claim.groups:
+        prover._rows[:2, 0] = 1
 
 
 def one_unit(prover):
@@ -110,7 +139,7 @@ class Quits(CheckedRound):
 
 KINDS = {"shifting": Shifting, "late": Late, "too-long": too_long, "one-unit": one_unit, "label": label}
 HARMLESS = {"products": Products, "phases": Phases, "no-noise": NoNoise, "reused-noise": Reused}
-KINDS |= {**HARMLESS, "quits": Quits}
+KINDS |= {**HARMLESS, "quits": Quits, "twice": Twice, "equivocates": Equivocates, "two-classes": two_classes}
 
 
 def apply(kind, member, replace=setattr):

@@ -15,6 +15,7 @@ from federation import Federation, free_port
 from securevfl import audit
 from securevfl.errors import Deviation, SecureVFLError
 from securevfl.federation.folder import RunFolder
+from securevfl.network.folders import gather, load_truth
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
 from securevfl.settings.plan import Plan
@@ -80,6 +81,38 @@ def test_a_label_that_is_none_stops_the_run_and_names_the_label_holder(tmp_path,
     assert "labels" in found.how
 
 
+def test_a_second_commitment_ends_the_session(tmp_path, monkeypatch):
+    """As after a lost connection: nothing is judged twice."""
+    apply("twice", 1, monkeypatch.setattr)
+    outcomes = _outcomes(_two(tmp_path))
+    found = outcomes["bank"]
+    assert isinstance(found, Deviation) and found.member == "clinic", outcomes
+    assert "sends 'sealed-commitment' out of turn" in found.how
+    assert len([r for r in read_records(tmp_path / "bank") if r.kind.startswith("totals")]) == 2
+    assert not (tmp_path / "bank" / "result.json").exists()
+
+
+def test_of_three_members_the_one_that_signed_two_things_is_named(tmp_path, monkeypatch):
+    apply("equivocates", 1, monkeypatch.setattr)
+    federation = Federation(
+        tmp_path, PLAN, parties=("bank", "clinic", "shop"), helpers=("dealer",), patience=8.0
+    )
+    outcomes = _outcomes(federation)
+    found = [outcomes[name] for name in ("bank", "shop") if isinstance(outcomes[name], Deviation)]
+    assert found and all(each.member == "clinic" for each in found), outcomes
+    assert any("signed both" in each.how for each in found)
+    for name in ("bank", "shop"):
+        assert len([r for r in read_records(tmp_path / name) if r.kind.startswith("totals")]) == 2
+
+
+def test_a_label_holder_whose_test_record_counts_twice_is_named_before_a_figure_exists(tmp_path, monkeypatch):
+    apply("two-classes", 0, monkeypatch.setattr)
+    outcomes = _outcomes(_two(tmp_path))
+    found = outcomes["clinic"]
+    assert isinstance(found, Deviation) and found.member == "bank", outcomes
+    assert not [r for r in read_records(tmp_path / "clinic") if r.kind == "evaluation totals"]
+
+
 # -- deviations that harm nobody else ------------------------------------------------------------------------
 
 
@@ -90,13 +123,20 @@ def test_a_harmless_deviation_passes_and_the_honest_members_audit_finds_nothing(
     """What the bank's records pay is right whatever the clinic does, and the bank's own audit says so."""
     Reused.kept.clear()
     apply(kind, 1, monkeypatch.setattr)
-    outcomes = _outcomes(_two(tmp_path, record_views=True))
+    federation = _two(tmp_path, record_views=True, epochs=24)
+    outcomes = _outcomes(federation)
     assert all(isinstance(each, dict) for each in outcomes.values()), outcomes
     assert outcomes["bank"]["privacy"]["bank"]["epsilon"] <= 8.0
     monkeypatch.undo()
     report = audit(tmp_path / "bank", attacks="none", canaries=-1)
     assert report.verdict == "not tested"  # the clinic's journal would be needed to recompute the noise
     assert {each["verdict"] for each in report.content["findings"]} <= {"holds", "not tested"}
+    gather([tmp_path / name for name in federation.names], tmp_path / "joint")
+    data = load_truth(tmp_path / "joint", federation.tables)
+    joint = audit(tmp_path / "joint", attacks="none", canaries=-1, data=data)
+    assert joint.content["owners"]["bank"]["observers"]["clinic"]["verdict"] == "holds", joint.content[
+        "words"
+    ]
 
 
 def test_a_member_that_quits_leaves_an_unverified_total_that_is_counted_and_not_used(tmp_path, monkeypatch):
@@ -168,6 +208,8 @@ def _folders(base: Path, port: int) -> None:
         ("label", "bank"),
         ("shifting", "clinic"),
         ("late", "clinic"),
+        ("shifting", "bank"),
+        ("two-classes", "bank"),
     ],
 )
 def test_a_process_that_cheats_is_named_on_the_others_terminals(tmp_path, kind, cheater):
@@ -196,4 +238,4 @@ def test_a_process_that_cheats_is_named_on_the_others_terminals(tmp_path, kind, 
     assert all(process.returncode for process in running.values()), said
     assert not (tmp_path / honest / "run" / "result.json").exists()
     kept = [r for r in read_records(tmp_path / honest / "run") if r.kind.startswith("totals")]
-    assert len(kept) == (2 if kind in ("shifting", "late") else 0)
+    assert len(kept) == {"shifting": 2, "late": 2, "two-classes": 4}.get(kind, 0)

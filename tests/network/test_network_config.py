@@ -94,7 +94,7 @@ def test_algorithms_bring_their_defaults(folder):
         (('label_column = "y"', ""), "label_column"),
         (('label_column = "y"', 'labelcolumn = "y"'), "did you mean 'label_column'"),
         (("epochs = 3", "epoch = 3"), "did you mean 'epochs'"),
-        (("epochs = 3", "epochs = 0"), "epochs"),
+        (("epochs = 3", "epochs = -1"), "epochs"),
         (('"vafl"', '"vaffle"'), "vaffle"),
         (('certificates = "bank"', 'certificates = "nowhere"'), "must hold one organisation's key"),
         (("[data]", "[network]\npatience = true\n[data]"), "patience is True; expected float"),

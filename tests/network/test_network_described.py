@@ -113,12 +113,20 @@ def test_no_name_or_value_of_a_column_reaches_the_other(trained):
             assert not [word for word in secrets if word in content], path
 
 
-def test_the_joint_audit_of_described_columns_holds(trained, tmp_path):
+def test_the_joint_audit_of_described_columns_finds_nothing(trained, tmp_path):
+    """The label holder's promise holds; four columns open too little to miss the shop's part of the noise."""
     federation, _ = trained
     gather([federation.folder / name for name in federation.names], tmp_path / "joint")
     data = load_truth(tmp_path / "joint", federation.tables)
     report = audit(tmp_path / "joint", attacks="none", data=data, canaries=-1)
-    assert report.verdict == "holds", report.content["words"]
+    owners = report.content["owners"]
+    assert owners["bank"]["observers"]["shop"]["verdict"] == "holds", report.content["words"]
+    found = owners["shop"]["observers"]["bank"]
+    assert found["verdict"] == "not tested" and "so few totals" in found["reasons"][0], found
+    assert len(found["reasons"]) == 1 and {f["verdict"] for f in report.content["findings"]} == {
+        "holds",
+        "not tested",
+    }
     opened = list(View(tmp_path / "joint" / "journal" / "bank").messages("total"))
     assert opened[-1].fields["values"].shape == (2, 48)  # the evaluation was replayed, too
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import secrets
 import ssl
 import time
 import urllib.error
@@ -24,7 +25,6 @@ from test_network_predict import joint_predictions
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.serving import Dispatcher
 from securevfl.errors import InputError, RunError, SecureVFLError
-from securevfl.federation.folder import RunFolder
 from securevfl.network import api
 from securevfl.network.api import load_own
 from securevfl.network.config import ScoringConfig
@@ -35,6 +35,8 @@ from securevfl.network.service import Service
 from securevfl.privacy import ledger as ledgers
 from securevfl.protocols.sealed.pool import PooledMachine, ScorePool
 from securevfl.settings.plan import Plan
+
+THREE = ("bank", "clinic", "shop")
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +106,41 @@ def test_requests_that_wait_go_together_and_one_person_twice_does_not(linear):
     assert sum(map(len, rounds)) == 22 and 3 <= len(rounds) < 15
 
 
+@pytest.mark.parametrize("parties", [("bank", "shop"), pytest.param(THREE, marks=pytest.mark.slow)])
+def test_a_model_that_was_trained_without_a_dealer(tmp_path, parties):
+    """Right scores, the same bytes and one entry each, whoever dies; masks are new with every session."""
+    plan = replace(LINEAR, settings=replace(LINEAR.settings, dealer="none"))
+    federation = Federation(tmp_path, plan, parties=parties)
+    asyncio.run(federation.run())
+    scorers = Scorers(federation, timeout=2.0)
+
+    async def use() -> tuple[dict[str, float], list[Any]]:
+        first = await scorers.raw("new0003", "new0004", key="a")
+        scores = (await scorers.score(*scorers.ids[10:20]))[1]
+        for victim in ("shop", "bank"):
+            await scorers.kill(victim)
+            scorers.start(victim)
+            await scorers.ready()
+            scores |= await _until_scored(scorers, f"new000{len(victim)}")
+        return scores, [first, await scorers.raw("new0003", "new0004", key="a")]
+
+    scores, (first, again) = using(scorers, use)
+    assert first == again and first[0] == 200
+    blocks = {name: scorers.block(name) for name in federation.tables}
+    expected = dict(zip(scorers.ids, joint_predictions(federation, blocks, scorers.ids), strict=True))
+    assert scores == {each: pytest.approx(expected[each], abs=3e-6) for each in scores} and len(scores) == 11
+    assert sorted(map(len, once_in_both(scorers))) == [1, 1, 2, 10]
+
+
 @pytest.mark.parametrize(
     ("plan", "parties"),
     [
-        (Plan(algorithm="vafl-sync", epochs=1, sigma=2.0), ("bank", "clinic", "shop")),
+        (Plan(algorithm="vafl-sync", epochs=1, sigma=2.0), THREE),
         (
             Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, unprotected=True),
-            ("bank", "clinic", "shop"),
+            THREE,
         ),
-        (Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), ("bank", "clinic", "shop")),
+        (Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), THREE),
     ],
     ids=["noisy", "two-tree", "bfv"],
 )
@@ -177,16 +205,23 @@ def test_a_retry_gets_the_same_bytes_and_costs_nothing(linear):
     assert sorted(map(len, once_in_both(scorers))) == [1, 2]
 
 
-@pytest.mark.parametrize("victim", ["shop", "bank", "dealer"])
-def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monkeypatch):
-    """The party dies with its entry written and nothing sent, the label holder with the answer unwritten."""
+@pytest.mark.parametrize(
+    "victim, wrote",
+    [("shop", ""), ("bank", "nothing"), ("bank", "answers"), ("bank", "answers and ledger"), ("dealer", "")],
+)
+def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, wrote, monkeypatch):
+    """The party dies with its entry written and nothing sent, the label holder wherever it can."""
     scorers = Scorers(linear, timeout=0.5)
-    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDispatcher, "_settle")}.get(
+    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDispatcher, "_write_all")}.get(
         victim, (Dispatcher, "")
     )
     reached = asyncio.Event()
 
-    async def hang(*_: Any) -> None:
+    async def hang(who: Any, *_: Any) -> None:
+        if wrote == "answers":
+            who.log.answer((each.requests, each.answers) for each in who._unwritten)
+        elif wrote == "answers and ledger":
+            who._commit(who.served, who._unwritten)
         reached.set()
         await asyncio.Event().wait()
 
@@ -215,6 +250,12 @@ def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, monk
     assert sorted(map(len, once_in_both(scorers))) == [1, 1, 2]
     if away[1]:
         assert away[1].startswith(f'{{"error": "{victim} away; nothing was scored'.encode())
+
+
+async def _until_scored(scorers: Scorers, who: str) -> dict[str, float]:
+    status, body = await _until_answered(scorers, who, key=secrets.token_hex(8))
+    assert status == 200
+    return {each["id"]: each["score"] for each in json.loads(body)["scores"]}
 
 
 async def _until_answered(scorers: Scorers, *ids: str, key: str) -> tuple[int, bytes]:
@@ -301,18 +342,6 @@ def test_a_configuration_that_cannot_serve_is_one_line(linear, tmp_path):
             Service(configs)
     with pytest.raises(InputError, match="names no quota"):
         asyncio.run(_refused(Scorers(linear, people=0), "bank"))
-
-
-def test_a_sealed_model_without_a_dealer_is_refused(linear, monkeypatch):
-    read = RunFolder.read_plan
-
-    def without(self: RunFolder) -> Plan:
-        plan = read(self)
-        return replace(plan, settings=replace(plan.settings, dealer="none"))
-
-    monkeypatch.setattr(RunFolder, "read_plan", without)
-    with pytest.raises(InputError, match="trained without a dealer, and a scoring service needs one"):
-        asyncio.run(_refused(Scorers(linear), "bank"))
 
 
 def test_a_quota_holds_after_a_restart_whatever_the_label_holder_says(linear, monkeypatch):
@@ -433,7 +462,7 @@ def test_a_clock_that_jumps_changes_nothing(linear, monkeypatch):
     assert sorted(map(len, once_in_both(scorers))) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("where", ["shop", "bank", "log"])
+@pytest.mark.parametrize("where", ["shop", "bank", "log", "answers"])
 def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatch):
     """Half a line is written before the disk is full; what was taken back is written whole afterwards."""
     scorers = Scorers(linear)
@@ -453,8 +482,8 @@ def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatc
         monkeypatch.setattr(ledgers, "sync", syncing)
         found = [await scorers.raw("new0001", key="a")]
         full.append(True)
-        if where == "log":
-            monkeypatch.setattr(RequestLog, "open", failing)
+        if where in ("log", "answers"):
+            monkeypatch.setattr(RequestLog, "open" if where == "log" else "answer", failing)
         found.append(await scorers.raw("new0002", key="b"))
         found.append(await scorers.raw("new0001", key="a"))
         full.clear()
@@ -465,7 +494,8 @@ def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatc
     first, refused, again, then = using(scorers, use)
     assert (first[0], refused[0], then[0]) == (200, 507, 200) and again == first
     line = json.loads(refused[1])["error"]
-    assert {"shop": "shop cannot write", "bank": "No space left", "log": "is full"}[where] in line
+    full = "the scores are kept" if where == "answers" else "is full"
+    assert {"shop": "shop cannot write", "bank": "No space left"}.get(where, full) in line
     assert sorted(map(len, once_in_both(scorers))) == [1, 1]
 
 

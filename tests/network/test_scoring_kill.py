@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 SECONDS = float(os.environ.get("SECUREVFL_SCORING_SECONDS", "30"))
-"""How long clients ask; ten minutes were tried."""
+"""How long clients ask while processes are killed."""
+ENDURING = float(os.environ.get("SECUREVFL_ENDURING_SECONDS", "600"))
+"""How long the service is asked at half its load."""
 
 
 class Clients:
@@ -96,3 +98,20 @@ def test_scores_while_processes_are_killed(tmp_path: Path, monkeypatch: pytest.M
     assert bank == shop
     assert sum(len(rows) * times for rows, times in bank.items()) == len(clients.answers) == clients.asked
     assert len(clients.answers) > 100
+
+
+@pytest.mark.slow
+def test_ten_minutes_at_half_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request answered, every score in both ledgers once, no memory that grows."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    endurance = importlib.import_module("benchmarks.endurance")
+    company = endurance.Company(tmp_path)
+    found = endurance.serve(company, ENDURING)
+    assert len(found.latencies) == int(endurance.RATE * ENDURING)
+    assert set(found.repeated) <= {0, 503}
+    bank, shop = (Counter(company.scored(name)) for name in ("bank", "shop"))
+    assert bank == shop
+    assert sum(len(rows) * times for rows, times in bank.items()) == len(found.latencies)
+    for name in ("bank", "shop", "dealer"):
+        warm, end = found.grown(name)
+        assert end < 1.05 * warm, name

@@ -344,7 +344,8 @@ def _nothing_is_left(federation, liar):
 
 def _is_burnt(party):
     session = party._proof.session
-    return session.burnt and session.key == 0 and not session.masked and not session.labels.size
+    erased = not session.masked and not session.labels.size and session.constants is None
+    return session.burnt and session.key == 0 and erased
 
 
 @pytest.mark.parametrize("error", [1, 1 << 46, -(1 << 40), P - 1, P // 2])
@@ -471,6 +472,57 @@ def test_different_labels_for_different_members_are_caught():
     assert found.value.member == 0
 
 
+def _other_labels(machine):
+    """A label holder that proves other labels to member 2, as validly as those that it proves to member 1."""
+    other = {}
+
+    def tamper(envelope):
+        message = envelope.message
+        if (envelope.sender, envelope.receiver) != (0, 2):
+            return envelope
+        if message.kind == "sealed-checked-operand":
+            prover = machine._prover
+            flipped = 1 - machine._labels.astype(np.uint64)
+            other["prover"] = Prover(prover._secrets, machine._operand, flipped)
+            message = dataclasses.replace(message, labels=other["prover"].opened_labels())
+        elif isinstance(message, Proof):
+            first, second = (coin.coin for coin in machine._coins)
+            name, size = machine._seed.session, len(machine._seed.pairs) // 3
+            pair = machine._seed.pairs[2 * size : 3 * size]
+            other["prover"].opened_bits(first, name)
+            message = dataclasses.replace(message, words=other["prover"].prove(pair, first, second, name))
+        return dataclasses.replace(envelope, message=message)
+
+    return tamper
+
+
+@pytest.mark.parametrize("signs", ["once", "both"])
+def test_a_label_holder_that_proves_each_member_other_labels_is_named(signs):
+    """Every proof holds; what it signs in the first round covers the labels that each was told."""
+    federation = CheckedFederation(3, records=6)
+    liar = federation.parties[0].setup()
+    _run_setup(federation, 0, liar, _other_labels(liar))
+    assert all(party.session for party in federation.parties)
+    machines = federation.machines(0)
+    told = federation.parties[2].session.told
+
+    def resigned(envelope):
+        if not isinstance(envelope.message, CheckedShare) or (envelope.sender, envelope.receiver) != (0, 2):
+            return envelope
+        mine, machines[0]._session.told = machines[0]._session.told, told
+        digest = machines[0]._digest(0, envelope.message.blinded)
+        machines[0]._session.told = mine
+        signature = machines[0]._session.signer.sign(digest)
+        return dataclasses.replace(
+            envelope, message=dataclasses.replace(envelope.message, signature=signature)
+        )
+
+    with pytest.raises(Deviation, match="signature" if signs == "once" else "signed both") as found:
+        _drive([federation.dealer.iteration(round=0), *machines], resigned if signs == "both" else None)
+    assert found.value.member == 0
+    assert all(machine._total is None for machine in machines[1:])
+
+
 @pytest.mark.parametrize("kind", [Coin, Commitment, Opening, CheckedShare])
 def test_nothing_that_judges_comes_twice(kind):
     """A second coin, commitment, opening or share, as after a lost connection: the session is burnt."""
@@ -527,6 +579,26 @@ def test_a_replayed_session_fails_its_tags():
     with pytest.raises(Deviation) as found:
         _round(federation, 1, tamper=tamper)
     assert found.value.member == 1
+
+
+def test_a_replayed_proof_names_its_prover():
+    """Rows and proofs of an earlier session of the same rows: its masks are gone, and its points too."""
+    federation = CheckedFederation(2, records=6)
+    federation.setup()
+    kinds = ("sealed-checked-operand", "sealed-bits", "sealed-proof")
+    old = {e.message.kind: e for e in federation.transcript if (e.sender, e.receiver) == (1, 0)}
+    assert set(kinds) <= set(old)
+    for kind in kinds:  # each alone, and what follows from the new session
+
+        def tamper(envelope, kind=kind):
+            mine = (envelope.sender, envelope.receiver) == (1, 0) and envelope.message.kind == kind
+            return old[kind] if mine else envelope
+
+        with pytest.raises(Deviation) as found:
+            _run_setup(federation, -9, None, tamper)
+        assert found.value.member == 1
+        with pytest.raises(ProtocolError, match="no verified session"):
+            federation.parties[0].round(round=0, scores=federation.scores[0])
 
 
 # -- what cannot harm ---------------------------------------------------------------------------------------

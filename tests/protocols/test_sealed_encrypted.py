@@ -56,17 +56,17 @@ class Pair:
             self.run([party.prepare([(n, None) for n in rounds]) for party in self.parties], choose)
         return self
 
+    def machine_of(self, member, number, rows=None):
+        chosen, party = slice(None) if rows is None else rows, self.parties[member]
+        return party.round(
+            round=number,
+            rows=rows,
+            scores=None if self.protocol.series is None else self.scores[member][chosen],
+            labels=self.labels[chosen] if party.first and self.protocol.labelled else None,
+        )
+
     def machines(self, number, rows=None):
-        chosen = slice(None) if rows is None else rows
-        return [
-            party.round(
-                round=number,
-                rows=rows,
-                scores=None if self.protocol.series is None else self.scores[party.index][chosen],
-                labels=self.labels[chosen] if party.first and self.protocol.labelled else None,
-            )
-            for party in self.parties
-        ]
+        return [self.machine_of(member, number, rows) for member in (0, 1)]
 
     def totals(self, number, rows=None):
         machines = self.machines(number, rows)
@@ -407,7 +407,8 @@ def test_every_order_and_wrong_messages():
 def test_ciphertexts_that_are_none_are_refused():
     pair = Pair().setup()
     machines = [party.prepare([(0, None)]) for party in pair.parties]
-    offer = machines[0].start()[0]
+    machines[0].start()
+    offer = machines[0].proceed()[0]
     machines[1].start()
     for changes in (
         {"masks": b"x" * 40},

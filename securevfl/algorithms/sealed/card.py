@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,16 +56,21 @@ CARDS = (CARD, PROFILE)
 """Models of bins. A profile has bins and label histograms, and no score."""
 CARD_FROM = 300.0
 """Least mu N / sqrt(f) at which `model = "auto"` makes a scorecard."""
+HAIR = 1 - 1e-9
+"""Of mu, for rounding."""
 NO_NOISE = 1e5
 """What stands for mu where nothing is protected."""
 _ROOM = 1 + 2.0**-40  # sqrt(f) may be rounded down; a one-hot row has norm sqrt(f) exactly
 RATE = (10.0, 2.5)  # over the sum of squared clips: the slope is at most 1/4, of a regression 1
-HISTOGRAMS = ("labels", "residuals")
+LABELS = ("labels", "again")
+"""Label histograms; the second one follows that of a profile, where it was noisier than a card's."""
+HISTOGRAMS = (*LABELS, "residuals")
 """Openings whose operands are one-hot."""
 NARROW_STD = 64
 """Least integer noise in words of 32 bits; what discreteness costs (9 of its square) is counted."""
 KINDS = {
     "labels": "label histogram",
+    "again": "second label histogram",
     "first": "first fit",
     "residuals": "residual histogram",
     "last": "last fit",
@@ -104,9 +109,19 @@ class CardGeometry(SealedGeometry):
             residual_bound=self.shifts.residual_bound,
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
+            profiled=self._profiled,
+            classes=max(2, self.data.outputs),
             contributors=self.contributors,
             cutting=len(self.members) * 2.0**-self._fraction if self._fraction else 0.0,
         )
+
+    @property
+    def _profiled(self) -> float:
+        """The mu of the profile that the run starts from, rounded as in its own plan; 0 without one."""
+        if not self.plan.profiled:
+            return 0.0
+        mu = gdp_mu(self.plan.settings.profile_epsilon, self.plan.accounted_delta) * HAIR
+        return self.shifts.diameter / (self.shifts.diameter / mu)
 
     @property
     def _fraction(self) -> int | None:
@@ -138,8 +153,10 @@ class CardGeometry(SealedGeometry):
 
     def session_of(self, opening: str) -> str:
         """Openings of one session use the same masked operands: short ones are opened once for both."""
-        both = all(name in self.openings and self.fraction_of(name) is not None for name in HISTOGRAMS)
-        return "histograms" if both and opening in HISTOGRAMS else opening
+        both = ("labels", "residuals")
+        shared = all(name in self.openings and self.fraction_of(name) is not None for name in both)
+        shared = shared and not self.plan.profiled  # a profile's masks have ended with it
+        return "histograms" if shared and opening in both else opening
 
     @property
     def bins(self) -> int:
@@ -157,7 +174,8 @@ class CardGeometry(SealedGeometry):
         if not self.evaluates:
             return ("labels",)
         residuals = ("residuals",) if self.noise.residuals else ()
-        return ("labels", *("first",) * TOTALS["first"], *residuals, *("last",) * TOTALS["last"])
+        labels = tuple(name for name in LABELS if name in self.noise.shares)
+        return (*labels, *("first",) * TOTALS["first"], *residuals, *("last",) * TOTALS["last"])
 
     def opening_after(self, done: int) -> str:
         """The opening that follows so many; after the last one, that."""
@@ -198,10 +216,11 @@ class CardGeometry(SealedGeometry):
             mine = () if name == SERVER else self.columns[member]
             if opening in HISTOGRAMS:
                 width = sum(most_bins(column) for column in mine)
-                found.append(width or int(opening == "labels"))
+                found.append(width or int(opening in LABELS))
             else:
                 tables_each = 2 if opening == "last" and self.noise.residuals else 1
-                found.append(tables_each * len(mine) + int(member == self.label_holder))
+                constants = self.data.outputs if member == self.label_holder else 0
+                found.append(tables_each * len(mine) + constants)
         return tuple(found)
 
     def protocol_of(self, opening: str) -> SealedProtocol:
@@ -209,20 +228,20 @@ class CardGeometry(SealedGeometry):
         one_hot = opening in HISTOGRAMS
         return SealedProtocol(
             widths=self.widths_of(opening),
-            static=(True,) * len(self.members),
+            static=(one_hot or not self.weighted,) * len(self.members),
             clips=tuple(clip * _ROOM for clip in self.noise.shifts[opening].clips),
             label_holder=self.label_holder,
             records=self.data.n_train,
             batch=self.data.n_train,
-            outputs=2 if opening == "labels" else 1,
-            series=None if opening == "labels" else self.series,
+            outputs=max(2, self.data.outputs) if opening in LABELS else self.data.outputs,
+            series=None if opening in LABELS else self.series,
             share_stds=self.stds_of(opening),
             entry=1.0 if one_hot else math.inf,
             checked=self.checked,
             groups=self.groups_of(opening) if self.checked and one_hot else (),
-            complement=self.checked and opening == "labels",
-            label_low=0.0 if opening == "labels" else self.label_range[0],
-            label_high=1.0 if opening == "labels" else self.label_range[1],
+            complement=self.checked and opening in LABELS,
+            label_low=0.0 if opening in LABELS else self.label_range[0],
+            label_high=1.0 if opening in LABELS else self.label_range[1],
             dealing=self.dealing,
             fraction=self.fraction_of(opening),
         )
@@ -259,7 +278,7 @@ def card_plan(plan: Plan, data: VerticalData) -> Plan:
     if reason:
         raise PlanError(f"a {plan.model} cannot be made: {reason}")
     fixed = plan.with_changes(
-        batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
+        batch=data.n_train, embedding=data.outputs, fusion="sum", head="sum", scaling="none", epochs=1
     )
     openings = CardGeometry(plan=calibrated(fixed, data), data=data).openings
     usual = Plan(algorithm=plan.algorithm).epochs
@@ -274,15 +293,19 @@ def calibrated(plan: Plan, data: VerticalData) -> Plan:
     """The plan with the noise for its target epsilon."""
     if not plan.epsilon:
         return plan
-    mu = gdp_mu(plan.epsilon, plan.accounted_delta) * (1 - 1e-9)  # a hair for rounding
+    mu = gdp_mu(plan.epsilon, plan.accounted_delta) * HAIR
     sigma = CardGeometry(plan=plan, data=data).shifts.diameter / mu
     return plan.with_changes(sigma=sigma, epsilon=0.0, budget_epsilon=plan.budget_epsilon or plan.epsilon)
 
 
 def obstacle(plan: Plan, data: VerticalData) -> str:
     """Why there can be no scorecard of this data; empty where there can."""
+    profiled = plan.settings.profile_epsilon
     found = {
-        f"the task is {data.task}, and cards are for two classes or numbers": data.task == "multiclass",
+        "a profile is made by itself, not from another one": plan.model == PROFILE and profiled > 0,
+        f"the profile has spent epsilon {profiled:g} of {plan.epsilon:g}; raise epsilon": 0
+        < plan.epsilon
+        <= profiled,
         f"the task is {data.task}, and a profile is for two classes": plan.model == PROFILE
         and data.task != "binary",
         f"protect is {plan.settings.protect!r}, and cards cover the whole person": plan.settings.protect
@@ -305,8 +328,11 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
     ]
     if reason:
         return "linear", reason
-    if data.task == "regression":
-        return "linear", "a scorecard of numbers is made where it is asked for"
+    if data.task != "binary":
+        what = "numbers" if data.task == "regression" else "several classes"
+        return "linear", f"a scorecard of {what} is made where it is asked for"
+    if plan.settings.profile_epsilon:
+        return CARD, "it goes on from a profile"
     if changed:
         return "linear", f"the plan sets {', '.join(changed)}, which scorecards decide themselves"
     columns = [column for mine in card_columns(data) for column in mine]
@@ -326,6 +352,19 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
 
 
 # -- a member -----------------------------------------------------------------------------------------------
+
+
+def bins_state(bins: NumberBins | CodeBins) -> dict[str, Any]:
+    """Bins as explicit data."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(bins).items()}
+
+
+def bins_of(column: Column, state: Mapping[str, Any]) -> NumberBins | CodeBins:
+    """Reads what `bins_state` gave."""
+    saved: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in state.items()
+    }
+    return NumberBins(**saved) if column.kind == "number" else CodeBins(**saved)
 
 
 @dataclass
@@ -348,10 +387,7 @@ class Feature:
         """As explicit data."""
         counts = None if self.counts is None else dict(vars(self.counts))
         return {
-            "bins": {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in vars(self.bins).items()
-            },
+            "bins": bins_state(self.bins),
             "counts": counts,
             "tables": {str(i): dict(vars(table)) for i, table in enumerate(self.tables)},
             "weights": list(self.weights),
@@ -360,13 +396,9 @@ class Feature:
     @classmethod
     def of(cls, column: Column, state: Mapping[str, Any]) -> Feature:
         """Reads what `state` gave."""
-        saved: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in state["bins"].items()
-        }
-        bins = NumberBins(**saved) if column.kind == "number" else CodeBins(**saved)
         found = state["tables"]
         return cls(
-            bins=bins,
+            bins=bins_of(column, state["bins"]),
             counts=None if state["counts"] is None else tables.Counts(**state["counts"]),
             tables=[tables.Table(**found[str(i)]) for i in range(len(found))],
             weights=[float(weight) for weight in state["weights"]],
@@ -412,8 +444,8 @@ class CardMember(SealedMember):
             observers=self.observers,
         )
         self.features = [
-            Feature(
-                bins=bin_column(
+            self._feature(
+                bin_column(
                     column,
                     values,
                     noisy,
@@ -424,6 +456,12 @@ class CardMember(SealedMember):
             )
             for column, values in zip(self.columns, self._values(test=False), strict=True)
         ]
+
+    def _feature(self, bins: NumberBins | CodeBins) -> Any:
+        return Feature(bins=bins)
+
+    def _load_feature(self, column: Column, state: Mapping[str, Any]) -> Any:
+        return Feature.of(column, state)
 
     def _encoder(self) -> ScorecardEncoder:
         found = self.setup.encoders[self.address]
@@ -519,7 +557,7 @@ class CardMember(SealedMember):
 
     def _session_labels(self) -> Floats | None:
         labels = self.labels
-        if labels is None or self.opening != "labels":
+        if labels is None or self.opening not in LABELS:
             return labels
         positive = (labels + 1) / 2 if self._regression else labels
         return np.column_stack([positive, 1 - positive])
@@ -530,7 +568,7 @@ class CardMember(SealedMember):
 
     def _round(self, party: SealedParty, rows: Any, chosen: Any) -> Machine:
         number, labels = self.exchange.next_round(), self._session_labels()
-        scores = None if self.opening == "labels" else self._train_scores()
+        scores = None if self.opening in LABELS else self._train_scores()
         if scores is not None and self._regression:
             bound = self.settings.score_bound(self.index)
             scores = np.clip(scores, -bound, bound)
@@ -563,6 +601,8 @@ class CardMember(SealedMember):
         opening = self.opening
         if opening == "labels":
             self._take_histogram(total)
+        elif opening == "again":
+            self._take_second(total)
         elif opening == "residuals":
             self._take_residuals(-total[:, 0])
         else:
@@ -572,7 +612,7 @@ class CardMember(SealedMember):
             self._end_fit()
 
     def _take_histogram(self, total: Floats) -> None:
-        std, records = self.settings.noise.std("labels", self.index), self.setup.data.n_train
+        std = self.settings.noise.std("labels", self.index)
         joins: list[npt.NDArray[np.intp]] = []
         for start, feature in zip(self._starts(), self.features, strict=True):
             cells = total[start : start + feature.bins.size]
@@ -586,6 +626,27 @@ class CardMember(SealedMember):
             joins.append(place + (joins[-1].max() + 1 if joins else 0))
             feature.bins, feature.counts = feature.bins.joined(place), tables.joined(counts, place)
         self._joins = np.concatenate(joins) if joins else None
+        self._make_tables(total, std)
+
+    def _take_second(self, total: Floats) -> None:
+        """Averages both label histograms by what each is worth, in the bins of the first."""
+        noise = self.settings.noise
+        std = noise.label_std(self.index)
+        share = (std / noise.std("again", self.index)) ** 2
+        for start, feature in zip(self._starts(), self.features, strict=True):
+            if feature.counts is None:
+                raise ProtocolError(f"{self.address} has a second label histogram before the first")
+            cells, first = total[start : start + feature.bins.size], feature.counts
+            feature.counts = replace(
+                first,
+                positive=(1 - share) * first.positive + share * cells[:, 0],
+                negative=(1 - share) * first.negative + share * cells[:, 1],
+            )
+        self._make_tables(total, std if self.features else noise.std("again", self.index))
+
+    def _make_tables(self, total: Floats, std: float) -> None:
+        """Weights of evidence, by noisy counts; without columns the total is that of the constant one."""
+        records = self.setup.data.n_train
         alone = tables.Counts(positive=total[:1, 0], negative=total[:1, 1], ordered=False)
         found = [f.counts for f in self.features if f.counts is not None] or [alone]
         self.rate = tables.rate(found, records, std)
@@ -739,7 +800,7 @@ class CardMember(SealedMember):
         """Takes up a saved state."""
         self._build()
         found = state["features"]
-        self.features = [Feature.of(column, found[str(i)]) for i, column in enumerate(self.columns)]
+        self.features = [self._load_feature(column, found[str(i)]) for i, column in enumerate(self.columns)]
         self.bias, self.rate, self.steps = float(state["bias"]), float(state["rate"]), int(state["steps"])
         self.evaluator.done = int(state["evaluations"])
         self.fit = None if state["fit"] is None else tables.PartyFit.of(state["fit"])

@@ -22,7 +22,7 @@ from securevfl.accountants.gdp import gdp_mu
 from securevfl.accountants.metric_totals import Estimate, MetricTotals
 from securevfl.algorithms.base import Setup
 from securevfl.algorithms.messages import SealedSpread
-from securevfl.algorithms.sealed.exchange import SealedExchange, hidden, prepare
+from securevfl.algorithms.sealed.exchange import SealedExchange, ahead, hidden
 from securevfl.algorithms.sealed.settings import SealedGeometry, integer_stds
 from securevfl.algorithms.sealed.stack import records_held
 from securevfl.errors import AccountingError, ProtocolError
@@ -218,7 +218,7 @@ class Evaluator:
         await self.exchange.begin(session=False)
         party = await self._session()
         number = self.exchange.next_round()
-        await prepare(self.exchange, self.gate, party, [(number, None)], self.setup.plan)
+        await self.exchange.follow(*ahead(self.exchange, self.gate, party, [(number, None)], self.setup.plan))
         data, clamp, held = self.setup.data, self.evaluation.clamp, self.evaluation.held
         brought = np.clip(scale * (scores[held:] - shift), -clamp, clamp)
         machine = party.round(round=number, scores=brought)

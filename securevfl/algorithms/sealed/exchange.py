@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from securevfl.accountants.records import CHECKED
-from securevfl.algorithms.exchange import Exchange
+from securevfl.algorithms.exchange import Exchange, machine_of
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.errors import Deviation, ProtocolError
@@ -17,6 +17,7 @@ from securevfl.privacy.schemas import MESSAGES
 from securevfl.protocols.contract import DEALER as DEALER_PLACE
 from securevfl.protocols.contract import Envelope, Machine
 from securevfl.protocols.sealed.encrypted import EncryptedParty
+from securevfl.protocols.sealed.kernel import DIGEST
 from securevfl.protocols.sealed.messages import Ready
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import DEALT, ENCRYPTED, THIRD, SealedProtocol, read
@@ -42,7 +43,8 @@ ASSUMPTIONS = {
     ENCRYPTED: (
         "semi-honest, without a dealer: both members follow the protocol; rows and masks are encrypted with "
         "BFV (RLWE, degree 8192, 218 bits: 128-bit security), answers are re-randomised and flooded, "
-        "which takes at most a hundredth of delta; random words come from AES-128-CTR"
+        "which takes at most a hundredth of delta; random words come from AES-128-CTR; residuals are bounded "
+        f"by tables {DIGEST[:16]}"
     ),
 }
 """What must hold for masked values to tell nothing, by adversary; without a dealer, by who deals."""
@@ -101,6 +103,10 @@ class SealedExchange(Exchange):
         self._round = max(self._round, *(int(each["round"]) for each in heard.values()))
         return not (session and all(each["session"] for each in heard.values()))
 
+    async def receive(self) -> Packet:
+        """The next message, whatever it is."""
+        return await self._next(lambda packet: True)
+
     async def hear(self, kind: str) -> Packet:
         """The next message of a kind; what others have sent ahead of it waits for its turn."""
         return await self._next(lambda packet: packet.kind == kind)
@@ -121,14 +127,18 @@ class SealedExchange(Exchange):
                 raise ProtocolError(f"{packet.sender} sends {packet.kind!r} long before its turn")
         return packet
 
-    async def next_for(self, machine: Machine) -> Packet:
-        """The next message for a machine; without a dealer others may be a round or a phase ahead."""
-        if self._dealt or not isinstance(machine, SealedMachine):
-            return await super().next_for(machine)
-        awaits = machine.awaits
-        return await self._next(
-            lambda packet: MESSAGES[packet.kind].of_machine and awaits(packet.kind, packet.fields)
-        )
+    async def next_for(self, sources: Sequence[Accounted | Machine]) -> tuple[Packet, Accounted | Machine]:
+        """The next message for one of the machines; without a dealer others may be a round or phase ahead."""
+        if self._dealt:
+            return await super().next_for(sources)
+
+        def taker(packet: Packet) -> Accounted | Machine | None:
+            if not MESSAGES[packet.kind].of_machine:
+                return None
+            return next((each for each in sources if _awaits(machine_of(each), packet)), None)
+
+        packet = await self._next(lambda packet: taker(packet) is not None)
+        return packet, taker(packet) or sources[0]
 
     @property
     def round(self) -> int:
@@ -153,18 +163,22 @@ class SealedExchange(Exchange):
             return True
         return await super().send(source, envelope)
 
-    async def follow(self, source: Accounted | Machine) -> None:
-        """Follows one machine to its end; a member that deviates is called by its organisation's name.
+    async def follow(self, *sources: Accounted | Machine) -> None:
+        """Follows machines to their end; a member that deviates is called by its organisation's name.
 
         Raises:
             Deviation: Somebody does not follow the protocol.
         """
         try:
-            await super().follow(source)
+            await super().follow(*sources)
         except Deviation as found:
             if not isinstance(found.member, int):
                 raise
             raise Deviation(found.how, self.link.hosts[self.places[found.member]]) from None
+
+
+def _awaits(machine: Machine, packet: Packet) -> bool:
+    return not isinstance(machine, SealedMachine) or machine.awaits(packet.kind, packet.fields)
 
 
 def hidden(
@@ -181,13 +195,14 @@ def hidden(
     )
 
 
-async def prepare(
+def ahead(
     exchange: SealedExchange,
     gate: Gate,
     party: SealedParty,
     rounds: Sequence[tuple[int, Rows | None]],
     plan: Plan,
-) -> None:
-    """Makes what rounds need ahead of time; nothing where a dealer or a third member deals in the round."""
-    if isinstance(party, EncryptedParty):
-        await exchange.follow(hidden(exchange, gate, party.prepare(rounds), party.protocol, plan))
+) -> list[Accounted]:
+    """What makes ahead of time what rounds need; nothing where others deal in the round."""
+    if not isinstance(party, EncryptedParty) or not rounds:
+        return []
+    return [hidden(exchange, gate, party.prepare(rounds), party.protocol, plan)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from securevfl.accountants.records import HELD_BACK
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
-from securevfl.algorithms.sealed.exchange import SealedExchange, hidden, prepare
+from securevfl.algorithms.sealed.exchange import SealedExchange, ahead, hidden
 from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows, records_named
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
@@ -26,6 +27,7 @@ from securevfl.algorithms.steps import (
 from securevfl.errors import ProtocolError, TrainingDiverged
 from securevfl.models.seeds import numpy_generator
 from securevfl.privacy.journal import TOTAL
+from securevfl.privacy.payloads import Accounted
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import Machine
 from securevfl.protocols.sealed import party_of
@@ -34,8 +36,8 @@ from securevfl.protocols.sealed.encrypted import EncryptedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import DEALT, SealedProtocol
 
-POOL = 8
-"""Correlations that are made ahead, at most."""
+POOL = 4
+"""Correlations that are made ahead, at most, beside the round that uses the last one."""
 
 LARGE_BATCH = 1 << 16
 
@@ -187,7 +189,8 @@ class SealedMember:
             await self.setup.clock.sleep_until(self.setup.clock.now() + self.delay.draw())
         rows = None if self.batches is None else self.batches.next()
         chosen = np.arange(self.setup.data.n_train, dtype=np.int64) if rows is None else rows
-        await self._prepare(party, rows)
+        number = self.exchange.round
+        await self.exchange.follow(*self._ahead(party, [(number, rows)]))
         machine = self._round(party, rows, chosen)
         sensitivity, sigma = self._price()
         opening = self.gate.open_totals(
@@ -198,23 +201,27 @@ class SealedMember:
             kind=self._kind(),
             observers=self.observers,
         )
-        await self.exchange.follow(opening)
+        await self.exchange.follow(opening, *self._ahead(party, self._upcoming(number + 1)))
         std = party.protocol.total_std(self.index)
         self._learn(self.gate.keep(TOTAL, machine.result(), std=std), len(chosen))
         self._party = party
         return len(chosen)
 
-    async def _prepare(self, party: SealedParty, rows: Rows | None) -> None:
-        """Fills an empty pool of correlations: for this round and, of full batches, for some that follow."""
-        number = self.exchange.round
-        if isinstance(party, EncryptedParty) and number not in party.pool:
-            ahead = min(POOL, self._remaining()) if rows is None else 1
-            rounds = [(number + place, rows) for place in range(ahead)]
-            await prepare(self.exchange, self.gate, party, rounds, self.setup.plan)
+    def _ahead(self, party: SealedParty, rounds: Sequence[tuple[int, Rows | None]]) -> list[Accounted]:
+        """What makes correlations for rounds, unless the first one has its own: then others have, too."""
+        if not isinstance(party, EncryptedParty) or not rounds or party.holds(*rounds[0]):
+            return []
+        return ahead(self.exchange, self.gate, party, rounds, self.setup.plan)
+
+    def _upcoming(self, number: int) -> list[tuple[int, Rows | None]]:
+        """The rounds from a number on that correlations are made ahead for."""
+        count = min(POOL, self._remaining() - 1)
+        batches = [None] * count if self.batches is None else self.batches.upcoming(count)
+        return list(enumerate(batches, number))
 
     def _remaining(self) -> int:
         """Iterations that this session still serves."""
-        return self.setup.plan.epochs - self.steps
+        return self.setup.plan.epochs * self.settings.iterations - self.steps
 
     def _round(self, party: SealedParty, rows: Rows | None, chosen: Rows) -> Machine:
         model, bound = self.ready_model, self.settings.score_bound(self.index)
@@ -279,11 +286,15 @@ class SealedMember:
         shift = constant if self.index == self.settings.label_holder else 0.0
         return await self.evaluator.open(self.tested, spread=self._spread(), shift=shift)
 
-    async def open_held_back(self) -> None:
-        """With a stack, at the end: exact scores of the records that were held back, to the label holder."""
+    async def open_held_back(self) -> npt.NDArray[np.float64] | None:
+        """With a stack, at the end: exact scores of the records that were held back, to the label holder.
+
+        Returns:
+            At the label holder: its own scores and the sums of all.
+        """
         held, data = self.evaluator.evaluation.held, self.setup.data
         if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
-            return
+            return None
         await self.begin()
         rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
         machine = self._session.score(
@@ -294,11 +305,12 @@ class SealedMember:
         )
         if self.index == self.settings.label_holder:  # it only receives
             await self.exchange.follow(machine)
-            return
+            return np.column_stack([self.tested[:held], machine.result()])
         to = (self.setup.label_holder,)
         await self.exchange.follow(
             self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)
         )
+        return None
 
     def conclude(self) -> None:
         """Leaves what was learnt in the modules, where nothing is evaluated."""

@@ -57,7 +57,7 @@ class ScoringMember:
         """Opens the summed scores to the label holder, who gets them returned."""
         exchange, setup = self.exchange, self.setup
         await exchange.begin(session=False)
-        party = party_of(scoring_protocol(self.settings), exchange.index, **self._nothing())
+        party = party_of(scoring_protocol(self.settings), exchange.index, **self.nothing())
         await exchange.follow(self._session(party))
         machine = party.score(
             self.own_scores(),
@@ -72,7 +72,7 @@ class ScoringMember:
         await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
 
-    def _nothing(self) -> dict[str, Any]:
+    def nothing(self) -> dict[str, Any]:
         """An operand without columns, where a protocol has no others."""
         if self.settings.dealing == DEALT:
             return {}

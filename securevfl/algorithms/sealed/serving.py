@@ -1,7 +1,8 @@
-"""Scoring on request with a sealed model: one round between the organisations, on masks dealt ahead.
+"""Scoring on request with a sealed model: one round between the organisations, on masks made ahead.
 
 Every member has its scores of all people ready. The label holder asks the parties for some of them under the
 next masks of the pool, adds its own and takes the masks off; while a pool serves, the dealer deals the next.
+Members that trained without a dealer share seeds when they come together, and need no other pool.
 Exact sums are opened, which no epsilon covers: a person that training has promised anything is refused.
 """
 
@@ -14,17 +15,18 @@ from typing import cast
 from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
 from securevfl.algorithms.messages import End, ScoreAsk, ScoreRefused, SealedReady
 from securevfl.algorithms.sealed.card import geometry_of
-from securevfl.algorithms.sealed.exchange import SealedExchange
+from securevfl.algorithms.sealed.exchange import SealedExchange, hidden
 from securevfl.algorithms.sealed.prediction import ScoringMember, scoring_protocol
 from securevfl.algorithms.sealed.roles import in_label_units
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
 from securevfl.algorithms.serving import Dispatcher, Places, Refused, Round, beside, dispatcher_of, reason_of
-from securevfl.errors import BudgetExceeded, Deviation, PlanError, ProtocolError, RunError
+from securevfl.errors import BudgetExceeded, Deviation, ProtocolError, RunError
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.pool import POOL, PooledMachine, ScorePool, deal_pool, opened
-from securevfl.protocols.sealed.protocol import SCORES, MaskedScores, ScoreDeal
+from securevfl.protocols.sealed.pairs import PairedParty
+from securevfl.protocols.sealed.pool import PairPool, PooledMachine, ScorePool, deal_pool, opened
+from securevfl.protocols.sealed.protocol import DEALT, SCORES, MaskedScores, ScoreDeal
 from securevfl.settings.plan import Plan
 
 
@@ -32,7 +34,7 @@ class PoolMember:
     """What a party and the label holder have in common: scores of all people, and the masks dealt so far."""
 
     def __init__(self, setup: Setup, settings: SealedGeometry, address: str, numbers: Rows) -> None:
-        member = ScoringMember(setup, settings, address, numbers)
+        self.scoring = member = ScoringMember(setup, settings, address, numbers)
         self.setup, self.settings, self.address, self.gate = setup, settings, address, member.gate
         self.exchange: SealedExchange = member.exchange
         self.link, self.protocol = self.exchange.link, scoring_protocol(settings)
@@ -40,6 +42,10 @@ class PoolMember:
         self.places = Places(numbers)
         self.pools: dict[int, ScorePool] = {}
         self._wanted = -1
+
+    async def begin(self) -> None:
+        """Asks for the first masks."""
+        await self.want(0)
 
     async def want(self, number: int) -> None:
         """Tells the dealer, once, that this member is ready for a pool."""
@@ -68,20 +74,42 @@ class PoolMember:
         await self.want(number + 1)
 
 
+class PairMember(PoolMember):
+    """The same where nobody deals: the members share seeds, of which they make all masks themselves."""
+
+    async def begin(self) -> None:
+        """Shares a seed with everybody, new whenever they come together."""
+        await self.exchange.begin(session=False)
+        party = PairedParty(self.protocol, self.exchange.index, **self.scoring.nothing())
+        setup = hidden(self.exchange, self.gate, party.setup(), self.protocol, self.setup.plan)
+        await self.exchange.follow(setup)
+        agreed = self.setup.agreement.encode()
+        self.pools[0] = PairPool(self.protocol, self.exchange.index, party.seeds, agreed=agreed)
+
+    async def want(self, number: int) -> None:
+        """There is one pool, and it has no end."""
+
+
+def pool_member(setup: Setup, settings: SealedGeometry, address: str, numbers: Rows) -> PoolMember:
+    """A member, by who deals."""
+    made = PoolMember if settings.dealing == DEALT else PairMember
+    return made(setup, settings, address, numbers)
+
+
 class PoolParty(Finished):
     """A party: answers what the label holder asks."""
 
     def __init__(self, setup: Setup, settings: SealedGeometry, party: str, numbers: Rows) -> None:
         self.address = party
-        self.member = PoolMember(setup, settings, party, numbers)
+        self.member = pool_member(setup, settings, party, numbers)
         self.holder = settings.members[settings.label_holder]
         self._early: list[Packet] = []
 
     async def evaluate(self) -> None:
         member = self.member
-        await member.want(0)
+        await member.begin()
         while True:
-            message = await member.link.receive()
+            message = await member.exchange.receive()
             if message.kind == ScoreDeal.kind:
                 await member.take_pool(message)
                 early, self._early = self._early, []
@@ -114,7 +142,7 @@ class PoolParty(Finished):
         if places is None:
             return "unknown"
         start = message["start"]
-        if pool is None or start < pool.next or start + len(rows) > POOL:
+        if pool is None or start < pool.next or len(rows) > pool.left - (start - pool.next):
             return "masks"
         await member.use(pool.round)
 
@@ -151,7 +179,7 @@ class PoolHolder:
     def __init__(self, setup: Setup, settings: SealedGeometry, numbers: Rows, dispatcher: Dispatcher) -> None:
         address = settings.members[settings.label_holder]
         self.member, self.dispatcher, self.setup = (
-            PoolMember(setup, settings, address, numbers),
+            pool_member(setup, settings, address, numbers),
             dispatcher,
             setup,
         )
@@ -162,7 +190,7 @@ class PoolHolder:
 
     async def serve(self) -> None:
         """Answers rounds until there are no more."""
-        await self.member.want(0)
+        await self.member.begin()
         await beside(self._listen(), self._ask_all())
 
     async def _ask_all(self) -> None:
@@ -173,7 +201,7 @@ class PoolHolder:
                 continue
             pool = await self._masks(len(asked.rows))
             self._number, start = self._number + 1, pool.next
-            total = self.member.words[places] - pool.take(start, len(asked.rows))
+            total = self.member.words[places] - pool.masks(start, name=asked.name, rows=asked.rows)
             self._open[self._number] = _Open(
                 asked=asked, pool=pool, start=start, total=total, missing=set(self.parties)
             )
@@ -196,7 +224,7 @@ class PoolHolder:
 
     async def _listen(self) -> None:
         while True:
-            message = await self.member.link.receive()
+            message = await self.member.exchange.receive()
             if message.kind == ScoreDeal.kind:
                 await self.member.take_pool(message)
                 self._dealt.set()
@@ -267,7 +295,8 @@ class PoolServer(Finished, ServerRole):
 
     async def evaluate(self) -> None:
         await self.holder.serve()
-        for address in (*self.holder.parties, DEALER):
+        dealers = (DEALER,) if DEALER in self.link.hosts else ()
+        for address in (*self.holder.parties, *dealers):
             await self.link.send(address, End())
 
 
@@ -309,17 +338,8 @@ class SealedServing(Algorithm):
     helpers = (DEALER,)
 
     def assistants(self, plan: Plan) -> dict[str, str]:
-        """The dealer.
-
-        Raises:
-            PlanError: The model was trained without one, and nobody deals masks ahead.
-        """
-        if not (found := dealing_organisation(plan)):
-            raise PlanError(
-                "a scoring service takes masks that a dealer deals ahead, and this model was trained without "
-                "one: score in batches (serve --predict), or train with a dealer"
-            )
-        return found
+        """The dealer, if the model was trained with one."""
+        return dealing_organisation(plan)
 
     def __init__(self, numbers: Rows, dispatcher: Dispatcher | None) -> None:
         self.numbers, self.dispatcher = numbers, dispatcher

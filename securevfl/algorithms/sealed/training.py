@@ -14,17 +14,26 @@ import numpy as np
 from securevfl.accountants.gdp import gdp_mu
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
 from securevfl.algorithms.sealed.adversary import MALICIOUS, check_slack, settled, settled_dealer
-from securevfl.algorithms.sealed.card import CARDS, CardGeometry, calibrated, card_plan, choose, geometry_of
+from securevfl.algorithms.sealed.card import (
+    CARDS,
+    HAIR,
+    CardGeometry,
+    calibrated,
+    card_plan,
+    choose,
+    geometry_of,
+)
 from securevfl.algorithms.sealed.roles import DealerRole, PartyRole, SealedServer
-from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
+from securevfl.algorithms.sealed.settings import DEALER, NOBODY, SealedGeometry, dealing_organisation
 from securevfl.algorithms.sealed.stack import held_back
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
 from securevfl.models.heads import SumHead
+from securevfl.protocols.sealed.cipher import ENCRYPTION
+from securevfl.protocols.sealed.kernel import TABLES, tables_digest
 from securevfl.settings.plan import Plan
 
-_HAIR = 1 - 1e-9  # of mu, for rounding
 HOPELESS, NOISY = 1.0, 15.0
 """Signal below which a model is no better than a constant, and below which it differs from run to run: on
 breast-cancer, wine and digits AUC is .05 to .8 below 1, .5 to .99 between, .94 and more above 28."""
@@ -86,6 +95,12 @@ class Sealed(Algorithm):
         """The dealer, if there is one."""
         return dealing_organisation(plan)
 
+    def constants(self, plan: Plan, members: int) -> dict[str, str]:
+        """Of two members without a dealer: the tables that bound residuals, and the encryption."""
+        if plan.settings.dealer != NOBODY or members != 2:
+            return {}
+        return {TABLES: tables_digest(), "encryption": ENCRYPTION}
+
     def role(self, setup: Setup, address: str) -> Role:
         """The label holder, a party, or the dealer."""
         if type(setup.head) is not SumHead:
@@ -115,6 +130,8 @@ class Sealed(Algorithm):
             == "regression"
             and not plan.settings.label_high > plan.settings.label_low,
         }
+        if plan.settings.profile_epsilon and plan.model not in ("auto", *CARDS):
+            wrong[f"a profile is the beginning of a scorecard, not of model {plan.model!r}"] = True
         if plan.epsilon and signal(plan, data) < HOPELESS:
             wrong[
                 "noise would drown the data and a constant would be as good: mu N / sqrt(columns x outputs) "
@@ -134,11 +151,11 @@ class Sealed(Algorithm):
             return data
         holds = plan.label_holder == "party" and data.label_holder in data.parties
         wrong = {
-            "over a network no score of a record is opened": self.apart,
             f"it is for two classes, and the task is {data.task}": data.task != "binary",
             "the label holder has no features of its own": not holds,
             f"{data.n_train} training records leave too few to decide on": data.n_train < 200,
             "a profile has no scores": plan.model == "profile",
+            "the profile that it starts from held nobody back": plan.settings.profile_epsilon > 0,
         }
         for reason, applies in wrong.items():
             if applies:
@@ -203,7 +220,7 @@ class Sealed(Algorithm):
             return plan
         settings = SealedGeometry(plan=plan, data=data)
         if plan.epsilon:
-            mu = gdp_mu(plan.epsilon, plan.accounted_delta) * _HAIR
+            mu = gdp_mu(plan.epsilon, plan.accounted_delta) * HAIR
             each = mu * ((1 - plan.settings.centring) / plan.epochs) ** 0.5
             budget = plan.budget_epsilon or plan.epsilon
             sigma = settings.shifts.diameter / each
