@@ -47,12 +47,12 @@ class FixedPoint:
                 f" use 0 to {self.bits - 2}"
             )
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype[Any]:
         """The unsigned integer type of the ring."""
         return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
 
-    @property
+    @functools.cached_property
     def resolution(self) -> float:
         """The step between neighbouring numbers."""
         return 2.0**-self.fraction_bits

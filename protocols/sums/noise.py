@@ -93,7 +93,7 @@ class DistributedNoise:
         variance = self.honest * self.share_std**2 - ROUNDING_VARIANCE
         return math.sqrt(variance) * self.fixed_point.resolution / _UP
 
-    @property
+    @cached_property
     def total_sigma(self) -> float:
         """Standard deviation of the noise on the total: what utility pays."""
         return self.share_std * math.sqrt(self.parties) * self.fixed_point.resolution

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -169,12 +170,12 @@ class Channel:
     assumption: str = ""
     hands_on: bool = False
 
-    @property
+    @cached_property
     def receiver(self) -> str:
         """The organisation that obtains the totals."""
         return self.hosts[self.name]
 
-    @property
+    @cached_property
     def recovers(self) -> bool:
         """True where sums go on without parties that are gone."""
         return isinstance(self.protocol, PairwiseMaskSum) and self.protocol.recovers
@@ -186,7 +187,7 @@ class Channel:
         workers = {each: self.hosts[place] for each, place in self.places.items() if each >= 0}
         return self.protocol.node(address, authenticate(self.name, workers))
 
-    @property
+    @cached_property
     def opens(self) -> bool:
         """True where the receiver's messages give the total only with secrets of its own: keys, masks."""
         return self.kind in HIDING and not isinstance(self.protocol, TwoTreeSum)

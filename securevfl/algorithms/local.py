@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
-from securevfl.algorithms.sealed.encoder import ScorecardEncoder
+from securevfl.algorithms.sealed.encoder import ClassCardEncoder, ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
@@ -166,16 +166,21 @@ class LocalModel(Trained):
             learning: True to keep the graph for the gradient that comes back.
         """
         self._set_mode(kind)
+        if learning and self.stack is not None:
+            self._leaf = vectors = self.stack.embed(self, rows)
+            return self._let_out(vectors, rows, kind, observers)
         with torch.set_grad_enabled(learning and self.optimiser is not None):
-            if learning and self.stack is not None:
-                self._leaf = vectors = self.stack.embed(self, rows)
-            else:
-                vectors = self.encoder(self.records[rows])
+            vectors = self.encoder(self.records[rows])
             if learning and self.private:
                 self._hidden_noise = drawn_noise(self.encoder)
-            if not observers:
-                return Inside.of(vectors)
-            return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
+            return self._let_out(vectors, rows, kind, observers)
+
+    def _let_out(
+        self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]
+    ) -> Released | Inside:
+        if not observers:
+            return Inside.of(vectors)
+        return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
     def _set_mode(self, kind: str) -> None:
         """Hidden noise and dropout are for training; walking over all modules pays only on a change."""
@@ -352,7 +357,9 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
     if plan.model == "trees":
         return nn.Identity()  # trees take the columns as they are
     if plan.model in ("scorecard", "profile"):
-        return ScorecardEncoder(card_columns(data)[index])
+        columns = card_columns(data)[index]
+        several = data.task == "multiclass"
+        return ClassCardEncoder(columns, data.outputs) if several else ScorecardEncoder(columns)
     return party_encoder(
         plan,
         party,

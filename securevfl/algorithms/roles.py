@@ -215,7 +215,9 @@ class Party(Role):
     async def _listen(self) -> None:
         """Answers until the server ends the phase."""
         while (message := await self._receive()).kind != End.kind:
-            await self.handlers[expect(message, *self.handlers).kind](message)
+            if message.kind not in self.handlers:
+                expect(message, *self.handlers)
+            await self.handlers[message.kind](message)
         self._ended.set()
 
 

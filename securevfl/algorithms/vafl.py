@@ -178,8 +178,8 @@ class SummingParty(VAFLParty):
         await super().epoch()
 
     async def _join(self, message: Packet) -> None:
-        request = read_request(message)
-        await self.sums.join(request, self._contribute(request.rows, request.purpose))
+        given = self._contribute(message.fields["rows"], str(message.fields["purpose"]))
+        await self.sums.join(read_request(message), given)
 
     async def _answer(self, message: Packet) -> None:
         """Gives the server, in the same organisation, the party's own part."""

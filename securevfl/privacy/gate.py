@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from securevfl.privacy.noise import Noise
 from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Released
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import Machine
-from securevfl.protocols.sums.noise import NoisySum
+from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
 from securevfl.transfers import to_device
 
 Vectors = npt.NDArray[np.float32]
@@ -215,9 +215,8 @@ class Gate:
         if noise.noise.share_std < MIN_SHARE_STD:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
         source = clip_rows(vectors, self.mechanism.clip)
+        protection, change = _distributed(noise.noise, self.mechanism.clip, vectors.shape[1])
         encoded = noise.encode(_clip_exactly(values, self.mechanism.clip))
-        protection = Mechanism(clip=self.mechanism.clip, sigma=noise.noise.honest_sigma * _ROUNDED)
-        change = noise.noise.sensitivity(2 * self.mechanism.clip, vectors.shape[1])
         account = partial(self._account, protection, sensitivity=change, **where)
         if name:
             share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
@@ -230,9 +229,8 @@ class Gate:
     def abstain(self, shape: tuple[int, ...], *, noise: NoisySum | None) -> Contribution:
         """What enters a sum for a party whose values stay at home: zeros, and its share of the noise."""
         values: npt.NDArray[Any] = np.zeros(shape)
-        if noise is not None:
-            share = noise.noise.share(values.size, self.noise.stream).reshape(shape)
-            values = noise.encode(values) + share
+        if noise is not None:  # zeros are zeros on the ring
+            values = noise.noise.share(values.size, self.noise.stream).reshape(shape)
         return Contribution(
             values=values, head=self.ledger.released, observers=(), kind="nothing", source=None, key=_KEY
         )
@@ -638,6 +636,13 @@ class Gate:
         )
         self.allows(record)
         return self.budget.spend(record, self.ledger.append)
+
+
+@lru_cache(maxsize=64)
+def _distributed(noise: DistributedNoise, clip: float, width: int) -> tuple[Mechanism, float]:
+    """What a sum's noise promises for vectors of a width, and how far one of them moves the total."""
+    protection = Mechanism(clip=clip, sigma=noise.honest_sigma * _ROUNDED)
+    return protection, noise.sensitivity(2 * clip, width)
 
 
 def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:

@@ -83,8 +83,8 @@ class Noise:
         nothing about the value below the noise. Conversion to float32 keeps them on the lattice, because what
         does not fit its 24 bits is rounded to a coarser power of two.
         """
-        exact = np.asarray(values, np.float64)
-        return snap(exact + self.gaussian(exact.shape, std), std)
+        exact, step = np.asarray(values, np.float64), lattice(std)
+        return np.rint((exact + self.gaussian(exact.shape, std)) / step) * step
 
     @property
     def stream(self) -> KeyStream:
@@ -97,7 +97,12 @@ class Noise:
         return self._stream
 
 
+def lattice(std: float) -> float:
+    """The step of the lattice: 2^-20 standard deviations, or the next lower power of two."""
+    return float(2.0 ** (math.floor(math.log2(std)) - 20))
+
+
 def snap(values: Floats, std: float) -> Floats:
-    """Rounds to the lattice of 2^-20 standard deviations (the next lower power of two)."""
-    step = 2.0 ** (math.floor(math.log2(std)) - 20)
+    """Rounds to the lattice of some noise."""
+    step = lattice(std)
     return np.rint(values / step) * step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from securevfl.network.consent import agreement_lines
 from securevfl.network.coordinator import Coordinator
 from securevfl.privacy.ledger import read_records
 from securevfl.protocols.sealed.cipher import ENCRYPTION
+from securevfl.protocols.sealed.correlations import PoolMachine
 from securevfl.protocols.sealed.kernel import DIGEST, TABLES
 from securevfl.settings.plan import Plan
 
@@ -30,7 +32,15 @@ def plan_of(**fields):
 def two(tmp_path_factory):
     """A run of two members that encrypt."""
     federation = Federation(tmp_path_factory.mktemp("two"), plan_of(), parties=PARTIES[2])
-    asyncio.run(federation.run())
+    proceed, federation.threads = PoolMachine._proceed, set()
+
+    def noted(machine):
+        federation.threads.add(threading.current_thread())
+        return proceed(machine)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PoolMachine, "_proceed", noted)
+        asyncio.run(federation.run())
     return federation
 
 
@@ -43,6 +53,10 @@ def test_two_members_sign_for_tables_and_encryption(two):
         assert agreed(two.folder, name)["constants"] == {TABLES: DIGEST, "encryption": ENCRYPTION}
         hidden = [r.assumption for r in read_records(two.folder / name) if r.mechanism == "encrypted"]
         assert hidden and all(DIGEST[:16] in words for words in hidden)
+
+
+def test_connections_are_served_while_correlations_are_made(two):
+    assert two.threads and threading.main_thread() not in two.threads
 
 
 def test_whoever_deals_otherwise_signs_for_no_tables(tmp_path):
