@@ -272,8 +272,8 @@ def show_two_plans() -> None:
         post(self, message)
         self._marked = kept
 
-    def taking(self: Any, peer: str, phase: bytes, message: Any, size: int) -> None:
-        data(self, peer, two["marks"].get(phase, phase), message, size)
+    def taking(self: Any, peer: str, phase: bytes, message: Any) -> None:
+        data(self, peer, two["marks"].get(phase, phase), message)
 
     Mesh.post = posting  # type: ignore[method-assign]
     Mesh._data = taking  # type: ignore[method-assign]
