@@ -64,6 +64,8 @@ class ScorecardNoise:
         profile: Only bins and label histogram, without a model.
         profiled: The mu that a profile has spent on bins and label histogram, which a card takes over; 0 if
             it opens its own.
+        classes: Labels that there are. A record is in one (bin, label) cell per column, however many; of more
+            than two, residual_bound is that of all residuals together, and they have no histogram.
         cutting: How far apart a residual histogram's shorter words can take residuals that were equal.
     """
 
@@ -79,6 +81,7 @@ class ScorecardNoise:
     profiled: float = 0.0
     contributors: tuple[frozenset[int], ...] | None = None
     cutting: float = 0.0
+    classes: int = 2
 
     def __post_init__(self) -> None:
         checks.positive("mu", self.mu)
@@ -103,7 +106,7 @@ class ScorecardNoise:
     @property
     def residuals(self) -> bool:
         """Whether there is a residual histogram."""
-        return self.size >= RESIDUAL_FROM and not self.profile
+        return self.size >= RESIDUAL_FROM and not self.profile and self.classes == 2
 
     @property
     def shares(self) -> dict[str, float]:

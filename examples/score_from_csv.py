@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 
-def score(card: list[dict[str, str]], person: dict[str, str]) -> tuple[float, float]:
-    """Points and log odds of a positive label."""
+def score(card: list[dict[str, str]], person: dict[str, str], label: str = "") -> tuple[float, float]:
+    """Points and log odds of a positive label, or of one of several classes (`label`)."""
+    card = [line for line in card if line["label"] == label]
     chosen = [line for line in card if line["kind"] == "constant"]
     for line in card:
         cell, values = person.get(line["column"], ""), json.loads(line["values"] or "[]")

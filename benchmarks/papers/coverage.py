@@ -326,6 +326,23 @@ MODULES = {
 """Page of results -> the module of `benchmarks.papers` that makes it."""
 
 
+FIGURES = {
+    ("VAFL", "Figure 2"): "2ee01fb",
+    ("VAFL", "Figure 3"): "04625d1",
+    ("VAFL", "Figure 4"): "04625d1",
+    ("FDML", "Table 2"): "e68cc29",
+    ("FDML", "Figure 4"): "e68cc29",
+    ("AFSGD-VP", "Table 1"): "1d4edbc",
+    ("AFSGD-VP", "Table 2"): "1d4edbc",
+    ("AFSGD-VP", "Figure 4"): "04625d1",
+    ("AFSGD-VP", "Figure 6"): "1d4edbc",
+    ("Flex-VFL", "Table III"): "4596c8d",
+    ("Flex-VFL", "Table IV"): "d442dd0",
+    ("Flex-VFL", "Figure 4"): "4596c8d",
+}
+"""The commit with which the figures of a measured row came."""
+
+
 def command_of(row: Row) -> str:
     """How a measured row is made again; empty where nothing was measured."""
     if row.state not in (REPRODUCED, STAND_IN):
@@ -334,19 +351,26 @@ def command_of(row: Row) -> str:
     return f"`python -m benchmarks.papers.{MODULES[name]} --data-folder DATA`"
 
 
+NOT_NEWER = (
+    "*figures of* names the commit with which figures came: they are of the code of that time, and what has "
+    "changed since is not in them."
+)
+
+
 def page() -> list[str]:
     """The parts of the page."""
     parts = [
         "# The four papers, item by item",
         "Made with `python -m benchmarks.papers.coverage`.",
         "What the words mean: " + "; ".join(f"*{state}*: {words}" for state, words in STATES.items()) + ".",
+        NOT_NEWER,
     ]
     for paper, rows in ROWS.items():
         parts += [
             f"## {paper}",
             table(
-                ("item", "what", "state", "where, or why not", "made with"),
-                [[*row, command_of(row)] for row in rows],
+                ("item", "what", "state", "where, or why not", "made with", "figures of"),
+                [[*row, command_of(row), FIGURES.get((paper, row.item), "")] for row in rows],
             ),
         ]
     return parts

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.channels import Channel
-from securevfl.algorithms.sealed.encoder import ScorecardEncoder
+from securevfl.algorithms.sealed.encoder import ClassCardEncoder, ScorecardEncoder
 from securevfl.algorithms.steps import build_optimiser, load_optimiser_state, optimiser_state, regularised
 from securevfl.data import VerticalData
 from securevfl.data.binning import card_columns
@@ -357,7 +357,9 @@ def planned_encoder(plan: Plan, data: VerticalData, party: str) -> nn.Module:
     if plan.model == "trees":
         return nn.Identity()  # trees take the columns as they are
     if plan.model in ("scorecard", "profile"):
-        return ScorecardEncoder(card_columns(data)[index])
+        columns = card_columns(data)[index]
+        several = data.task == "multiclass"
+        return ClassCardEncoder(columns, data.outputs) if several else ScorecardEncoder(columns)
     return party_encoder(
         plan,
         party,

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from securevfl.algorithms.sealed.encoder import ScorecardEncoder
+from securevfl.algorithms.sealed.encoder import CLASS_PARTS, ClassCardEncoder, ScorecardEncoder
 from securevfl.algorithms.sealed.tables import base_points, points
 from securevfl.data.binning import NumberBins, bin_labels
 from securevfl.data.columns import FLAGS, Column
@@ -50,7 +50,9 @@ class Line:
         positives: Noisy number of positive labels; of a regression of records.
         negatives: Noisy number of negative labels.
         information: Noisy information value of the whole column; the share of the label's range that it
-            explains, squared.
+            explains, squared; of several classes the sum of theirs.
+        label: Of several classes: which one the line is about. Its points are for it, its positives are its
+            records and negatives those of all others. Empty where there are two.
     """
 
     party: str
@@ -68,6 +70,7 @@ class Line:
     positives: float = 0.0
     negatives: float = 0.0
     information: float = 0.0
+    label: str = ""
 
 
 def read_card(
@@ -88,6 +91,8 @@ def read_card(
     if not (pdo > 0 and odds > 0):
         raise RunError(f"pdo is {pdo} and base odds are {odds}; both must be above 0")
     folder, cards = open_cards(path, "scorecard", party=party)
+    if any(isinstance(card, ClassCardEncoder) for card in cards.values()):
+        return _class_lines(folder, cards, party=party, pdo=pdo)
     constant = math.fsum(float(card.constant) for card in cards.values()) + _server_bias(folder)
     start = base_points(constant, pdo=pdo, base=base, odds=odds)
     settings = folder.read_plan().settings
@@ -100,6 +105,47 @@ def read_card(
             order = np.argsort(-card.information.numpy(), kind="stable")
             lines += [line for place in order for line in lines_of(name, card, int(place), pdo)]
     return [lines[0], *(_in_label_units(line, half, pdo) for line in lines[1:])] if half > 0 else lines
+
+
+def _class_lines(
+    folder: RunFolder, cards: Mapping[str, ScorecardEncoder], *, party: str, pdo: float
+) -> list[Line]:
+    """The lines of a card of several classes: one for each bin and class."""
+    several = {name: card for name, card in cards.items() if isinstance(card, ClassCardEncoder)}
+    start = np.sum([card.constants.numpy() for card in several.values()], axis=0) + _server_biases(folder)
+    names = _class_names(folder, len(start))
+    unit = pdo / math.log(2)
+    lines = [
+        Line(party="", column="", kind=CONSTANT, bin=CONSTANT, points=unit * each, score=each, label=name)
+        for name, each in zip(names, start.tolist(), strict=True)
+    ]
+    for owner, card in several.items():
+        if party in ("", owner):
+            for place in np.argsort(-card.information.numpy(), kind="stable").tolist():
+                parts = {part: card.class_part(part, place) for part in CLASS_PARTS}
+                all_of = parts["counts"].sum(axis=1)
+                lines += [
+                    replace(
+                        line,
+                        points=unit * float(parts["values"][number, k]),
+                        error=unit * float(parts["errors"][number, k]),
+                        score=float(parts["values"][number, k]),
+                        evidence=float(parts["evidence"][number, k]),
+                        positives=float(parts["counts"][number, k]),
+                        negatives=float(all_of[number] - parts["counts"][number, k]),
+                        label=name,
+                    )
+                    for number, line in enumerate(lines_of(owner, card, place, pdo))
+                    for k, name in enumerate(names)
+                ]
+    return lines
+
+
+def _class_names(folder: RunFolder, count: int) -> list[str]:
+    """The classes as their holder calls them; others know how many there are."""
+    path = folder.model("server").with_suffix(".json")
+    known = read_json(path)["classes"] if path.is_file() else []
+    return [str(each) for each in known] if len(known) == count else [f"class {k}" for k in range(count)]
 
 
 def _in_label_units(line: Line, half: float, pdo: float) -> Line:
@@ -145,14 +191,19 @@ def _encoder(folder: RunFolder, party: str) -> ScorecardEncoder | None:
         return None
     columns = [Column.from_mapping(each) for each in own["described"]]
     columns = columns or [Column(name=name, missing="error") for name in own["columns"]]
-    made = ScorecardEncoder(columns)
+    classes = folder.read_plan().embedding
+    made = ClassCardEncoder(columns, classes) if classes > 1 else ScorecardEncoder(columns)
     load_module(folder.model(party), made)
     return made
 
 
 def _server_bias(folder: RunFolder) -> float:
+    return float(np.ravel(_server_biases(folder))[0])
+
+
+def _server_biases(folder: RunFolder) -> Any:
     path = folder.model("server")
-    return float(load_file(path)["bias"][0]) if path.is_file() else 0.0
+    return np.asarray(load_file(path)["bias"], np.float64) if path.is_file() else 0.0
 
 
 def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) -> list[Line]:
@@ -170,7 +221,7 @@ def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) 
             low, high = ends[number : number + 2] if number <= len(bins.edges) else (math.nan, math.nan)
             where |= {"low": low, "high": high}
             if math.isfinite(high) or math.isfinite(low):
-                where["bin"] = _range(low, high)
+                where["bin"] = range_in_words(low, high)
             elif not bins.edges and number == 0:
                 where["bin"] = "all values"
         else:
@@ -195,10 +246,17 @@ def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) 
     return found
 
 
-def _range(low: float, high: float) -> str:
+def range_in_words(low: float, high: float) -> str:
+    """A bin in words. Zero has one of its own: it ends, and the next one begins, right above it."""
     if math.isinf(low):
         return f"below {high:,.6g}"
-    return f"{low:,.6g} and more" if math.isinf(high) else f"{low:,.6g} to {high:,.6g}"
+    if high == math.nextafter(low, math.inf):
+        return f"{low:,.6g}"
+    above = low == math.nextafter(0.0, 1.0)
+    start = "above 0" if above else f"{low:,.6g}"
+    if math.isinf(high):
+        return start if above else f"{start} and more"
+    return f"{start} to {high:,.6g}"
 
 
 def _unscaled(column: Column, edge: float) -> float:
@@ -234,15 +292,18 @@ def to_page(lines: Sequence[Line], *, title: str) -> str:
     for line in lines:
         if line.kind != CONSTANT:
             columns.setdefault((line.party, line.column), []).append(line)
+    labels = class_labels(lines)
     sections = [
         {
             "party": party,
             "column": column,
             "information": mine[0].information,
-            "chart": _chart(f"{party}: {column}", mine) if len(mine) > 1 else None,
-            "rows": [
+            "chart": _chart(f"{party}: {column}", mine) if len(mine) > max(1, len(labels)) else None,
+            "rows": _class_rows(mine, len(labels))
+            if labels
+            else [
                 [
-                    line.bin + (" or missing" if line.missing and line.bin != "missing" else ""),
+                    _in_words(line),
                     *in_figures(line, numbers=numbers),
                     f"{max(line.positives + line.negatives, 0):,.0f}",
                     *([] if numbers else [f"{max(line.positives, 0):,.0f}"]),
@@ -253,12 +314,45 @@ def to_page(lines: Sequence[Line], *, title: str) -> str:
         for (party, column), mine in columns.items()
     ]
     start = lines[0].points
-    return render("auditing/scorecard.html", title=title, start=start, sections=sections, numbers=numbers)
+    return render(
+        "auditing/scorecard.html",
+        title=title,
+        start=start,
+        sections=sections,
+        numbers=numbers,
+        classes=[(label, f"{line.points:+.0f}") for label, line in zip(labels, lines, strict=False)],
+    )
+
+
+def class_labels(lines: Sequence[Line]) -> list[str]:
+    """The classes of a card of several, in order; none for other cards."""
+    return [line.label for line in lines if line.kind == CONSTANT and line.label]
+
+
+def by_bin(lines: Sequence[Line], classes: int) -> list[Sequence[Line]]:
+    """The lines of a column of several classes, those of each bin together."""
+    return [lines[start : start + classes] for start in range(0, len(lines), classes)]
+
+
+def _class_rows(lines: Sequence[Line], classes: int) -> list[list[str]]:
+    """For each bin the points for every class, and its records."""
+    return [
+        [
+            _in_words(each[0]),
+            *(f"{line.points:+.0f}" for line in each),
+            f"{max(each[0].positives + each[0].negatives, 0):,.0f}",
+        ]
+        for each in by_bin(lines, classes)
+    ]
+
+
+def _in_words(line: Line) -> str:
+    return line.bin + (" or missing" if line.missing and line.bin != "missing" else "")
 
 
 def predicts_numbers(lines: Sequence[Line]) -> bool:
     """Whether the card is that of a regression: its points are its scores."""
-    return lines[0].points == lines[0].score
+    return lines[0].points == lines[0].score and not lines[0].label
 
 
 def in_figures(line: Line, *, numbers: bool) -> list[str]:
@@ -272,6 +366,9 @@ def _chart(title: str, lines: Sequence[Line]) -> Any:
     from securevfl.pages.charts import COLOURS, SOFT, Chart
 
     chart = Chart(f"Points by bin of {title}", 6.0, 2.2)
+    labels = list(dict.fromkeys(line.label for line in lines if line.label))
+    if labels:
+        return _class_chart(chart, lines, labels)
     axes, places = chart.axes[0], list(range(len(lines)))
     axes.bar(places, [line.points for line in lines], color=COLOURS[0], width=0.8)
     axes.errorbar(
@@ -282,9 +379,30 @@ def _chart(title: str, lines: Sequence[Line]) -> Any:
         ecolor=SOFT,
         capsize=2,
     )
+    _name_bins(axes, lines)
+    return chart
+
+
+def _class_chart(chart: Any, lines: Sequence[Line], labels: Sequence[str]) -> Any:
+    """A line for each class."""
+    from securevfl.pages.charts import styles_for
+
+    axes, bins = chart.axes[0], by_bin(lines, len(labels))
+    for k, (label, style) in enumerate(styles_for(labels).items()):
+        points_of = [each[k].points for each in bins]
+        axes.plot(points_of, color=style.colour, marker=style.marker, linestyle=style.line, label=label)
+    axes.legend(fontsize=7, ncols=min(len(labels), 5))
+    _name_bins(axes, [each[0] for each in bins])
+    return chart
+
+
+def _name_bins(axes: Any, lines: Sequence[Line]) -> None:
     axes.set_ylabel("points")
     step = max(1, len(lines) // 6)
     axes.set_xticks(
-        places[::step], [line.bin[:14] for line in lines[::step]], rotation=20, ha="right", fontsize=7
+        list(range(len(lines)))[::step],
+        [line.bin[:14] for line in lines[::step]],
+        rotation=20,
+        ha="right",
+        fontsize=7,
     )
-    return chart

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json
-from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news
+from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news, show_stack
 from securevfl.errors import InputError, readable
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ def _show(node: Participant, result: dict[str, Any]) -> None:
     show_alone(console, result)
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], node.site.plan.delta if node.site else 0.0))
+    show_stack(console, result)
     show_absences(console, result)
     if result["stopped"]:
         console.print(f"stopped by {result['stopped']}", markup=False)

@@ -56,9 +56,12 @@ def _mapping(line: Line) -> dict[str, Any]:
 def _show(lines: list[Line]) -> None:
     from rich.console import Console
 
-    from securevfl.auditing.cards import in_figures, predicts_numbers
+    from securevfl.auditing.cards import class_labels, in_figures, predicts_numbers
     from securevfl.cli.show import table
 
+    if labels := class_labels(lines):
+        _show_classes(lines, labels)
+        return
     numbers = predicts_numbers(lines)
     title = f"{lines[0].points:.0f} points to start with; more are better odds of a negative label"
     if numbers:
@@ -84,6 +87,31 @@ def _show(lines: list[Line]) -> None:
             f"{line.information:.3f}" if new else "",
             line.bin[:24] + (" or missing" if line.missing and line.bin != "missing" else ""),
             *in_figures(line, numbers=numbers),
+            f"{max(line.positives + line.negatives, 0.0):,.0f}",
+        )
+    Console().print(shown)
+
+
+def _show_classes(lines: list[Line], labels: list[str]) -> None:
+    from rich.console import Console
+
+    from securevfl.auditing.cards import by_bin
+    from securevfl.cli.show import table
+
+    starts = ", ".join(f"{line.label} {line.points:+.0f}" for line in lines[: len(labels)])
+    title = f"points for each class; all start with {starts}"
+    shown = table(title, "party", "column", "IV", "bin", *labels, "records")
+    last = ("", "")
+    for each in by_bin(lines[len(labels) :], len(labels)):
+        line = each[0]
+        new = (line.party, line.column) != last
+        last = line.party, line.column
+        shown.add_row(
+            line.party if new else "",
+            line.column if new else "",
+            f"{line.information:.3f}" if new else "",
+            line.bin[:24],
+            *(f"{one.points:+.0f}" for one in each),
             f"{max(line.positives + line.negatives, 0.0):,.0f}",
         )
     Console().print(shown)

@@ -255,6 +255,25 @@ def run_with_progress(
         ) from error
 
 
+def show_stack(console: Console, result: dict[str, Any]) -> None:
+    """Which scores were opened beside training, and what the label holder chose to use by them."""
+    for owner, opened in result.get("prediction", {}).items():
+        console.print(
+            f"apart from training, {owner} opened {opened['scores']:,} scores of records to "
+            f"{', '.join(opened['observers'])}: no guarantee for those records",
+            soft_wrap=True,
+        )
+    if stack := result.get("stack"):
+        figures = {"cross-validated auc on them": stack["decided"][stack["used"]]}
+        figures |= {} if stack["test"] is None else {"test auc": stack["test"]["auc"]}
+        shown = ", ".join(f"{word} {number(value)}" for word, value in figures.items())
+        console.print(
+            f"the label holder uses {stack['used']}, decided on {stack['held_back']:,} records held back, "
+            f"for which there is no guarantee: {shown}; its trees alone {number(stack['trees']['auc'])}",
+            soft_wrap=True,
+        )
+
+
 def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     """Prints what a run reached and what it promises."""
     from securevfl.settings.source import shown_data
@@ -272,19 +291,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], run.plan.delta))
-    for owner, opened in result.get("prediction", {}).items():
-        console.print(
-            f"apart from training, {owner} opened {opened['scores']:,} scores of test records to "
-            f"{', '.join(opened['observers'])}: no guarantee for those records",
-            soft_wrap=True,
-        )
-    if stack := result.get("stack"):
-        reached, trees = (number(stack[name]["auc"]) for name in ("test", "trees"))
-        console.print(
-            f"the label holder uses {stack['used']}: test auc {reached}, its trees alone {trees}; decided on "
-            f"{stack['held_back']:,} records held back, for which there is no guarantee",
-            soft_wrap=True,
-        )
+    show_stack(console, result)
     if run.plan.insecure_reproducible_noise:
         console.print("noise is reproducible: every guarantee is VOID")
     console.print(f"labels {result['labels']}", soft_wrap=True)

@@ -180,6 +180,16 @@ class Enforcer:
             self._check_back(part, epoch, back)
         self._note(part, epoch, back)
 
+    def end(self, epochs: int) -> None:
+        """Checks how many epochs training is said to have had, where it ends.
+
+        Raises:
+            AgreementError: They are more than this site has begun.
+        """
+        begun = 0 if self._begun is None else self._begun[0]
+        if self.timetable.epochs and not 0 <= epochs <= begun:
+            raise AgreementError(f"the run is said to have had {epochs} epochs; {begun} were begun here")
+
     def _check_order(self, part: str, epoch: int) -> None:
         """Everything comes once and in order; one that was away may have missed parts."""
         if self._begun is None:

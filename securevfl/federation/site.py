@@ -267,6 +267,11 @@ class Site:
 
     # -- running --------------------------------------------------------------------------------------------
 
+    def check_end(self, epochs: int) -> None:
+        """Raises `AgreementError` where a run is said to have had more epochs than were begun here."""
+        if self.algorithm.federated:
+            self._enforcer.end(epochs)
+
     def begin(self, part: str, epoch: int) -> bool:
         """Makes ready for a part of the run; True if that took new roles.
 

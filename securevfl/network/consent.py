@@ -62,6 +62,8 @@ class Acceptance(Settings):
         delta: The largest delta for that epsilon; to be stated for sealed training.
         dealer: Sealed training: who may deal; empty for nobody.
         adversary: Sealed training: what it must withstand at least, of `ADVERSARIES`.
+        held_back: Sealed training: how many records may be kept out of it for a stack, and be scored exactly
+            to the label holder: no guarantee for these.
         predictions: How many records may be scored with the model, all predictions together.
         requests: A scoring service: how many requests it may make.
         digest: The one agreement that is accepted; empty for any.
@@ -77,6 +79,7 @@ class Acceptance(Settings):
     delta: float | None = within(None, high=1.0)
     dealer: str | None = None
     adversary: str | None = choice(None, ADVERSARIES)
+    held_back: int | None = within(None)
     predictions: int | None = within(None)
     requests: int | None = within(None)
     digest: str = ""
@@ -158,6 +161,8 @@ class Acceptance(Settings):
             yield f"{share:.2f} of the records would test; at most {self.test_fraction:g} is accepted"
         if self.evaluations is not None and table.evaluations > self.evaluations:
             yield f"the test part would be evaluated {table.evaluations} times; at most {self.evaluations}"
+        if (held := _held_back(agreement)) > (self.held_back or 0):
+            yield f"{held} records would be scored exactly for a stack; at most {self.held_back or 0}"
 
     def _of_prediction(self, agreement: Agreement, scored: int) -> Iterator[str]:
         records, most, quota = agreement.timetable.n_train, self.predictions, agreement.timetable.quota
@@ -177,6 +182,12 @@ def adversary(plan: Plan) -> str:
     """The strongest adversary that a sealed plan withstands."""
     found = str(getattr(plan.settings, "adversary", ""))
     return found if found in ADVERSARIES else ADVERSARIES[0]
+
+
+def _held_back(agreement: Agreement) -> int:
+    """Records that a stack keeps out of training."""
+    stack = agreement.plan.mode == "sealed" and agreement.plan.settings.stack
+    return agreement.outline.n_train - agreement.timetable.n_train if stack else 0
 
 
 def _dealers(plan: Plan) -> tuple[str, ...]:
@@ -201,6 +212,7 @@ def _wanted(agreement: Agreement, has_data: bool) -> dict[str, Any]:
     if agreement.trained:
         return wanted | {"predictions": table.n_train}
     wanted |= {"test_fraction": agreement.outline.test_fraction, "evaluations": table.evaluations}
+    wanted |= {"held_back": held} if (held := _held_back(agreement)) else {}
     return wanted | ({"predictions": 0} if sealed else {})
 
 
@@ -235,7 +247,10 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     """What a person reads before agreeing: who, what leaves, at which price, and the worst of it."""
     plan, outline = agreement.plan, agreement.outline
     held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
-    lines = [
+    lines = []
+    if words := plan.adversary_in_words:
+        lines = [f"members are   {words}", f"dealer        {readable(plan.dealer_in_words)}"]
+    lines += [
         f"run           {readable(agreement.run, 80)}, {agreement.purpose}",
         *_members(agreement.members),
     ]
@@ -243,9 +258,6 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
     noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if plan.sigma else "no noise"
     lines.append(f"algorithm     {plan.algorithm} on {plan.protocol}{stay}; mode {plan.mode}, {noise}")
-    if words := plan.adversary_in_words:
-        lines.append(f"members are   {words}")
-        lines.append(f"dealer        {readable(plan.dealer_in_words)}")
     lines += [f"constant      {each} {value}" for each, value in agreement.constants.items()]
     lines += _prediction(agreement) if agreement.trained else _training(agreement, name)
     lines += [f"WARNING       {each}" for each in warnings(plan)]
@@ -260,7 +272,7 @@ def _training(agreement: Agreement, name: str) -> list[str]:
     plan, outline, table = agreement.plan, agreement.outline, agreement.timetable
     lines = [
         f"records       {outline.n_train} to train, {outline.n_test} to test",
-        f"schedule      {table.epochs} epochs, {table.evaluations} evaluations of {table.n_test} records",
+        f"schedule      {table.epochs} epochs, {table.evaluations} evaluations of {outline.n_test} records",
         f"restarts      {table.restarts}: as often everybody may go back after a crash, and pays again",
         f"leaves here   {_leaving(plan, name, outline.label_holder)}",
     ]
@@ -275,11 +287,16 @@ def _training(agreement: Agreement, name: str) -> list[str]:
             f"budget        none: the gate counts and never refuses; at worst epsilon {_figure(most)}"
         )
     if plan.mode == "sealed" and name in agreement.forecast:
+        if held := _held_back(agreement):
+            lines.append(
+                f"held back     {held} records to train on: their exact scores go to {outline.label_holder}, "
+                "with no guarantee for them"
+            )
         lines.append(
-            f"test part     noisy totals over {table.n_test} records, to {outline.label_holder}, "
+            f"test part     noisy totals over {outline.n_test} records, to {outline.label_holder}, "
             f"{table.evaluations} times in all within the same epsilon; no score of a record is opened"
             if outline.task == "binary"
-            else f"test part     nothing is opened of its {table.n_test} records"
+            else f"test part     nothing is opened of its {outline.n_test} records"
         )
     return lines
 

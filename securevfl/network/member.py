@@ -389,8 +389,11 @@ class Member(Participant):
         self._tell("aborted", phase=fields["phase"], checkpoints=complete_checkpoints(self.folder))
 
     def _finish(self, fields: dict[str, Any]) -> None:
-        self.reason = str(fields["stopped"]) or None
+        if self.site is None:
+            raise ProtocolError("the run ends before it began")
+        self.site.check_end(fields["epochs"])
+        self.reason = readable(fields["stopped"]) or None
         self.purpose.finish(self)
-        self._result = self.purpose.result(self, int(fields["epochs"]))
+        self._result = self.purpose.result(self, fields["epochs"])
         self.part = "finished"
         self._tell("finished")

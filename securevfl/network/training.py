@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from securevfl.algorithms.alone import reached_alone
+from securevfl.algorithms.sealed.stack import given_back
 from securevfl.data.share import OUTLINE_FILE, Outline, OwnTable, coding_of, rows_of, split_rows
 from securevfl.errors import AgreementError, DataError, ProtocolError, RunError
 from securevfl.federation.clock import RealClock
@@ -191,6 +192,8 @@ class Training(Purpose):
         )
         if site.server is not None:
             holds = site.plan.label_holder == "party"
-            result["alone"] = reached_alone(site.data, holds_features=holds)  # it stays here
+            stacked = site.plan.mode == "sealed" and site.plan.settings.stack
+            data = given_back(site.data) if stacked else site.data
+            result["alone"] = reached_alone(data, holds_features=holds)  # it stays here
         who.folder.write_result(result)
         return result

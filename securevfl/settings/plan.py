@@ -133,7 +133,8 @@ class Plan(_Keywords):
             makes a party an active attacker that enlarges its own gradients, for audits.
         decay: ``none``, or the rate of the t-th step (the Flex family: round), t = 1, 2, ..., with K =
             `decay_steps`: ``sqrt``, eta / sqrt(t); ``inverse``, eta K / (t - 1 + K), the 1 / (k + K_0) of
-            VAFL's Theorems 2 and 4; ``step``, half of it after every K steps.
+            VAFL's Theorems 2 and 4; ``step``, half of it after every K steps. A plan that names a rate, or
+            another optimiser than ``sgd``, and no decay has none.
         decay_steps: K of the decays ``inverse`` and ``step``.
         sampling: ``passes`` (every record once per pass, in random order) or ``draws`` (each batch drawn
             from all records, independently of the others, none twice within a batch), the AFSGD-VP family's
@@ -208,11 +209,16 @@ class Plan(_Keywords):
 
     def __post_init__(self) -> None:
         family = family_of(self.algorithm)
-        for name, value in family.defaults.items():
-            if not (self.is_given(name) or (name == "epsilon" and self._settles_noise)):
+        defaults = family.defaults_of(self.algorithm)
+        # Rates that decay were chosen for plain steps, rate and decay together.
+        own = "decay" in defaults and (self.is_given("learning_rate") or self.optimiser != "sgd")
+        settled = dict.fromkeys(("learning_rate", "decay", "decay_steps"), own)
+        settled["epsilon"] = self._settles_noise
+        for name, value in defaults.items():
+            if not (self.is_given(name) or settled.get(name)):
                 object.__setattr__(self, name, value)
         if self.epochs == 0:
-            object.__setattr__(self, "epochs", family.defaults.get("epochs", 0))
+            object.__setattr__(self, "epochs", defaults.get("epochs", 0))
         self._sort_settings(family)
         check_fields(self)
         object.__setattr__(self, "encoders", _checked_encoders(self.encoders))
@@ -321,14 +327,19 @@ class Plan(_Keywords):
                 "nobody: all members are trusted to follow the protocol; of three and more, no two may pool "
                 "what they see"
             )
-        trusted = "trusted to collude with nobody and to see no message between members"
+        trusted = (
+            "trusted to follow the protocol, to collude with nobody and to see no message between members"
+        )
         return f"{'simulated' if name == 'auto' else name}: {trusted}" if name else ""
 
     @property
     def adversary_in_words(self) -> str:
         """What a sealed plan takes members to be capable of; empty for other plans."""
         return {
-            "malicious": "malicious: may do anything; rows and labels are proved, openings authenticated",
+            "malicious": (
+                f"malicious: at most {self.collusion} of them may do anything; rows and labels are proved, "
+                "openings authenticated"
+            ),
             "semi-honest": "semi-honest: trusted to follow the protocol",
         }.get(getattr(self.settings, "adversary", ""), "")
 

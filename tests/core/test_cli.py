@@ -61,7 +61,9 @@ def test_train_prints_one_json_object(cli, tmp_path: Path) -> None:
     content = json.loads(result.out)
     promised = {"algorithm", "model", "test", "alone", "privacy", "time", "messages", "bytes", "labels"}
     assert promised <= set(content) and content["model"] == "linear"
-    assert set(content["test"]) >= {"auc", "accuracy", "loss"} and {"linear", "trees"} <= set(content["alone"])
+    assert set(content["test"]) >= {"auc", "accuracy", "loss"} and {"linear", "trees"} <= set(
+        content["alone"]
+    )
     assert set(content["privacy"]["p1"]) >= {"mode", "mu", "epsilon", "delta", "releases"}
     assert content["privacy"]["p1"]["mode"] == "strict"
     assert json.loads((tmp_path / "r" / "result.json").read_text()) == content

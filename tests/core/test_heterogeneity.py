@@ -26,6 +26,7 @@ BASE = Plan(
     embedding=4,
     encoders=KINDS,
     optimisers={"p2": "adam", "p3": "momentum"},
+    learning_rate=0.1,
     learning_rates={"p2": 0.01},
     epochs=2,
     batch=40,

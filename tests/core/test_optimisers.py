@@ -35,7 +35,7 @@ def test_plain_sgd_takes_the_steps_of_torch_bit_for_bit(l2: float, kind: str, mo
     ours, theirs = parameters(), parameters()
     built = build_optimiser(
         [{"params": ours, "weight_decay": l2}],
-        Plan(algorithm="vafl", l2=l2, optimiser=kind, unprotected=True),
+        Plan(algorithm="vafl", l2=l2, optimiser=kind, learning_rate=0.1, unprotected=True),
         0.05,
     )
     assert isinstance(built, PlainSGD)

@@ -213,6 +213,27 @@ def test_what_was_never_given_follows_the_algorithm() -> None:
     assert sealed.with_changes(batch=7).with_changes(algorithm="vafl").batch == 7
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "rate", "decay", "steps"),
+    [
+        ("vafl", 0.3, "inverse", 1000),
+        ("fdml", 1.0, "sqrt", 1000),
+        ("afsvrg", 1.0, "sqrt", 1000),
+        ("flex", 0.1, "inverse", 100),
+        ("p-bcd", 0.3, "inverse", 1000),
+    ],
+)
+def test_a_decay_comes_with_its_rate(algorithm: str, rate: float, decay: str, steps: int) -> None:
+    """They were chosen together: whoever names a rate alone gets it as it is."""
+    usual, named = Plan(algorithm=algorithm), Plan(algorithm=algorithm, learning_rate=rate)
+    assert (usual.learning_rate, usual.decay, usual.decay_steps) == (rate, decay, steps)
+    assert (named.learning_rate, named.decay, named.decay_steps) == (rate, "none", 1000)
+    assert Plan.from_mapping(usual.to_mapping()) == usual
+    assert Plan(algorithm=algorithm, learning_rate=rate, decay="step").decay == "step"
+    other = Plan(algorithm=algorithm, optimiser="momentum")
+    assert (other.learning_rate, other.decay, other.decay_steps) == (0.1, "none", 1000)
+
+
 def test_changes_of_a_group_leave_the_rest_of_it() -> None:
     plan = Plan(algorithm="flex", settings={"timeout": 2.0, "speeds": {"p1": 2.0}}, source={"data": "wine"})
     changed = plan.with_changes(settings={"proximal": 0.5, "latency": 1.0}, source={"parties": 3})

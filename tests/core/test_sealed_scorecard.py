@@ -20,6 +20,7 @@ from securevfl import Plan, VerticalData, load_run, train
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember, choose
+from securevfl.auditing.cards import range_in_words
 from securevfl.cli import app
 from securevfl.data.binning import card_columns
 from securevfl.errors import PlanError
@@ -305,3 +306,17 @@ def test_widths_of_operands_follow_from_public_facts():
         sizes.add(tuple(settings.widths_of(opening) for opening in dict.fromkeys(settings.openings)))
         assert card_columns(scaled) == settings.columns
     assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.0, math.nextafter(0.0, 1.0), "0"),
+        (math.nextafter(0.0, 1.0), 1.5, "above 0 to 1.5"),
+        (math.nextafter(0.0, 1.0), math.inf, "above 0"),
+        (-math.inf, -1.0, "below -1"),
+        (-1.0, 0.0, "-1 to 0"),
+    ],
+)
+def test_bins_read_as_an_analyst_would_say_them(low, high, words):
+    assert range_in_words(low, high) == words

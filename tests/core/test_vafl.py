@@ -353,6 +353,7 @@ def test_synchronous_schedules_never_drift_apart(tiny: VerticalData, delays: str
         algorithm="vafl-sync",
         epochs=6,
         batch=50,
+        learning_rate=0.1,
         settings={"delays": delays, "latency": 0.7},
         unprotected=True,
     )

@@ -450,6 +450,18 @@ def test_rules_hold_for_predictions(tmp_path, rules, reason):
     assert predictions_of(tmp_path / "clinic") == []
 
 
+def test_a_quota_of_predictions_holds_over_new_processes(tmp_path):
+    """A coordinator that asks again and again, each time for few: the ledger counts."""
+    federation = trained(tmp_path, PLAN.with_changes(epochs=1))
+    rules = replace(EVERYTHING, predictions=2 * COUNT - 1)
+    federation.members["shop"] = replace(federation.members["shop"], accept=rules)
+    fine(Prediction(federation, new_rows(federation.names), strangers()).run())
+    for people in (strangers(first=COUNT), strangers()):  # others, and the same again
+        again = Prediction(federation, new_rows(federation.names), people, out="more.csv").run()
+        assert f"{COUNT} were scored before; at most {2 * COUNT - 1}" in str(again["shop"])
+        assert not (tmp_path / "more.csv").exists()
+
+
 def test_private_alignment_finds_the_new_records_that_all_have(tmp_path):
     federation = trained(tmp_path, PLAN.with_changes(epochs=1), align="private")
     blocks, everybody = new_rows(federation.names), strangers()

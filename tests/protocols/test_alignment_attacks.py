@@ -244,6 +244,19 @@ def test_a_list_that_was_not_committed_to_is_refused():
         meet(ChangesItsList)
 
 
+def test_who_sends_back_the_others_own_messages_is_refused():
+    """A mirror would make every record pass for common: commitments name who made them."""
+    honest = PrivateAlignment(parties=2).machine(1, THEIRS)
+    waiting = list(honest.start())
+    with pytest.raises(ProtocolError, match="sends another list than it committed to"):
+        for _ in range(100):
+            envelope = waiting.pop(0)
+            mirrored = dataclasses.replace(envelope, sender=0, receiver=1)
+            waiting += honest.receive(mirrored)
+    with pytest.raises(ProtocolError, match="not done"):
+        honest.alignment()
+
+
 def cheats_in_its_reply(change, *, stands_by_it):
     """A party that changes the reply, and, if it stands by it, everything that follows from it."""
 

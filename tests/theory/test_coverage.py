@@ -69,5 +69,15 @@ def test_every_table_and_figure_has_a_command_or_a_reason(coverage):
                 assert not command and len(row.where) > 8, row
 
 
+def test_measured_rows_say_of_which_commit_their_figures_are(coverage):
+    measured = {
+        (paper, row.item)
+        for paper, rows in coverage.ROWS.items()
+        for row in rows
+        if row.state in (coverage.REPRODUCED, coverage.STAND_IN)
+    }
+    assert measured == set(coverage.FIGURES)
+
+
 def test_the_page_is_current(coverage):
     assert (ROOT / "docs" / "results" / "papers.md").read_text() == "\n\n".join(coverage.page()) + "\n"

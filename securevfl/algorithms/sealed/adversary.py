@@ -25,6 +25,8 @@ def obstacle(plan: Plan, data: VerticalData) -> str:
         "labels of a regression have no proof": data.task == "regression",
         f"rows of model {plan.model!r} change in every iteration and would need a proof each time": plan.model
         not in ("linear", *CARDS),
+        "a card of several classes has rows of every round its own": plan.model in CARDS
+        and data.task == "multiclass",
         f"proofs of rows take clips up to 64, not {plan.clip:g}": plan.clip > 64,
         "proofs of rows take up to 4,090 columns": plan.model == "linear" and max(data.widths) > 4090,
     }

@@ -110,6 +110,7 @@ class CardGeometry(SealedGeometry):
             residual_change=self.shifts.residual_change,
             profile=self.plan.model == PROFILE,
             profiled=self._profiled,
+            classes=max(2, self.data.outputs),
             contributors=self.contributors,
             cutting=len(self.members) * 2.0**-self._fraction if self._fraction else 0.0,
         )
@@ -218,7 +219,8 @@ class CardGeometry(SealedGeometry):
                 found.append(width or int(opening in LABELS))
             else:
                 tables_each = 2 if opening == "last" and self.noise.residuals else 1
-                found.append(tables_each * len(mine) + int(member == self.label_holder))
+                constants = self.data.outputs if member == self.label_holder else 0
+                found.append(tables_each * len(mine) + constants)
         return tuple(found)
 
     def protocol_of(self, opening: str) -> SealedProtocol:
@@ -226,12 +228,12 @@ class CardGeometry(SealedGeometry):
         one_hot = opening in HISTOGRAMS
         return SealedProtocol(
             widths=self.widths_of(opening),
-            static=(True,) * len(self.members),
+            static=(one_hot or not self.weighted,) * len(self.members),
             clips=tuple(clip * _ROOM for clip in self.noise.shifts[opening].clips),
             label_holder=self.label_holder,
             records=self.data.n_train,
             batch=self.data.n_train,
-            outputs=2 if opening in LABELS else 1,
+            outputs=max(2, self.data.outputs) if opening in LABELS else self.data.outputs,
             series=None if opening in LABELS else self.series,
             share_stds=self.stds_of(opening),
             entry=1.0 if one_hot else math.inf,
@@ -276,7 +278,7 @@ def card_plan(plan: Plan, data: VerticalData) -> Plan:
     if reason:
         raise PlanError(f"a {plan.model} cannot be made: {reason}")
     fixed = plan.with_changes(
-        batch=data.n_train, embedding=1, fusion="sum", head="sum", scaling="none", epochs=1
+        batch=data.n_train, embedding=data.outputs, fusion="sum", head="sum", scaling="none", epochs=1
     )
     openings = CardGeometry(plan=calibrated(fixed, data), data=data).openings
     usual = Plan(algorithm=plan.algorithm).epochs
@@ -304,7 +306,6 @@ def obstacle(plan: Plan, data: VerticalData) -> str:
         f"the profile has spent epsilon {profiled:g} of {plan.epsilon:g}; raise epsilon": 0
         < plan.epsilon
         <= profiled,
-        f"the task is {data.task}, and cards are for two classes or numbers": data.task == "multiclass",
         f"the task is {data.task}, and a profile is for two classes": plan.model == PROFILE
         and data.task != "binary",
         f"protect is {plan.settings.protect!r}, and cards cover the whole person": plan.settings.protect
@@ -327,8 +328,9 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
     ]
     if reason:
         return "linear", reason
-    if data.task == "regression":
-        return "linear", "a scorecard of numbers is made where it is asked for"
+    if data.task != "binary":
+        what = "numbers" if data.task == "regression" else "several classes"
+        return "linear", f"a scorecard of {what} is made where it is asked for"
     if plan.settings.profile_epsilon:
         return CARD, "it goes on from a profile"
     if changed:
@@ -352,6 +354,19 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
 # -- a member -----------------------------------------------------------------------------------------------
 
 
+def bins_state(bins: NumberBins | CodeBins) -> dict[str, Any]:
+    """Bins as explicit data."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(bins).items()}
+
+
+def bins_of(column: Column, state: Mapping[str, Any]) -> NumberBins | CodeBins:
+    """Reads what `bins_state` gave."""
+    saved: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in state.items()
+    }
+    return NumberBins(**saved) if column.kind == "number" else CodeBins(**saved)
+
+
 @dataclass
 class Feature:
     """A party's column on its way through the recipe.
@@ -372,10 +387,7 @@ class Feature:
         """As explicit data."""
         counts = None if self.counts is None else dict(vars(self.counts))
         return {
-            "bins": {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in vars(self.bins).items()
-            },
+            "bins": bins_state(self.bins),
             "counts": counts,
             "tables": {str(i): dict(vars(table)) for i, table in enumerate(self.tables)},
             "weights": list(self.weights),
@@ -384,13 +396,9 @@ class Feature:
     @classmethod
     def of(cls, column: Column, state: Mapping[str, Any]) -> Feature:
         """Reads what `state` gave."""
-        saved: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in state["bins"].items()
-        }
-        bins = NumberBins(**saved) if column.kind == "number" else CodeBins(**saved)
         found = state["tables"]
         return cls(
-            bins=bins,
+            bins=bins_of(column, state["bins"]),
             counts=None if state["counts"] is None else tables.Counts(**state["counts"]),
             tables=[tables.Table(**found[str(i)]) for i in range(len(found))],
             weights=[float(weight) for weight in state["weights"]],
@@ -436,8 +444,8 @@ class CardMember(SealedMember):
             observers=self.observers,
         )
         self.features = [
-            Feature(
-                bins=bin_column(
+            self._feature(
+                bin_column(
                     column,
                     values,
                     noisy,
@@ -448,6 +456,12 @@ class CardMember(SealedMember):
             )
             for column, values in zip(self.columns, self._values(test=False), strict=True)
         ]
+
+    def _feature(self, bins: NumberBins | CodeBins) -> Any:
+        return Feature(bins=bins)
+
+    def _load_feature(self, column: Column, state: Mapping[str, Any]) -> Any:
+        return Feature.of(column, state)
 
     def _encoder(self) -> ScorecardEncoder:
         found = self.setup.encoders[self.address]
@@ -786,7 +800,7 @@ class CardMember(SealedMember):
         """Takes up a saved state."""
         self._build()
         found = state["features"]
-        self.features = [Feature.of(column, found[str(i)]) for i, column in enumerate(self.columns)]
+        self.features = [self._load_feature(column, found[str(i)]) for i, column in enumerate(self.columns)]
         self.bias, self.rate, self.steps = float(state["bias"]), float(state["rate"]), int(state["steps"])
         self.evaluator.done = int(state["evaluations"])
         self.fit = None if state["fit"] is None else tables.PartyFit.of(state["fit"])

@@ -102,3 +102,57 @@ class ScorecardEncoder(OnHost):
         """Scores (rows, features)."""
         rows = inputs.detach().cpu().double().numpy().reshape(len(inputs), -1)
         return to_device(self.score(rows), inputs.device)
+
+
+CLASS_PARTS = ("values", "errors", "evidence", "counts")
+"""Per bin and class: what it adds to the class's score, its deviation, weight of evidence, noisy records."""
+
+
+class ClassCardEncoder(ScorecardEncoder):
+    """A card of several classes: for each of them a constant and a value per bin.
+
+    Args:
+        columns: The party's columns.
+        classes: How many there are.
+
+    Attributes:
+        constants: Of each class's score; 0 but at the label holder.
+    """
+
+    constants: Tensor
+
+    def __init__(self, columns: Sequence[Column], classes: int) -> None:
+        super().__init__(columns)
+        self.classes = classes
+        self.register_buffer("constants", torch.zeros(classes, dtype=torch.float64))
+        shape = (len(self.columns), self._most, classes)
+        for part in CLASS_PARTS:
+            self.register_buffer(f"class_{part}", torch.zeros(shape, dtype=torch.float64))
+
+    def take_constants(self, constants: Floats) -> None:
+        """Writes the constant of each class."""
+        self.constants[:] = torch.from_numpy(np.asarray(constants, np.float64))
+
+    def fill_classes(
+        self, place: int, bins: NumberBins | CodeBins, *, information: float, **parts: Floats
+    ) -> None:
+        """Writes the bins of one column, and what is known of each of them (`CLASS_PARTS`)."""
+        nothing = dict.fromkeys(PARTS, np.zeros(bins.size))
+        whole = {**nothing, "positive": parts["counts"].sum(axis=1)}
+        self.fill(place, bins, information=information, **whole)
+        for part in CLASS_PARTS:
+            target: Tensor = getattr(self, f"class_{part}")
+            target[place] = 0.0
+            target[place, : bins.size] = torch.from_numpy(np.asarray(parts[part], np.float64))
+
+    def class_part(self, name: str, place: int) -> Floats:
+        """One of `CLASS_PARTS`, (bins, classes) of one column."""
+        found: Tensor = getattr(self, f"class_{name}")
+        return np.asarray(found[place, : int(self.sizes[place])].numpy(), np.float64)
+
+    def score(self, rows: Floats) -> Floats:
+        """Scores of rows of features, one column for each class."""
+        total = np.tile(self.constants.numpy(), (len(rows), 1))
+        for place, values in enumerate(self.split(rows)):
+            total += self.class_part("values", place)[self.bins(place).assign(values)]
+        return total

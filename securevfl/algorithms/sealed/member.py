@@ -286,11 +286,15 @@ class SealedMember:
         shift = constant if self.index == self.settings.label_holder else 0.0
         return await self.evaluator.open(self.tested, spread=self._spread(), shift=shift)
 
-    async def open_held_back(self) -> None:
-        """With a stack, at the end: exact scores of the records that were held back, to the label holder."""
+    async def open_held_back(self) -> npt.NDArray[np.float64] | None:
+        """With a stack, at the end: exact scores of the records that were held back, to the label holder.
+
+        Returns:
+            At the label holder: its own scores and the sums of all.
+        """
         held, data = self.evaluator.evaluation.held, self.setup.data
         if not held or self.tested is None or self.steps < self.setup.plan.epochs * self.settings.iterations:
-            return
+            return None
         await self.begin()
         rows = np.arange(data.n_train, data.n_train + held, dtype=np.int64)
         machine = self._session.score(
@@ -301,11 +305,12 @@ class SealedMember:
         )
         if self.index == self.settings.label_holder:  # it only receives
             await self.exchange.follow(machine)
-            return
+            return np.column_stack([self.tested[:held], machine.result()])
         to = (self.setup.label_holder,)
         await self.exchange.follow(
             self.gate.open_scores(machine, rows=rows, vectors=held, observers=to, kind=HELD_BACK)
         )
+        return None
 
     def conclude(self) -> None:
         """Leaves what was learnt in the modules, where nothing is evaluated."""

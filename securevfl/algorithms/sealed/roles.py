@@ -12,6 +12,7 @@ from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup
 from securevfl.algorithms.local import Records
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedOpened, SealedOutputs, SealedReady
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember
+from securevfl.algorithms.sealed.class_card import ClassCardMember
 from securevfl.algorithms.sealed.evaluation import FEDERATED, FIGURES, SIMULATED, UNOPENED, Evaluation
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.sealed.member import SealedMember, member_shapes, shared_schedule
@@ -41,7 +42,9 @@ def in_label_units(setup: Setup, outputs: Any) -> torch.Tensor:
 
 def member_of(setup: Setup, settings: SealedGeometry, address: str) -> SealedMember:
     """The member at an address, by the model."""
-    made = CardMember if isinstance(settings, CardGeometry) else SealedMember
+    if not isinstance(settings, CardGeometry):
+        return SealedMember(setup, settings, address)
+    made = ClassCardMember if setup.data.task == "multiclass" else CardMember
     return made(setup, settings, address)
 
 
@@ -71,7 +74,9 @@ class PartyRole(Role):
         figures = await self.member.evaluate()
         if figures is not None:
             await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=figures[None])))
-        await self.member.open_held_back()
+        opened = await self.member.open_held_back()
+        if opened is not None:
+            await self.member.link.send(SERVER, SealedOutputs(values=Inside(values=opened)))
 
     def test_scores(self) -> np.ndarray[Any, Any] | None:
         return self.member.tested
@@ -98,7 +103,8 @@ class SealedServer(ServerRole):
         self.epochs_done = 0
         self.loss: float | None = None
         self.test: dict[str, float | None] = {}
-        self.stack: dict[str, Any] | None = None
+        self.held_back: np.ndarray[Any, Any] | None = None
+        self.simulated: np.ndarray[Any, Any] | None = None
 
     async def prepare(self) -> None:
         if self.member is not None:
@@ -135,6 +141,8 @@ class SealedServer(ServerRole):
                 for name, value in zip(FIGURES, figures, strict=True)
             }
         self.opened, self.test_is = dict(self.test), UNOPENED if figures is None else FEDERATED
+        if self.evaluation.held and self.epochs_done >= self.setup.plan.epochs:
+            self.held_back = np.array((await self._from_home(SealedOutputs.kind))["values"], np.float64)
 
     def test_scores(self) -> np.ndarray[Any, Any] | None:
         return None if self.member is None else self.member.tested
@@ -142,25 +150,24 @@ class SealedServer(ServerRole):
     def measure(self, outputs: np.ndarray[Any, Any]) -> None:
         """Takes the exact figures of a simulation, which no organisation of the federation knows."""
         data, held = self.setup.data, self.evaluation.held
-        if held:
-            self._decide(np.asarray(outputs, np.float64)[:, 0], held)
+        if self.held_back is not None:
+            self.simulated = np.asarray(outputs, np.float64)[held:, 0]
         self.predictions = in_label_units(self.setup, outputs)[held:]
         labels = torch.from_numpy(np.array(data.y_test[held:]))
         self.test, self.test_is = metrics(data.task, self.predictions, labels), SIMULATED
 
-    def _decide(self, total: Any, held: int) -> None:
-        """At the end the label holder chooses what it will use; nobody hears of it."""
-        if self.epochs_done < self.setup.plan.epochs:
-            return
-        data, holder = self.setup.data, self.setup.label_holder
-        block = data.test[data.parties.index(holder)]
-        records = Records(block, block[:0], self.setup.device)
-        own = evaluate(self.setup.encoders[holder], records[np.arange(len(data.y_test))])
-        self.stack = decide(data, own[:, 0].double().numpy(), total, held=held, seed=self.setup.plan.seed)
-
     def conclusions(self) -> dict[str, Any]:
-        """The stack, where the plan has one."""
-        return {} if self.stack is None else {"stack": self.stack}
+        """With a stack: what the label holder chooses to use at the end; nobody hears of it."""
+        if self.held_back is None:
+            return {}
+        data, held, holder = self.setup.data, self.evaluation.held, self.setup.label_holder
+        own, total = self.held_back.T
+        if self.simulated is not None:
+            block = data.test[data.parties.index(holder)]
+            records = Records(block, block[:0], self.setup.device)
+            mine = evaluate(self.setup.encoders[holder], records[np.arange(held, len(data.y_test))])
+            own, total = np.append(own, mine[:, 0].double().numpy()), np.append(total, self.simulated)
+        return {"stack": decide(data, own, total, held=held, seed=self.setup.plan.seed)}
 
     def state(self) -> dict[str, Any]:
         return {

@@ -182,7 +182,7 @@ def shrink(found: Floats, variance: Floats, *, ordered: bool, own_missing: bool)
 
 
 def _differences(
-    counts: Counts, q: float, records: int, std: float, *, mean: bool = False
+    counts: Counts, q: float, records: int, std: float, *, mean: bool = False, rest: int = 1
 ) -> tuple[Floats, Floats, Floats]:
     """Rates of the bins against q in units of q (1 - q), or of 1/2, their variances, and the bins' counts."""
     size = len(counts.positive)
@@ -192,7 +192,7 @@ def _differences(
     unit = n / 2 if mean else n * q * (1 - q)
     within = n * q * (1 - q) * (LABEL_SPREAD if mean else 1.0)
     found = ((1 - q) * positive - q * negative) / unit
-    return found, (std**2 * ((1 - q) ** 2 + q**2) + within) / unit**2, n
+    return found, (std**2 * ((1 - q) ** 2 + rest * q**2) + within) / unit**2, n
 
 
 def expected_information(counts: Counts, *, q: float, records: int, std: float) -> float:
@@ -216,7 +216,7 @@ def _log_odds(differences: Floats, q: float) -> Floats:
     return np.asarray(np.clip(logit(p) - logit(q), -EVIDENCE_CLIP, EVIDENCE_CLIP), np.float64)
 
 
-def evidence(counts: Counts, *, q: float, records: int, std: float) -> Table:
+def evidence(counts: Counts, *, q: float, records: int, std: float, rest: int = 1) -> Table:
     """The table of weights of evidence of one feature.
 
     Args:
@@ -224,9 +224,10 @@ def evidence(counts: Counts, *, q: float, records: int, std: float) -> Table:
         q: Share of positives.
         records: N.
         std: Noise of a histogram cell.
+        rest: Cells that negatives are the sum of.
     """
     size = len(counts.positive)
-    found, variance, n = _differences(counts, q, records, std)
+    found, variance, n = _differences(counts, q, records, std, rest=rest)
     mean, errors = shrink(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
     if not mean.any():
         return Table(values=np.zeros(size), errors=errors, information=0.0)

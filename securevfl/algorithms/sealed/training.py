@@ -151,7 +151,6 @@ class Sealed(Algorithm):
             return data
         holds = plan.label_holder == "party" and data.label_holder in data.parties
         wrong = {
-            "over a network no score of a record is opened": self.apart,
             f"it is for two classes, and the task is {data.task}": data.task != "binary",
             "the label holder has no features of its own": not holds,
             f"{data.n_train} training records leave too few to decide on": data.n_train < 200,
