@@ -266,18 +266,3 @@ def _largest(holds: Callable[[float], bool]) -> float:
 def balanced_accuracy_ceiling(mu: float) -> float:
     """The most that guessing one of two worlds can be right under a mu-GDP promise."""
     return float(ndtr(mu / 2))
-
-
-def auc_ceiling(mu: float) -> float:
-    """The largest area under the curve under a mu-GDP promise."""
-    return float(ndtr(mu / math.sqrt(2)))
-
-
-def tpr_ceiling(mu: float, fpr: float) -> float:
-    """The largest rate of true positives at a rate of false positives under a mu-GDP promise."""
-    return 1.0 if math.isinf(mu) else float(ndtr(ndtri(fpr) + mu))
-
-
-def guess_ceiling(mu: float, choices: int) -> float:
-    """The most that guessing one of several equally likely values can be right under a mu-GDP promise."""
-    return tpr_ceiling(mu, 1 / choices)

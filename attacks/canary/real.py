@@ -2,12 +2,21 @@
 
 Nothing is simulated here: roles, gates, sums, masks and ledgers are those that made the run, and the observer
 reads its own view and journal. One record of a victim is the canary; a coin decides its features (and, where
-the victim holds the labels, its label). Every coin is a training run of its own, so trials are few: as many
-as a budget of processor time allows. Two more runs, hardly any noise in them, show how the canary moves what
-is seen; along that direction every trial guesses. Where the plan allows no such runs, half of the trials fit
-the rule. Where a record's releases depend on no other record (mode frozen), all records of a run are canaries
-with coins of their own. What the trials are promised is read from the ledger that they wrote. Owners' rows
-are never used.
+the victim holds the labels, its label). Two more runs, hardly any noise in them, show how the canary moves
+what is seen; along that direction every trial guesses, which is the likelihood ratio where all releases have
+the same noise. Where the plan allows no such runs, half of the trials fit the rule. What the trials are
+promised is read from the ledger that they wrote. Owners' rows are never used.
+
+Trials are as many as a budget of processor time allows, so every run has to tell much:
+
+- it is as long as it takes for its promise to be about `TARGET`, where a trial is worth most;
+- where every vector counts for every record (mode strict), it has two records, one of them a canary, in each
+  of many parties, so that the canary's own releases are most of what its owner is promised;
+- where a record's own releases count (frozen, dp-encoder), all records of a run are canaries.
+
+In these runs of many coins models learn at a rate of nearly zero: what leaves of one canary then depends on
+no other's coin, and trials are independent. That a record may move the weights is what the canaries beside
+these try (`securevfl.attacks.canary.trained`).
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +51,14 @@ Floats = NDArray[np.float64]
 RECORDS, TESTED = 24, 4
 CROWD = 240
 """Records of a run in which all of them are canaries."""
+FEW, VICTIMS = 2, 8
+"""Records, and parties with a canary, of a run in which every vector counts for every record."""
+STILL = 1e-12
+"""A learning rate at which weights stay what they are."""
+FAR = 1_000.0
+"""Size of a canary's features: far enough for its embedding to be clipped."""
+TARGET, LONGEST = 2.0, 12
+"""The promised mu, and at most how many epochs, that a run is made for."""
 QUIET = 1e-3
 """Share of the noise that is left where the direction is looked for."""
 COLUMNS = 4  # features of each party, and values of what is seen, that are looked at at most
@@ -66,29 +83,42 @@ class Shape:
     label_holder: str
     classes: int = 2
 
-    def data(self, victim: str, coins: Coins) -> VerticalData:
-        """Records of which this victim's first ones are canaries, one for each coin."""
+    def data(self, victims: Sequence[str], coins: Coins, records: int, size: float) -> VerticalData:
+        """Records of which these victims' first ones are canaries, one for each coin.
+
+        Args:
+            victims: Whose records are canaries; they have as many each.
+            coins: The coins of all of them, victim by victim.
+            records: Training records.
+            size: Of features: public bounds, and every feature of a canary.
+        """
         rng = np.random.default_rng(0)  # the same records in every trial
-        records = max(RECORDS, len(coins))
         count = records + TESTED
         blocks = {
-            name: rng.uniform(-1, 1, (count, width))
+            name: size * rng.uniform(-1, 1, (count, width))
             for name, width in zip(self.parties, self.widths, strict=True)
         }
         labels = rng.uniform(0, 1, count) if not self.classes else np.arange(count) % self.classes
-        if victim in blocks:
-            blocks[victim][: len(coins)] = np.where(coins, 1.0, -1.0)[:, None]
-        if victim == self.label_holder and self.classes:
-            labels[: len(coins)] = coins
+        for victim, thrown in zip(victims, coins.reshape(len(victims), -1), strict=True):
+            if victim in blocks:
+                blocks[victim][: len(thrown)] = np.where(thrown, size, -size)[:, None]
+            if victim == self.label_holder and self.classes:
+                labels[: len(thrown)] = thrown
         test = ({name: block[records:] for name, block in blocks.items()}, labels[records:])
         return VerticalData.from_arrays(
             {name: block[:records] for name, block in blocks.items()},
             labels[:records],
             test=test,
-            bounds=(-1, 1),
+            bounds=(-size, size),
             label_holder=self.label_holder if self.label_holder in self.parties else "server",
             task=None if self.classes else "regression",
         )
+
+    def crowded(self) -> Shape:
+        """The label holder's party, and as many others as one run has canaries in."""
+        width, own = max(self.widths), [name for name in self.parties if name == self.label_holder]
+        parties = (*own, *(f"canary{number}" for number in range(VICTIMS)))
+        return replace(self, parties=parties, widths=(width,) * len(parties))
 
 
 def training_again(
@@ -125,7 +155,7 @@ def training_again(
     found = {}
     for victim, observer, owners in victims:
         name = f"training again ({'label holder' if victim == holder else 'party'})"
-        trials = _Trials(small, shape, victim, observer)
+        trials = trials_of(small, shape, victim, observer)
         report = functools.partial(progress, name)
         result = trials.audit(seconds / len(victims), seed=seed, progress=report)
         if result is not None:
@@ -155,37 +185,45 @@ def _small(plan: Plan, shape: Shape) -> Plan:
 
 
 class _Trials:
-    """Training runs with one victim and one observer."""
+    """Training runs with one canary of one victim, and one observer."""
 
-    def __init__(self, plan: Plan, shape: Shape, victim: str, observer: str) -> None:
-        self.plan, self.shape, self.victim, self.observer = plan, shape, victim, observer
+    size, records, each = 1.0, RECORDS, 1
+
+    def __init__(self, plan: Plan, shape: Shape, victims: Sequence[str], observer: str) -> None:
+        self.plan, self.shape, self.victims, self.observer = plan, shape, tuple(victims), observer
         self.mu = math.inf
 
     @property
     def canaries(self) -> int:
-        """How many records of a run are canaries: all where none of them touches another's releases."""
-        return CROWD if self.plan.mode == "frozen" and self.plan.protocol == "plain" else 1
+        """How many coins a run has."""
+        return len(self.victims) * self.each
 
     def audit(self, seconds: float, *, seed: int, progress: Callable[[float], None]) -> CanaryResult | None:
         """None where nothing is promised to the observer."""
         # Both worlds equally often, in an order that nobody knows: each half then has trials of both.
         flips = np.random.default_rng(seed).permuted([[False, True]] * (MOST // 2 * self.canaries), axis=1)
         coins = flips.ravel().reshape(-1, self.canaries)
+        self.watch(coins[0])  # what it is promised; and it loads what others find loaded
+        if not math.isfinite(self.mu):
+            return None
+        self._lengthen()
         rule = self._direction()
         start = time.process_time()
         features = [self.watch(coins[0])]
-        if not math.isfinite(self.mu):
-            return None
-        each = time.process_time() - start
-        begun = time.process_time()
-        features.append(self.watch(coins[1]))
-        # The first run loads what others find loaded, so it is not what one takes.
-        each = min(each, time.process_time() - begun)
-        count = int(np.clip(seconds / max(each, 1e-3), FEWEST, MOST)) // 4 * 4
-        for number in range(2, count):
+        count = int(np.clip(seconds / max(time.process_time() - start, 1e-3), self._fewest, MOST)) // 4 * 4
+        for number in range(1, count):
             features.append(self.watch(coins[number]))
             progress(number / count)
         return self._conclude(np.concatenate(features), coins[:count].ravel(), rule)
+
+    @property
+    def _fewest(self) -> int:
+        return max(4, FEWEST // self.canaries)
+
+    def _lengthen(self) -> None:
+        """As many epochs as bring the promise to `TARGET`: mu grows with their square root."""
+        epochs = self.plan.epochs * (TARGET / self.mu) ** 2
+        self.plan = self.plan.with_changes(epochs=int(np.clip(epochs, self.plan.epochs, LONGEST)))
 
     def _direction(self) -> LinearRule | None:
         """How a canary moves what is seen, by two runs that are nearly quiet; None where there are none."""
@@ -215,36 +253,98 @@ class _Trials:
         """What the observer has of one run: a line for each canary."""
         with tempfile.TemporaryDirectory(prefix="canary-") as top:
             folder = Path(top) / "run"
-            train(self.shape.data(self.victim, coins), self.plan, folder)
-            spend = privacy_matrix(read_records(folder), self.plan.delta).get(self.victim, {})
-            self.mu = spend[self.observer].mu if self.observer in spend else math.inf
-            return self._features(folder)[None] if len(coins) == 1 else self._each(folder, len(coins))
+            train(self.shape.data(self.victims, coins, self.records, self.size), self.plan, folder)
+            spent = privacy_matrix(read_records(folder), self.plan.delta)
+            found = [spent.get(victim, {}).get(self.observer) for victim in self.victims]
+            self.mu = max(math.inf if each is None else each.mu for each in found)
+            return self._lines(folder)
 
-    def _each(self, folder: Path, canaries: int) -> Floats:
-        """Every canary's own values, as means over the run."""
-        view = View(Source(folder).view_folder(self.observer))
-        _, values = mean_by_record(*_joined(releases(view, self.victim)))
-        return values.reshape(len(values), -1)[:canaries, :COLUMNS]
+    def _lines(self, folder: Path) -> Floats:
+        return self._features(folder, self.victims[0])[None]
 
-    def _features(self, folder: Path) -> Floats:
+    def _features(self, folder: Path, victim: str) -> Floats:
         """The canary's own values, and those of all others, as means over the run; else sums of totals."""
         source = Source(folder)
-        info = source.info(self.victim, (self.observer,))
+        info = source.info(victim, (self.observer,))
         views = {self.observer: View(source.view_folder(self.observer))}
         evidence = Evidence(info=info, views=views, auxiliary={}, rng=np.random.default_rng(0))
         found: list[Floats] = []
         for moment in moments(evidence):
             mine, flat = moment.rows == 0, moment.values.reshape(len(moment.rows), -1)[:, :COLUMNS]
-            if self.victim in moment.parties and mine.any() and not mine.all():
+            if victim in moment.parties and mine.any() and not mine.all():
                 found.append(np.concatenate([flat[mine].mean(0), flat[~mine].mean(0)]))
         return np.mean(found, axis=0) if found else self._totals(View(folder / "journal" / self.observer))
 
     def _totals(self, journal: View) -> Floats:
         totals = [_first(seen.fields["values"]) for seen in journal.messages(TOTAL)]
         if not totals:
-            raise AttackError(f"{self.observer} obtains nothing that depends on {self.victim}'s records")
+            raise AttackError(f"{self.observer} obtains nothing that depends on its victim's records")
         width = min(map(len, totals))
         return np.asarray(np.sum([total[:width] for total in totals], axis=0))
+
+
+class _StillTrials(_Trials):
+    """Runs of many coins in which nobody learns: every canary's own releases, whatever the others are."""
+
+    size = FAR
+
+    def __init__(self, plan: Plan, shape: Shape, victims: Sequence[str], observer: str) -> None:
+        super().__init__(still(plan), shape, victims, observer)
+        strict = plan.mode == "strict"
+        self.records, self.each = (FEW, 1) if strict else (CROWD, CROWD)
+        self._along: tuple[Floats, Floats] | None = None
+
+    def _direction(self) -> LinearRule | None:
+        """Parties have encoders of their own: each canary's values are looked at along its own direction."""
+        plan, mu = self.plan, self.mu
+        try:
+            self.plan = plan.with_changes(
+                sigma=plan.sigma * QUIET, gradient_sigma=plan.gradient_sigma * QUIET
+            )
+            zero, one = (self.watch(np.full(self.canaries, coin)) for coin in (False, True))
+        except SecureVFLError:  # there is noise that cannot be made so small
+            return None
+        finally:
+            self.plan, self.mu = plan, mu
+        moved = one - zero
+        size = np.linalg.norm(moved, axis=1, keepdims=True)
+        if not (np.isfinite(moved).all() and (size > 0).all()):
+            return None
+        self._along = moved / size, (zero + one) / 2
+        rule = LinearRule.fixed(np.ones(1), 0.0)
+        return LinearRule(**{**vars(rule), "origin": "from two runs with hardly any noise"})
+
+    def _lines(self, folder: Path) -> Floats:
+        values = self._values(folder)
+        if self._along is None:
+            return values
+        direction, middle = self._along
+        return np.asarray(((values - middle) * direction).sum(1, keepdims=True))
+
+    def _values(self, folder: Path) -> Floats:
+        """Every canary's own values, as means over the run."""
+        view = View(Source(folder).view_folder(self.observer))
+        found = []
+        for victim in self.victims:
+            _, values = mean_by_record(*_joined(releases(view, victim)))
+            found.append(values.reshape(len(values), -1)[: self.each, :COLUMNS])
+        return np.concatenate(found)
+
+
+def still(plan: Plan) -> Plan:
+    """The plan with models that do not learn, on features as they are."""
+    own: dict[str, Any] = {name: {} for name in ("learning_rates", "optimisers", "losses", "encoders")}
+    return plan.with_changes(learning_rate=STILL, server_learning_rate=STILL, scaling="none", **own)
+
+
+def trials_of(plan: Plan, shape: Shape, victim: str, observer: str) -> _Trials:
+    """The trials that tell most of a plan's promise."""
+    if plan.mode == "sealed" or plan.protocol != "plain":
+        return _Trials(plan, shape, [victim], observer)
+    if plan.mode == "strict":
+        crowd = shape.crowded()
+        return _StillTrials(plan, crowd, crowd.parties[-VICTIMS:], observer)
+    return _StillTrials(plan, shape, [victim], observer)
 
 
 def _joined(found: list[Release]) -> tuple[NDArray[np.int64], Floats]:

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 
 from securevfl.accountants.modes import mu_of
 from securevfl.accountants.records import ReleaseRecord
-from securevfl.attacks.one_run import count_correct, one_run_mu
-from securevfl.attacks.statistics import Errors, epsilon_lower, epsilon_of, mu_lower, noticed_mu
+from securevfl.attacks.one_run import choose_guesses, count_correct, one_run_mu
+from securevfl.attacks.statistics import (
+    Errors,
+    balanced_accuracy_ceiling,
+    epsilon_lower,
+    epsilon_of,
+    mu_lower,
+    noticed_mu,
+)
 from securevfl.errors import AttackError
 from securevfl.federation.site import open_gate
 from securevfl.privacy.gate import Gate
@@ -76,9 +83,7 @@ class LinearRule:
 
 OWNER = "canary"
 
-# A tenth is guessed, fixed beforehand.
 ONE_RUN_CANARIES = 10_000
-ONE_RUN_SHARE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,11 @@ class CanaryResult:
         del content["errors"]
         noticed = noticed_mu(self.errors.negatives, self.errors.positives, self.claim)
         content["noticed"] = noticed if math.isfinite(noticed) else None
+        wrong = (self.errors.false_positives / max(self.errors.negatives, 1)) + (
+            self.errors.false_negatives / max(self.errors.positives, 1)
+        )
+        content["right"] = 1 - wrong / 2
+        content["allowed"] = balanced_accuracy_ceiling(self.claim)
         return {**content, "violated": self.violated}
 
 
@@ -191,15 +201,19 @@ def conclude(
         delta=delta,
         epsilon_gdp=epsilon_of(mu, delta),
         epsilon_free=epsilon_lower(errors, delta),
-        epsilon_one_run=_one_run(scores[:ONE_RUN_CANARIES], worlds[:ONE_RUN_CANARIES], delta),
+        epsilon_one_run=_one_run(
+            scores[:ONE_RUN_CANARIES], worlds[:ONE_RUN_CANARIES], delta, claim=claims[accounting]
+        ),
         rule=rule,
         owners=owners,
     )
 
 
-def _one_run(scores: Floats, worlds: NDArray[np.bool_], delta: float) -> float:
-    """Guesses the coins of the most extreme scores, and abstains from the others."""
-    run = count_correct(scores, worlds, max(1, len(scores) // ONE_RUN_SHARE))
+def _one_run(scores: Floats, worlds: NDArray[np.bool_], delta: float, *, claim: float) -> float:
+    """Guesses the coins of the most extreme scores, as many as promise most under the claim alone."""
+    if not 0 < claim < math.inf:
+        return 0.0
+    run = count_correct(scores, worlds, choose_guesses(canaries=len(scores), mu=claim))
     return epsilon_of(one_run_mu(**run._asdict()), delta)
 
 

@@ -111,11 +111,15 @@ class Share(Message):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreDeal(Message):
-    """Dealer to member, for a prediction: a seed; to the label holder all masks' sum and keys of tags."""
+    """Dealer to member, for a prediction: a seed; to the label holder all masks' sum and keys of tags.
+
+    In a service the parties' key is one that they share.
+    """
 
     kind: ClassVar[str] = "sealed-score-deal"
     uniform: ClassVar[tuple[str, ...]] = ("words",)
     secret: ClassVar[tuple[str, ...]] = ("seed", "keys")
+    common: ClassVar[tuple[str, ...]] = ("keys",)
     seed: bytes
     words: npt.NDArray[Any]
     keys: bytes

@@ -32,7 +32,7 @@ def check_agreement(folder: Path) -> list[Finding]:
         return []
     content = read_json(folder / AGREEMENT_FILE)
     try:
-        table = _signed(content)
+        table = signed_timetable(content)
         _planned(folder, content)
         restarts = [_phases(path, table, content["digest"]) for path in _ledgers(folder)]
         for path in _ledgers(folder):
@@ -52,7 +52,7 @@ def _ledgers(folder: Path) -> list[Path]:
     return sorted((folder / "ledger").glob("*.jsonl"))
 
 
-def _signed(content: Mapping[str, Any]) -> Timetable:
+def signed_timetable(content: Mapping[str, Any]) -> Timetable:
     """The timetable, once text, digest, certificates and everybody's signature fit together."""
     try:
         text, members = content["text"], dict(json.loads(content["text"])["members"])
@@ -73,7 +73,7 @@ def _signed(content: Mapping[str, Any]) -> Timetable:
 def _phases(path: Path, table: Timetable, digest: str) -> int:
     """How often a ledger's run went back; raises `AgreementError` for a phase that was not agreed on."""
     enforcer, begun = Enforcer(table), False
-    for agreement, entry in _with_agreement(read_ledger(path)):
+    for agreement, entry in with_agreement(read_ledger(path)):
         if agreement == digest and entry.is_release and not begun:
             raise AgreementError(
                 f"entry {entry.index} of {path.stem}'s ledger is a release outside of any phase that began"
@@ -118,7 +118,7 @@ def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:
     outline, kind = agreed["outline"], agreed["alignment"]["kind"]
     if path.stem not in outline["parties"]:
         return
-    before = itertools.takewhile(lambda each: each[0] != digest, _with_agreement(read_ledger(path)))
+    before = itertools.takewhile(lambda each: each[0] != digest, with_agreement(read_ledger(path)))
     said = [e.content for _, e in before if e.content["kind"] == ALIGNMENT and e.content["way"] == kind]
     if not said:
         raise AgreementError(f"the ledger of {path.stem} does not say that its records were aligned ({kind})")
@@ -130,7 +130,8 @@ def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:
         )
 
 
-def _with_agreement(entries: list[Entry]) -> Iterator[tuple[str, Entry]]:
+def with_agreement(entries: list[Entry]) -> Iterator[tuple[str, Entry]]:
+    """Every entry with the digest of what its owner had agreed on then; empty before anything was."""
     agreement = ""
     for entry in entries:
         if entry.is_session:

@@ -28,11 +28,13 @@ from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overa
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
+from securevfl.auditing.scoring import check_scoring, scoring_facts
 from securevfl.auditing.verdicts import AUDIENCES, CANARIES, HOLDERS, VISIBLE, ErrorBudget, Finding, Verdict
 from securevfl.auditing.words import headline, plain, sentences
 from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
-from securevfl.federation.run import Run, predictions
+from securevfl.federation.recorder import DECLARED
+from securevfl.federation.run import Run, label_exposure, predictions, spending
 from securevfl.models.threads import few_threads
 from securevfl.privacy.ledger import read_agreement, read_homes
 from securevfl.settings.plan import Plan
@@ -88,7 +90,9 @@ def audit(
     if integrity.verdict is Verdict.VIOLATED:
         return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
     budget = _budget(source)
-    reconciled = [integrity, _no_keys(source), *check_agreement(folder), *reconcile(source, budget)]
+    reconciled = [integrity, _no_keys(source), *check_agreement(folder)]
+    reconciled += [*_stated(source), *check_scoring(folder, source.label_holder)]
+    reconciled += reconcile(source, budget)
     progress("replay", 0.0)
     replayed = _replay(source, budget)
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
@@ -161,6 +165,30 @@ def _integrity(source: Source) -> Finding:
         return Finding(**said, verdict=Verdict.VIOLATED, reasons=(str(error),))
     tested = f"chains, signatures and heads held by observers, {count:,} entries"
     return Finding(**said, verdict=Verdict.HOLDS, tested=(tested,))
+
+
+def _stated(source: Source) -> list[Finding]:
+    """Whether the result states what the ledgers add up to, and who has seen labels.
+
+    Of a run over a network each organisation states what it knows, and `gather` adds up what it brings.
+    """
+    files = source.files
+    if not files.result_file.is_file() or read_homes(files.path) is not None:
+        return []
+    result, wrong = files.read_result(), []
+    if result.get("guarantee") == DECLARED:
+        return []
+    for owner, spent in spending(source.records, source.plan).items():
+        said = result.get("privacy", {}).get(owner, {"epsilon": 0.0})["epsilon"]
+        least, stated = (math.inf if each is None else each for each in (spent["epsilon"], said))
+        if stated < least * (1 - 1e-9):
+            wrong.append(f"the result states epsilon {stated:.4g} of {owner}, whose ledger has {least:.4g}")
+    if result.get("labels") != label_exposure(source.records, source.label_holder):
+        wrong.append("the result does not say who has seen labels as the ledgers do")
+    if wrong:
+        return [Finding(promise=EVERYBODY, path="result", verdict=Verdict.VIOLATED, reasons=tuple(wrong))]
+    tested = ("states what the ledgers add up to",)
+    return [Finding(promise=EVERYBODY, path="result", verdict=Verdict.HOLDS, tested=tested)]
 
 
 def _agreed(folder: Path) -> str:
@@ -334,6 +362,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "test": result.get("test", {}),
         "labels": result.get("labels", ""),
         "prediction": predictions(source.records) if plan.mode == "sealed" and not tampered else {},
+        "scoring": {} if tampered else scoring_facts(source.files.path),
         "guarantee": result.get("guarantee", plan.guarantee),
         "finished": bool(result),
         "views": source.observers,

@@ -255,7 +255,7 @@ def public(content: Mapping[str, Any]) -> dict[str, Any]:
     }
     spoken = {
         **shown,
-        "run": {**shown["run"], "prediction": {}, "truth": "at hand"},
+        "run": {**shown["run"], "prediction": {}, "scoring": {}, "truth": "at hand"},
         "attacks": [],
         "findings": [],
     }

@@ -143,7 +143,8 @@ class MaskEvidence:
             where = (fields.get("channel"), fields.get("round"), fields.get("attempt"), header["sender"])
             secret = name in schema.secret
             place = (header["kind"], name, tree, *where, header["head"] and header["head"][1])
-            place += (header["receiver"], header["number"]) if secret else ()
+            alone = secret and name not in schema.common
+            place += (header["receiver"], header["number"]) if alone else ()
             if self._reuse.seen_before(sketch, place, bits):
                 self._reused.add(path)
             if secret or (*ends, sketch.digest) in self._known:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,6 +83,17 @@ def rows_in(text: str) -> int:
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
+class _Asked(NamedTuple):
+    """What later messages refer to: the records of a call or of an announced round, and what it is for.
+
+    Of every call this much is kept, so it holds no header.
+    """
+
+    rows: tuple[Any, ...]
+    purpose: str
+    by: str
+
+
 class _Line(NamedTuple):
     """One message of a view as it is judged: its header, its schema, the organisations at both ends."""
 
@@ -116,7 +128,11 @@ def was_resumed(entries: Sequence[Entry], plan: Plan) -> bool:
 
     A run that goes on from a profile has one more, right after the label histogram.
     """
-    trained = [e for e in entries if e.is_release and e.content["kind"] != "prediction"]
+    trained = [
+        e
+        for e in entries
+        if e.is_release and e.content["kind"] != PREDICTION and e.content["mechanism"] not in HIDDEN
+    ]
     first, last = (trained[0].index, trained[-1].index) if trained else (0, 0)
     begun = [e.index for e in entries if e.is_session and first < e.index < last]
     if plan.profiled and begun:
@@ -237,9 +253,9 @@ class _Reading:
 
     def __init__(self, whole: _Reconciliation, observer: str, view: View) -> None:
         self.whole, self.observer, self.view = whole, observer, view
-        self.calls: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.calls: dict[tuple[str, int], _Asked] = {}
         self.answered: set[tuple[str, int]] = set()
-        self.rounds: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.rounds: dict[tuple[str, int], _Asked] = {}
         self.announced: Counter[int] = Counter()
         self.heads: dict[str, Head] = {}
 
@@ -320,19 +336,23 @@ class _Reading:
 
     def _note(self, line: _Line) -> None:
         """Keeps what later messages refer to: calls by their numbers, announced rounds of sums."""
-        header = line.header
-        name = (header["sender"], header["number"])
+        header, fields = line.header, line.header["fields"]
+        name = (sys.intern(header["sender"]), header["number"])
         if header["head"] is not None and not header["sent"]:
             keep_newest(self.heads, Head(*header["head"]))
-        if "rows" in header["arrays"]:
-            self.calls[name] = header
-            self.answered.discard(name)
-        if {"channel", "round", "purpose"} <= header["fields"].keys():
-            place = (header["fields"]["channel"], header["fields"]["round"])
-            self.whole.totals.add((self.whole.host(place[0]), header["fields"]["purpose"]))
+        if "rows" not in header["arrays"]:
+            return
+        offset, dtype, shape, *_ = header["arrays"]["rows"]
+        said = (sys.intern(str(fields.get(word, ""))) for word in ("purpose", "for"))
+        asked = _Asked((offset, sys.intern(dtype), tuple(shape)), *said)
+        self.calls[name] = asked
+        self.answered.discard(name)
+        if {"channel", "round", "purpose"} <= fields.keys():
+            place = (sys.intern(fields["channel"]), fields["round"])
+            self.whole.totals.add((self.whole.host(place[0]), asked.purpose))
             if place not in self.rounds:
-                self.announced[header["arrays"]["rows"][2][0]] += 1
-            self.rounds[place] = header
+                self.announced[shape[0]] += 1
+            self.rounds[place] = asked
 
     def _is_twin(self, line: _Line) -> bool:
         """Keeps what both ends say about a message; True where the sender's own view is the one to judge."""
@@ -359,7 +379,7 @@ class _Reading:
         rows = line.rows()
         call = self.calls.get((line.header["receiver"], line.header["reply_to"]))
         if rows is None and call is not None:
-            rows = self.view.array(call, "rows")
+            rows = self.view.at(call.rows)
         return rows
 
     def answers_twice(self, line: _Line) -> bool:
@@ -574,30 +594,30 @@ class _Books:
             return
         if "tree" in fields and self.whole.parent(place[0], fields["tree"], fields["from"]) != fields["to"]:
             self._violate(line, f"does not go along tree {fields['tree']} of the run")
-        receiver, records = self.whole.host(place[0]), asked["arrays"]["rows"][2][0]
+        receiver, records = self.whole.host(place[0]), asked.rows[2][0]
         counts = [line.shape(name)[0] for name in _SUMMED if name in line.header["arrays"]]
         for count in [*counts, *fields.get("shape", [])[:1]]:
             if count != records:
                 self._violate(line, f"has {count} lines, {records} records were announced")
         content = entry.content
-        fits = entry.is_release and content["kind"] == asked["fields"]["purpose"]
+        fits = entry.is_release and content["kind"] == asked.purpose
         if fields["from"] < 0 or receiver == self.owner:
             return  # none of its own values are in it, or it obtains the total itself
         if fits and content["mechanism"] in HIDDEN:
             reason = f"entry {entry.index} says {content['mechanism']}, and the sum is opened"
             self._violate(line, reason, content["kind"])
         if not fits:
-            reason = f"went into a sum of {asked['fields']['purpose']}; entry {entry.index} is about"
-            self._violate(line, f"{reason} {content['kind']}", asked["fields"]["purpose"])
+            reason = f"went into a sum of {asked.purpose}; entry {entry.index} is about"
+            self._violate(line, f"{reason} {content['kind']}", asked.purpose)
             return
         self._contribution(line, reading, entry, asked)
 
-    def _contribution(self, line: _Line, reading: _Reading, entry: Entry, asked: Mapping[str, Any]) -> None:
+    def _contribution(self, line: _Line, reading: _Reading, entry: Entry, asked: _Asked) -> None:
         content, fields = entry.content, line.header["fields"]
         place = (fields["channel"], fields["round"])
         first = not self.uses[entry.index]
         self.uses[entry.index][line.receiver, line.header["kind"]] += 1
-        learn = {self.whole.host(place[0]), self.whole.host(asked["fields"]["for"])} - {self.owner}
+        learn = {self.whole.host(place[0]), self.whole.host(asked.by)} - {self.owner}
         if not learn <= set(content["observers"]):
             missing = ", ".join(sorted(learn - set(content["observers"])))
             self._violate(line, f"entry {entry.index} is not for {missing}", content["kind"])
@@ -607,7 +627,7 @@ class _Books:
             return  # what was released once may enter many sums
         self._one_round(line, entry, place)
         if first and content.get("rows") is not None:
-            rows = _text(reading.view.array(asked, "rows"))
+            rows = _text(reading.view.at(asked.rows))
             if rows != content["rows"]:
                 self._violate(
                     line, f"is of a sum over other records than entry {entry.index}", content["kind"]

@@ -18,8 +18,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import tempfile
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 from scipy import stats
 
-from securevfl.accountants.records import HIDDEN, ReleaseRecord
+from securevfl.accountants.records import HIDDEN, PREDICTION, ReleaseRecord
 from securevfl.algorithms import SERVER, find_algorithm
 from securevfl.attacks.source import Source
 from securevfl.auditing.evidence import (
@@ -238,14 +238,14 @@ class _Kept(Journal):
         self.owner, self.new = folder.name, True
         self._view, self._spool, self._part, self._shake = View(folder), spool, part, shake
         places = self._view.index("kind", "where")
-        self._places = {key: deque(found) for key, found in places.items() if key[0] != DATA}
+        self._places = {key: found[::-1] for key, found in places.items() if key[0] != DATA}
 
     def keep(self, kind: str, values: Array, *, std: float, where: str) -> Array:
         """What was kept at this place."""
         waiting = self._places.get((kind, where))
         if not waiting:
             raise Broken(self.owner, f"{self.owner} kept no {kind} at {where}, where its roles make one")
-        place = waiting.popleft()
+        place = waiting.pop()
         kept = np.array(self._view[place].fields["values"])
         if kept.shape != np.shape(values):
             raise Broken(
@@ -273,10 +273,10 @@ class _Kept(Journal):
     close = flush
 
 
-def _ends(view: View) -> list[tuple[str, str, str]]:
+def _ends(view: View) -> Iterator[tuple[str, str, str]]:
     """Sender, receiver and kind of what was sent between organisations, in order."""
     found = ((line["sender"], line["receiver"], line["kind"]) for line in view.headers())
-    return [each for each in found if each[0] != each[1]]
+    return (each for each in found if each[0] != each[1])
 
 
 class _Sent:
@@ -286,13 +286,13 @@ class _Sent:
         self._views = {observer: View(source.view_folder(observer)) for observer in source.observers}
         self._places = {
             observer: {
-                key: deque(places)
+                key: places[::-1]
                 for key, places in view.index("sender", "receiver", "kind", sent=False).items()
             }
             for observer, view in self._views.items()
         }
 
-        self._order = {observer: iter(_ends(view)) for observer, view in self._views.items()}
+        self._order = {observer: _ends(view) for observer, view in self._views.items()}
 
     def in_order(self, observer: str, message: Packet) -> bool:
         """Whether the observer's next line is of such a message; nobody asks after the first other one."""
@@ -311,7 +311,7 @@ class _Sent:
             raise Broken(
                 message.sender, f"{message.sender} sends {message.kind!r}, which {observer} never got"
             )
-        return self._views[observer][waiting.popleft()]
+        return self._views[observer][waiting.pop()]
 
 
 class _Evidence:
@@ -401,7 +401,7 @@ class _Evidence:
         return ""
 
     def _is_noisy(self, owner: str, position: int) -> bool:
-        return '"mechanism":"gaussian"' in self.gates[owner].ledger.lines[position]
+        return self.gates[owner].ledger.says(position, '"mechanism":"gaussian"')
 
 
 class _Carrier(VirtualCarrier):
@@ -804,8 +804,9 @@ class _Judge:
             return ""
         # Over a network exact releases, such as answers to several parties, have no order of their own.
         passing = () if self.local else (*HIDDEN, "exact")
-        written = [r for r in self.source.records if r.owner == name and r.kind != "prediction"]
-        mine = [_content(r) for r in carrier.sites[name].records() if r.mechanism not in passing]
+        written = _of_training([r for r in self.source.records if r.owner == name])
+        again = _of_training(carrier.sites[name].records())
+        mine = [_content(r) for r in again if r.mechanism not in passing]
         theirs = [_content(r) for r in written if r.mechanism not in passing]
         if mine == theirs:
             left = carrier.evidence.journals[name].left() if name in carrier.evidence.journals else ""
@@ -900,6 +901,14 @@ class _Judge:
         flips = int((released != exact).sum())
         few = stats.binom.cdf(flips, len(exact), chance) < self.levels[_test(name, LABELS, FLIPS)]
         return _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed")
+
+
+def _of_training(records: Sequence[ReleaseRecord]) -> list[ReleaseRecord]:
+    """Records up to the last release of the training: predictions hide scores in sessions of their own."""
+    found = [record for record in records if record.kind != PREDICTION]
+    while found and found[-1].mechanism in HIDDEN:
+        found.pop()
+    return found
 
 
 def _violated(promise: str, path: str, reason: str) -> Finding:

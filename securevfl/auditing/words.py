@@ -85,7 +85,10 @@ def plain(content: dict[str, Any]) -> list[str]:
         exact = cell["verdict"] == Verdict.NO_GUARANTEE.value
         same = _exposed("", observer, cell)[1] if exact else strength(cell["epsilon_upper"])
         groups.setdefault((observer, cell["verdict"], same), []).append((owner, observer, cell))
-    return [_learns(found) for found in groups.values()]
+    told = [_learns(found) for found in groups.values()]
+    holder, parties = content["run"]["label_holder"], content["run"]["parties"]
+    others = " and ".join(name for name in parties if name != holder)
+    return [*told, f"{holder} holds the labels; {others} brought features."] if told and others else told
 
 
 def _learns(found: list[tuple[str, str, dict[str, Any]]]) -> str:
@@ -112,7 +115,9 @@ def _odds(owners: str, observer: str, epsilon: float) -> str:
         return f"{amount}: the promise rules out nothing in practice."
     times = float(f"{math.exp(epsilon):.2g}")
     shown = f"{times:,.0f}" if times >= 10 else f"{times:g}"
-    return f"{amount}: what it saw makes a guess about it at most {shown} times as likely or unlikely."
+    return (
+        f"{amount}: whatever one guesses about it, what {observer} saw changes the odds at most {shown}-fold."
+    )
 
 
 def _cells(content: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -142,9 +147,16 @@ def _exposed(owner: str, observer: str, cell: dict[str, Any]) -> tuple[int, str]
     if place < 2:
         return place, f"{observer} can read every label of {owner}."
     if place == 2:
-        return place, f"{observer} gets exact gradients from {owner}, and can work labels out from them."
-    what = "what its model makes of each record" if place == 3 else ", ".join(kinds)
-    return place, f"{observer} gets {what} from {owner} without any noise."
+        return place, (
+            f"{observer} can work out the labels of {owner}: with every record it got the exact gradient, a "
+            "number that depends on the label."
+        )
+    if place == 3:
+        return place, (
+            f"{observer} got, without any noise, what {owner} computed from each of its records, and may "
+            "work out what is in them."
+        )
+    return place, f"{observer} got from {owner} without any noise: {', '.join(kinds)}."
 
 
 def sentences(content: dict[str, Any]) -> list[str]:
@@ -153,7 +165,8 @@ def sentences(content: dict[str, Any]) -> list[str]:
     labels = content["run"].get("labels")
     spoken = [f"Labels: {labels}."] if labels else []
     found = [_pair(*each) for each in ranked]
-    return found + spoken + _predictions(content["run"]["prediction"]) + _attack_words(content)
+    counted = _predictions(content["run"]["prediction"]) + _served(content["run"])
+    return found + spoken + counted + _attack_words(content)
 
 
 def _rank(pair: tuple[str, str, dict[str, Any]]) -> tuple[int, int, float]:
@@ -169,6 +182,15 @@ def _predictions(predictions: dict[str, dict[str, Any]]) -> list[str]:
         f"{spend['scores']:,} predicted records, "
         + ("without noise." if spend["epsilon"] is None else f"at epsilon {spend['epsilon']:.3g} each.")
         for owner, spend in predictions.items()
+    ]
+
+
+def _served(run: dict[str, Any]) -> list[str]:
+    """What a scoring service had the parties open."""
+    return [
+        f"The scoring service of {run['label_holder']} had {owner} open its part of "
+        f"{served['people']:,} scores, by {served['requests']:,} requests."
+        for owner, served in run["scoring"].items()
     ]
 
 

@@ -16,6 +16,7 @@ from securevfl.errors import LedgerError, RunError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import written_records
 from securevfl.federation.run import label_exposure, spending
+from securevfl.federation.site import SERVING
 from securevfl.files import read_json, write_json, write_text
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.protocols.wire import pack_strings
@@ -50,7 +51,9 @@ def load_alignment(folder: Path) -> list[str] | None:
         raise RunError(f"{path} is damaged: {error}") from error
 
 
-PARTS = ("ledger", "views", "journal", "receipts", "models")
+AGREEMENTS = "agreements"
+"""In the folder of a scoring service: what was signed for it, by digest."""
+PARTS = ("ledger", "views", "journal", "receipts", "models", f"{SERVING}/{AGREEMENTS}")
 
 
 def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from securevfl.files import read_json, write_json
 from securevfl.network.agreement import SCORING, Agreement
 from securevfl.network.config import ParticipantConfig, ScoringConfig
 from securevfl.network.dispatcher import Served, ServiceDispatcher
+from securevfl.network.folders import AGREEMENTS
 from securevfl.network.frames import SCORE
 from securevfl.network.participant import Participant
 from securevfl.network.prediction import PredictionPurpose
@@ -145,7 +146,9 @@ class ScoringPurpose(PredictionPurpose):
             "signed": self._standing.get("signed"),
         }
         if who.agreement is not None and who.agreement.digest == agreement.digest and who.signatures:
-            self._standing["signed"] = who.signed(agreement)
+            signed = self._standing["signed"] = who.signed(agreement)
+            path = who.folder.path / SERVING / AGREEMENTS / f"{agreement.digest}.json"
+            write_json(path, {"digest": agreement.digest, "signed": signed})
         write_json(_standing_file(who.folder), self._standing)
 
     def algorithm(self) -> Algorithm:

@@ -342,6 +342,10 @@ class Ledger:
         self._sign()
         return list(self._lines)
 
+    def says(self, position: int, words: str) -> bool:
+        """Whether an entry of a ledger in memory holds these words of its text form."""
+        return words in self._lines[position]
+
     def _write(self, content: Mapping[str, Any]) -> Head:
         with self._lock:
             return self._append(*_parts({**content, "owner": self.owner}))

@@ -153,6 +153,7 @@ class Schema:
         uniform: Fields with masked words, which are uniform and fresh to all who get them.
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields with seeds, which no view keeps.
+        common: Those of them that all receivers of one round may share.
         unmasked: Fields of a few words that hide nothing.
         fresh: Fields whose rows never come again.
     """
@@ -169,6 +170,7 @@ class Schema:
     uniform: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     secret: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
     unmasked: tuple[str, ...] = ()
     fresh: tuple[str, ...] = ()
 
@@ -275,6 +277,7 @@ def _enter(
         uniform=getattr(cls, "uniform", ()),
         widths=getattr(cls, "widths", {}),
         secret=getattr(cls, "secret", ()),
+        common=getattr(cls, "common", ()),
         unmasked=getattr(cls, "unmasked", ()),
         fresh=getattr(cls, "fresh", ()),
     )

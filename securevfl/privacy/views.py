@@ -253,14 +253,15 @@ class View:
             raise RunError(
                 f"{self.folder} holds only digests of masked words; train with --set record_words=true"
             )
-        return self._load(place)
+        return self.at(place)
 
     def sketch(self, header: Mapping[str, Any], name: str) -> Sketch:
         """What a line keeps of masked words or of a seed."""
         digest, least, place = header["sketches"][name]
-        return Sketch(digest, least, self._load(place))
+        return Sketch(digest, least, self.at(place))
 
-    def _load(self, place: Sequence[Any]) -> npt.NDArray[Any]:
+    def at(self, place: Sequence[Any]) -> npt.NDArray[Any]:
+        """The array at a place that a line names: offset, type, shape."""
         offset, dtype, shape = place[:3]
         end = offset + _size(place)
         return np.frombuffer(self._buffer[offset:end].tobytes(), np.dtype(dtype)).reshape(shape)
@@ -310,7 +311,7 @@ class View:
         fields = dict(line["fields"])
         for name, place in line["arrays"].items():
             if place[0] is not None:  # of masked words there may be a sketch only
-                values = self._load(place)
+                values = self.at(place)
                 fields[name] = values.tobytes() if BYTES in place[3:] else values
         rest = {name: line[name] for name in ("index", "time", "sender", "receiver", "kind", "number")}
         head = None if line["head"] is None else Head(*line["head"])

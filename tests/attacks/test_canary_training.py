@@ -9,7 +9,16 @@ import pytest
 
 from securevfl import Plan, VerticalData
 from securevfl.algorithms.resolve import resolve
-from securevfl.attacks.canary.real import RECORDS, Shape, shape_of, training_again
+from securevfl.attacks.canary.real import (
+    FAR,
+    FEW,
+    RECORDS,
+    VICTIMS,
+    Shape,
+    shape_of,
+    training_again,
+    trials_of,
+)
 from securevfl.errors import AttackError
 from securevfl.privacy.noise import Noise
 from securevfl.protocols.sealed.party import SealedParty
@@ -49,20 +58,31 @@ def test_missing_noise_is_refuted_and_noise_is_not(name: str, monkeypatch: pytes
     plan = plan_of(**PLANS[name])
     honest = training_again(plan, SHAPE, seconds=0.0)
     assert honest and not any(result.violated for result in honest.values())
-    assert all(0 < result.claim < 1 for result in honest.values())
+    assert all(0 < result.claim < 2.5 for result in honest.values())
     with monkeypatch.context() as patch:
         without_noise(patch)
         broken = training_again(plan, SHAPE, seconds=0.0)
     assert any(result.violated for result in broken.values()), broken
 
 
+def test_every_party_of_a_strict_run_has_a_canary_of_its_own() -> None:
+    """Many coins in one run, each of another owner, in runs whose promise is mostly the canary's."""
+    crowd = SHAPE.crowded()
+    trials = trials_of(plan_of(**PLANS["strict"]), SHAPE, "p1", "p0")
+    assert trials.canaries == VICTIMS and trials.victims == crowd.parties[1:] and crowd.parties[0] == "p0"
+    coins = np.arange(VICTIMS) % 2 == 0
+    data = crowd.data(trials.victims, coins, FEW, FAR)
+    canaries = [np.sign(np.asarray(block)[0, 0]) for block in data.train[1:]]
+    assert canaries == np.where(coins, 1, -1).tolist() and data.n_train == FEW
+
+
 def test_the_worlds_differ_in_one_record_of_the_victim_alone() -> None:
-    here, there = (SHAPE.data("p1", np.array([coin])) for coin in (False, True))
+    here, there = (SHAPE.data(["p1"], np.array([coin]), RECORDS, 1.0) for coin in (False, True))
     for mine, other, name in zip(here.train, there.train, PARTIES, strict=True):
         changed = np.flatnonzero((np.asarray(mine) != np.asarray(other)).any(1)).tolist()
         assert changed == ([0] if name == "p1" else [])
     assert np.array_equal(here.y_train, there.y_train) and here.n_train == RECORDS
-    labels = [SHAPE.data("p0", np.array([coin])).y_train for coin in (False, True)]
+    labels = [SHAPE.data(["p0"], np.array([coin]), RECORDS, 1.0).y_train for coin in (False, True)]
     assert np.flatnonzero(labels[0] != labels[1]).tolist() in ([], [0])
 
 

@@ -22,15 +22,12 @@ from scipy.sparse import lil_matrix
 from securevfl.accountants.gdp import gdp_delta
 from securevfl.attacks.one_run import (
     Guesses,
-    anytime_mu,
-    anytime_upper,
     choose_guesses,
     count_correct,
-    grid_mu,
     one_run_mu,
     several_runs_mu,
 )
-from securevfl.attacks.statistics import Errors, epsilon_of, mu_lower, upper_bound
+from securevfl.attacks.statistics import epsilon_of
 from securevfl.errors import AttackError
 
 VECTORS = json.loads(Path(__file__).with_name("one_run_vectors.json").read_text())
@@ -161,17 +158,15 @@ def test_the_worst_mechanism_exceeds_its_truth_just_as_often_as_the_level_says(m
     assert 0.98 * level <= above <= level
 
 
-def test_the_minimum_over_runs_and_the_grid_keep_the_level() -> None:
+def test_the_minimum_over_runs_keeps_the_level() -> None:
     rng = np.random.default_rng(11)
     trials, level = 500, 0.2
-    several = grid = 0
+    several = 0
     for _ in range(trials):
         games = [play(rng, 1.0, 40) for _ in range(3)]
         several += several_runs_mu([count_correct(*game, 20) for game in games], level) > 1.0
-        grid += grid_mu(*games[0], (10, 20, 40), level) > 1.0
     limit = level + 4 * math.sqrt(level * (1 - level) / trials)
     assert several / trials <= limit
-    assert grid / trials <= limit
 
 
 @given(st.integers(2, 300), st.floats(0, 1), st.floats(0, 1), st.floats(1e-6, 0.5))
@@ -199,33 +194,6 @@ def test_ties_are_decided_without_the_coins() -> None:
     assert count_correct([-5.0, -9.0, 1.0, 2.0], coins, 2) == Guesses(4, 2, 1)
 
 
-@pytest.mark.parametrize("vector", VECTORS["anytime"])
-def test_anytime_bound_equals_thirty_digits(vector: dict[str, Any]) -> None:
-    found = anytime_upper(vector["events"], vector["trials"], vector["level"])
-    assert found == pytest.approx(vector["upper"], abs=1e-12)
-    assert found > upper_bound(vector["events"], vector["trials"], 1 - vector["level"])
-
-
-def test_the_best_of_all_looks_keeps_the_level_and_the_usual_bound_does_not() -> None:
-    rng = np.random.default_rng(5)
-    truth, level, games, looks = 0.3, 0.05, 300, np.unique(np.geomspace(5, 3000, 30).astype(int))
-    continued = usual = 0
-    for _ in range(games):
-        events = np.cumsum(rng.random(3000) < truth)
-        counts = [(int(events[n - 1]), int(n)) for n in looks]
-        continued += min(anytime_upper(k, n, level) for k, n in counts) < truth
-        usual += min(upper_bound(k, n, 1 - level) for k, n in counts) < truth
-    slack = 4 * math.sqrt(level * (1 - level) / games)
-    assert continued / games <= level + slack
-    assert usual / games > level + slack
-
-
-def test_anytime_mu_certifies_nearly_as_much() -> None:
-    errors = Errors(50, 60, 1000, 1000)
-    assert 0.9 * mu_lower(errors) < anytime_mu(errors) < mu_lower(errors)
-    assert anytime_mu(Errors(0, 10, 10, 10)) == 0.0
-
-
 def test_impossible_input_is_refused() -> None:
     for counts in [(10, 11, 5), (10, 5, 6), (10, 0, 0), (10, 5, -1)]:
         with pytest.raises(AttackError, match="is impossible"):
@@ -236,9 +204,5 @@ def test_impossible_input_is_refused() -> None:
         count_correct([math.nan], [True], 1)
     with pytest.raises(AttackError, match="no run"):
         several_runs_mu([])
-    with pytest.raises(AttackError, match="grid"):
-        grid_mu([1.0], [True], [])
-    with pytest.raises(AttackError, match="0 <= events"):
-        anytime_upper(3, 2, 0.05)
     with pytest.raises(AttackError, match="positive finite"):
         choose_guesses(canaries=10, mu=math.inf)

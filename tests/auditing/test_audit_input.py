@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,3 +145,23 @@ def _works(pid: int) -> bool:
     """Whether a process has computed for a while: it has read its command line."""
     spent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11]
     return int(spent) > 3 * os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda said: said["privacy"]["p1"].update(epsilon=0.1), "the result states epsilon 0.1 of p1"),
+        (lambda said: said["privacy"].clear(), "the result states epsilon 0 of p1"),
+        (lambda said: said.update(labels="not exposed at all"), "who has seen labels"),
+    ],
+)
+def test_a_result_that_states_less_than_the_ledgers_is_found(
+    run: Path, change: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    assert audit(run, "none", canaries=-1).verdict == "holds"
+    content = json.loads((run / "result.json").read_text())
+    change(content)
+    (run / "result.json").write_text(json.dumps(content))
+    report = audit(run, "none", canaries=-1)
+    assert report.verdict == "violated"
+    assert any(says in reason for each in report.content["findings"] for reason in each["reasons"])

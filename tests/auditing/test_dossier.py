@@ -110,9 +110,12 @@ def test_the_public_part_keeps_private_figures_back(audited: tuple[Path, Report]
 
 def test_the_first_page_begins_with_the_worst(audited: tuple[Path, Report]) -> None:
     content = audited[1].content
-    assert content["words"][0] == "p1 gets exact gradients from p0, and can work labels out from them."
+    assert content["words"][0] == (
+        "p1 can work out the labels of p0: with every record it got the exact gradient, a number that "
+        "depends on the label."
+    )
     page = render(content)
-    assert page.index("work labels out") < page.index("canary</strong>") < page.index("Who promises what")
+    assert page.index("work out the labels") < page.index("canary</strong>") < page.index("Who promises what")
     assert 'class="verdict no-guarantee"' in page
 
 
