@@ -220,9 +220,9 @@ def _facts(run: dict[str, Any]) -> list[Row]:
     )
     exact = [["test", test or "not evaluated"], ["truth for scoring", run["truth"]]] if "test" in run else []
     return [
-        *([["agreement", run["agreement"]]] if run.get("agreement") else []),
         *([["members", run["adversary"]]] if run.get("adversary") else []),
         *([["dealer", run["dealer"]]] if run.get("dealer") else []),
+        *([["agreement", run["agreement"]]] if run.get("agreement") else []),
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],
         ["accounting mode", run["mode"]],

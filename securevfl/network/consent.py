@@ -247,7 +247,10 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     """What a person reads before agreeing: who, what leaves, at which price, and the worst of it."""
     plan, outline = agreement.plan, agreement.outline
     held = ", ".join(f"{p} ({w} columns)" for p, w in zip(outline.parties, outline.widths, strict=True))
-    lines = [
+    lines = []
+    if words := plan.adversary_in_words:
+        lines = [f"members are   {words}", f"dealer        {readable(plan.dealer_in_words)}"]
+    lines += [
         f"run           {readable(agreement.run, 80)}, {agreement.purpose}",
         *_members(agreement.members),
     ]
@@ -255,9 +258,6 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
     stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
     noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if plan.sigma else "no noise"
     lines.append(f"algorithm     {plan.algorithm} on {plan.protocol}{stay}; mode {plan.mode}, {noise}")
-    if words := plan.adversary_in_words:
-        lines.append(f"members are   {words}")
-        lines.append(f"dealer        {readable(plan.dealer_in_words)}")
     lines += [f"constant      {each} {value}" for each, value in agreement.constants.items()]
     lines += _prediction(agreement) if agreement.trained else _training(agreement, name)
     lines += [f"WARNING       {each}" for each in warnings(plan)]

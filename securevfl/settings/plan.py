@@ -327,14 +327,19 @@ class Plan(_Keywords):
                 "nobody: all members are trusted to follow the protocol; of three and more, no two may pool "
                 "what they see"
             )
-        trusted = "trusted to collude with nobody and to see no message between members"
+        trusted = (
+            "trusted to follow the protocol, to collude with nobody and to see no message between members"
+        )
         return f"{'simulated' if name == 'auto' else name}: {trusted}" if name else ""
 
     @property
     def adversary_in_words(self) -> str:
         """What a sealed plan takes members to be capable of; empty for other plans."""
         return {
-            "malicious": "malicious: may do anything; rows and labels are proved, openings authenticated",
+            "malicious": (
+                f"malicious: at most {self.collusion} of them may do anything; rows and labels are proved, "
+                "openings authenticated"
+            ),
             "semi-honest": "semi-honest: trusted to follow the protocol",
         }.get(getattr(self.settings, "adversary", ""), "")
 

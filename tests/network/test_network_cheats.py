@@ -8,13 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cheats import HARMLESS, Reused, apply
 from federation import Federation, free_port
 
 from securevfl import audit
+from securevfl.auditing.page import _facts as facts_of
+from securevfl.data.share import OwnTable
 from securevfl.errors import Deviation, SecureVFLError
 from securevfl.federation.folder import RunFolder
+from securevfl.network.consent import agreement_lines
 from securevfl.network.folders import gather, load_truth
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
@@ -23,12 +27,11 @@ from securevfl.settings.plan import Plan
 PLAN = Plan(algorithm="sealed", model="linear", epochs=4, scaling="none", epsilon=8.0)
 
 
-def _outcomes(federation):
+def _outcomes(federation, nodes=()):
     """Organisation -> result, or the error it ended with."""
+    nodes = nodes or [federation.coordinator(), *(federation.member(name) for name in federation.names[1:])]
 
     async def everybody():
-        names = federation.names
-        nodes = [federation.coordinator(), *(federation.member(name) for name in names[1:])]
         async with asyncio.timeout(100):
             return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
@@ -41,11 +44,18 @@ def _two(tmp_path, **changes):
 
 
 def test_between_organisations_members_are_not_trusted(tmp_path):
+    """Consent, dossier and ledger say so, first of all."""
     federation = _two(tmp_path)
-    outcomes = _outcomes(federation)
+    nodes = [federation.coordinator(), federation.member("clinic"), federation.member("dealer")]
+    outcomes = _outcomes(federation, nodes)
     assert all(isinstance(each, dict) for each in outcomes.values()), outcomes
     plan = RunFolder(tmp_path / "bank").read_plan()
     assert plan.settings.adversary == "malicious"
+    shown = agreement_lines(nodes[1].agreement, "clinic")
+    assert shown[0].startswith("members are   malicious: at most 1 of them may do anything")
+    assert shown[1].startswith("dealer        dealer: trusted to follow the protocol")
+    facts = facts_of(audit(tmp_path / "bank", attacks="none", canaries=-1).content["run"])
+    assert facts[0] == ["members", plan.adversary_in_words]
     for name in ("bank", "clinic"):
         assumptions = {r.assumption for r in read_records(tmp_path / name) if r.assumption}
         assert len(assumptions) == 1 and assumptions.pop().startswith("malicious: members may do anything")
@@ -149,6 +159,32 @@ def test_a_member_that_quits_leaves_an_unverified_total_that_is_counted_and_not_
     monkeypatch.undo()
     report = audit(tmp_path / "bank", attacks="none", canaries=-1)
     assert report.verdict == "not tested"
+
+
+@pytest.mark.slow
+def test_a_card_of_three_members_that_may_cheat_is_audited_together(tmp_path):
+    plan = Plan(algorithm="sealed", model="scorecard", epsilon=4.0, record_views=True)
+    names = ("bank", "clinic", "shop")
+    federation = Federation(tmp_path, plan, parties=names, helpers=("dealer",), patience=60.0)
+    generator, count = np.random.default_rng(0), 1500
+    blocks = {name: generator.uniform(-1, 1, (count, 12)).astype(np.float32) for name in names}
+    labels = (sum(block.sum(axis=1) for block in blocks.values()) > 0).astype(int)
+    federation.tables = {
+        name: OwnTable.from_arrays(
+            block,
+            ids=[f"id{i:04d}" for i in range(count)],
+            labels=labels if name == "bank" else None,
+            bounds=(-1.0, 1.0),
+        )
+        for name, block in blocks.items()
+    }
+    outcomes = _outcomes(federation)
+    assert all(isinstance(each, dict) for each in outcomes.values()), outcomes
+    assert RunFolder(tmp_path / "bank").read_plan().settings.adversary == "malicious"
+    gather([tmp_path / name for name in federation.names], tmp_path / "joint")
+    data = load_truth(tmp_path / "joint", federation.tables)
+    report = audit(tmp_path / "joint", attacks="none", canaries=-1, data=data)
+    assert report.verdict == "holds", report.content["words"]
 
 
 # -- separate processes -------------------------------------------------------------------------------------
