@@ -27,6 +27,10 @@ RATE = 250.0
 VICTIM = "shop"
 AWAY = 2.0
 """Seconds between the end of a process and the start of another."""
+MOST_AWAY = 600.0
+"""Seconds in which everybody must be together again; a crowded machine takes its time."""
+PATIENCE = 1.0
+"""Seconds after which a client repeats what was not answered."""
 SAMPLES = 60
 WARM = 0.1
 """Share of the time after which a process that was started has warmed up."""
@@ -43,11 +47,17 @@ class Endured:
     away: tuple[float, float] = (0.0, 0.0)
 
     def grown(self, name: str) -> tuple[int, int]:
-        """Memory of a process when it had warmed up, and at the end."""
+        """Memory of a process when it had warmed up, and at the end.
+
+        Raises:
+            RuntimeError: It came back too late to warm up.
+        """
         begun = self.away[1] if name == VICTIM else 0.0
-        end = self.memory[-1][0]
-        warm = next(held for at, held in self.memory if at >= begun + WARM * end)
-        return warm[name], self.memory[-1][1][name]
+        end, last = self.memory[-1]
+        warm = [held[name] for at, held in self.memory if begun + WARM * end <= at < end]
+        if not warm:
+            raise RuntimeError(f"{name} came back after {begun:.0f} of {end:.0f} s; let it run longer")
+        return warm[0], last[name]
 
 
 class Endurance:
@@ -88,7 +98,7 @@ class Endurance:
             client = self._free.pop() if self._free else Client(self.company.port)
             while (status := await self._ask(client, key, who)) != 200:
                 self.found.repeated[status] += 1
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(PATIENCE)
             self._free.append(client)
         self.found.latencies.append((due, self._now() - due))
 
@@ -114,7 +124,7 @@ class Endurance:
         self.company.kill(VICTIM)
         await asyncio.sleep(AWAY)
         self.company.start(VICTIM)
-        await self.company.ready()
+        await self.company.ready(MOST_AWAY)
         self.found.away = begun, self._now()
 
 
