@@ -161,6 +161,8 @@ class LocalSGD(PlainSGD):
 
     def largest_weight(self, steps: int) -> float:
         """The largest weight of a round of so many steps at the present rate."""
+        if self.kind == "sgd":
+            return 1.0  # as all of them
         return float(gradient_weights(self.kind, steps, rate=self.rate, proximal=self.proximal).max())
 
 

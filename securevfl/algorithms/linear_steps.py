@@ -82,12 +82,15 @@ def others_part(
         return fixed, None if weight is None else weight.T
     if weight is None:
         raise TypeError("a head without weights takes sums")
-    parts = [shared[:, place, :width] for place, width in enumerate(fusion.widths)]
+    if fusion.even:
+        joined = shared.reshape(len(shared), -1)
+    else:
+        joined = np.hstack([shared[:, place, :width] for place, width in enumerate(fusion.widths)])
     end = sum(fusion.widths[: index + 1])
     mine = slice(end - fusion.widths[index], end)
     of_others = weight.copy()
     of_others[:, mine] = 0.0
-    return np.hstack(parts) @ of_others.T + bias, weight[:, mine].T
+    return joined @ of_others.T + bias, weight[:, mine].T
 
 
 def through_clipping(vectors: Floats, clip: float, slope: Slope) -> Floats:
