@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import unwrap
 from pathlib import Path
 from typing import Any
@@ -270,6 +270,8 @@ class PlainSGD(torch.optim.SGD):
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
     state_dict = unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+    before_step: Callable[[torch.optim.Optimizer], None] | None = None
+    """Sets the rate of the step that follows."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients; they are never kept as zeros."""
@@ -279,6 +281,8 @@ class PlainSGD(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step on the gradients that are there."""
+        if self.before_step is not None:
+            self.before_step(self)
         with torch.no_grad():
             for group in self.param_groups:
                 decay, rate, momentum = group["weight_decay"], group["lr"], group["momentum"]
@@ -326,26 +330,32 @@ def build_optimiser(groups: Groups, plan: Plan, rate: float, name: str = SERVER)
     """The optimiser that the plan gives to `name`, for parameters as `regularised` groups them."""
     kind = plan.optimisers.get(name, plan.optimiser)
     momentum = MOMENTUM if kind == "momentum" else 0.0
-    if kind in ("sgd", "momentum") and plan.decay == "none":
-        return PlainSGD(groups, lr=rate, momentum=momentum)
     optimiser: torch.optim.Optimizer
     if kind == "adam":
         optimiser = torch.optim.Adam(groups, lr=rate)
-    else:
-        optimiser = torch.optim.SGD(groups, lr=rate, momentum=momentum)
-    if kind == "malicious":
+    elif kind == "malicious":
+        optimiser = torch.optim.SGD(groups, lr=rate)
         optimiser.register_step_pre_hook(enlarge_gradients)
+    else:
+        optimiser = PlainSGD(groups, lr=rate, momentum=momentum)
     if plan.decay != "none":
-        for group in optimiser.param_groups:
-            group["steps"], group["first_rate"] = 0, rate
-
-        def decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-            for group in optimiser.param_groups:
-                group["steps"] += 1
-                group["lr"] = group["first_rate"] * decayed(plan, group["steps"])
-
-        optimiser.register_step_pre_hook(decay)
+        _let_decay(optimiser, plan, rate)
     return optimiser
+
+
+def _let_decay(optimiser: torch.optim.Optimizer, plan: Plan, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["steps"], group["first_rate"] = 0, rate
+
+    def decay(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimiser.param_groups:
+            group["steps"] += 1
+            group["lr"] = group["first_rate"] * decayed(plan, group["steps"])
+
+    if isinstance(optimiser, PlainSGD):
+        optimiser.before_step = decay
+    else:
+        optimiser.register_step_pre_hook(decay)
 
 
 def decayed(plan: Plan, step: int) -> float:
