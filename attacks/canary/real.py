@@ -9,10 +9,10 @@ promised is read from the ledger that they wrote. Owners' rows are never used.
 
 Trials are as many as a budget of processor time allows, so every run has to tell much:
 
-- it is as long as it takes for its promise to be about `TARGET`, where a trial is worth most;
 - where every vector counts for every record (mode strict), it has two records, one of them a canary, in each
   of many parties, so that the canary's own releases are most of what its owner is promised;
-- where a record's own releases count (frozen, dp-encoder), all records of a run are canaries.
+- where a record's own releases count (frozen, dp-encoder), all records of a run are canaries;
+- a run of many coins is as long as it takes for its promise to be about `TARGET`, where a trial tells most.
 
 In these runs of many coins models learn at a rate of nearly zero: what leaves of one canary then depends on
 no other's coin, and trials are independent. That a record may move the weights is what the canaries beside
@@ -58,7 +58,7 @@ STILL = 1e-12
 FAR = 1_000.0
 """Size of a canary's features: far enough for its embedding to be clipped."""
 TARGET, LONGEST = 2.0, 12
-"""The promised mu, and at most how many epochs, that a run is made for."""
+"""The promised mu, and at most how many epochs, that a run of many coins is made for."""
 QUIET = 1e-3
 """Share of the noise that is left where the direction is looked for."""
 COLUMNS = 4  # features of each party, and values of what is seen, that are looked at at most
@@ -187,7 +187,7 @@ def _small(plan: Plan, shape: Shape) -> Plan:
 class _Trials:
     """Training runs with one canary of one victim, and one observer."""
 
-    size, records, each = 1.0, RECORDS, 1
+    size, records, each, longest = 1.0, RECORDS, 1, EPOCHS
 
     def __init__(self, plan: Plan, shape: Shape, victims: Sequence[str], observer: str) -> None:
         self.plan, self.shape, self.victims, self.observer = plan, shape, tuple(victims), observer
@@ -223,7 +223,7 @@ class _Trials:
     def _lengthen(self) -> None:
         """As many epochs as bring the promise to `TARGET`: mu grows with their square root."""
         epochs = self.plan.epochs * (TARGET / self.mu) ** 2
-        self.plan = self.plan.with_changes(epochs=int(np.clip(epochs, self.plan.epochs, LONGEST)))
+        self.plan = self.plan.with_changes(epochs=int(np.clip(epochs, self.plan.epochs, self.longest)))
 
     def _direction(self) -> LinearRule | None:
         """How a canary moves what is seen, by two runs that are nearly quiet; None where there are none."""
@@ -286,7 +286,7 @@ class _Trials:
 class _StillTrials(_Trials):
     """Runs of many coins in which nobody learns: every canary's own releases, whatever the others are."""
 
-    size = FAR
+    size, longest = FAR, LONGEST
 
     def __init__(self, plan: Plan, shape: Shape, victims: Sequence[str], observer: str) -> None:
         super().__init__(still(plan), shape, victims, observer)

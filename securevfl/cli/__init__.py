@@ -93,6 +93,11 @@ def main() -> None:
     """Runs the command line; every expected failure is one line on standard error and its own exit code."""
     try:
         app(prog_name="securevfl")
+    except SystemExit as stop:
+        # Typer ends by the interrupt itself where no command has caught it and said what is left.
+        if isinstance(getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
+            typer.echo("securevfl: interrupted", err=True)
+        raise
     except SecureVFLError as error:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:

@@ -229,6 +229,16 @@ def test_budget_that_allows_nothing(cli, tmp_path: Path) -> None:
     assert result.code == 4 and "has spent mu" in result.err
 
 
+def test_ctrl_c_before_there_is_anything_to_resume(cli, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(plan: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("securevfl.settings.source.load_planned", interrupted)
+    result = cli("train", *EXACT, "--data", TINY, "--out", tmp_path / "r")
+    assert result.code == 130 and result.err.split() == ["securevfl:", "interrupted"]
+    assert not (tmp_path / "r").exists()
+
+
 def test_ctrl_c_leaves_a_run_that_resumes(cli, tmp_path: Path) -> None:
     plan = [
         *EXACT,

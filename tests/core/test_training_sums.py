@@ -74,7 +74,7 @@ def test_all_protocols_train_the_same_model(algorithm: str, holder: str, tiny: V
 
 
 def test_synchronous_sums_equal_centralised_training(tiny: VerticalData) -> None:
-    plan = plan_of(algorithm="vafl-sync", protocol="two-tree")
+    plan = plan_of(algorithm="vafl-sync", protocol="two-tree", learning_rate=0.1)
     central = train(tiny, plan.with_changes(algorithm="central", protocol="plain", fusion="sum", head="sum"))
     # 8 steps in float32 on weights of order 1, and rounding to 2^-32 in the sums.
     np.testing.assert_allclose(weights_of(train(tiny, plan)), weights_of(central), atol=8 * 2**-21)
