@@ -56,8 +56,8 @@ def pair_masks_again() -> None:
     kept: dict[Any, Any] = {}
 
     def make(honest: Any) -> Any:
-        def new(self: PoolMachine, rows: Any, factors: int) -> Any:
-            made = honest(self, rows, factors)
+        def new(self: PoolMachine, rows: Any) -> Any:
+            made = honest(self, rows)
             first = kept.setdefault(self._party.index, (made.factors, made.blind))
             made.factors, made.blind = first[0].copy(), first[1].copy()
             return made
@@ -70,8 +70,8 @@ def pair_masks_again() -> None:
 @fault("without a dealer", "masks of factors and residuals are zero", PAIR)
 def pair_masks_zero() -> None:
     def make(honest: Any) -> Any:
-        def new(self: PoolMachine, rows: Any, factors: int) -> Any:
-            made = honest(self, rows, factors)
+        def new(self: PoolMachine, rows: Any) -> Any:
+            made = honest(self, rows)
             made.factors, made.blind = np.zeros_like(made.factors), np.zeros_like(made.blind)
             return made
 

@@ -116,25 +116,17 @@ def scoring_noise_shared() -> None:
 @fault(ROOM, "served scores travel without masks", SCORES)
 def scoring_unmasked() -> None:
     def make(honest: Any) -> Any:
-        def take(self: ScorePool, start: int, count: int) -> Any:
-            return np.zeros_like(honest(self, start, count))
+        return lambda self, start, asked, shape: np.zeros_like(honest(self, start, asked, shape))
 
-        return take
-
-    swap(ScorePool, "take", make)
-    swap(ScorePool, "_bound", lambda honest: lambda self, place, asked, shape: np.zeros(shape, np.uint64))
+    swap(ScorePool, "_masks", make)
 
 
 @fault(ROOM, "masks of the pool serve every request anew", SCORES)
 def scoring_masks_again() -> None:
     def make(honest: Any) -> Any:
-        def take(self: ScorePool, start: int, count: int) -> Any:
-            honest(self, start, count)
-            return self._words[:count]
+        return lambda self, start, asked, shape: honest(self, 0, asked, shape)
 
-        return take
-
-    swap(ScorePool, "take", make)
+    swap(ScorePool, "_masks", make)
 
 
 @fault(ROOM, "the quota that was signed is replaced by a larger one in what is kept", SERVED)

@@ -119,10 +119,14 @@ class PoolMachine(SealedMachine):
     def _prepared(self, number: int) -> tuple[Correlation, bytes]:
         """The own masks and noise of a round, and the answer to the other's rows."""
         rows = self._coming.pop(number)
+        made = self._new(rows)
+        return made, self._party.answer_rows(made.blind, rows)
+
+    def _new(self, rows: Rows | None) -> Correlation:
         party, protocol = self._party, self._party.protocol
         count, stream = protocol.count(rows), party._stream
         shape = count, protocol.outputs
-        made = Correlation(
+        return Correlation(
             binding=party.binding(rows),
             factors=residues.draw(stream, (count, factor_counts(protocol)[not party.first])),
             products=np.zeros(shape, np.uint64),
@@ -130,7 +134,6 @@ class PoolMachine(SealedMachine):
             received=np.zeros((protocol.widths[party.index], protocol.outputs), np.uint64),
             noise=residues.residues(party.noise_for(party.index).view(np.int64)),
         )
-        return made, party.answer_rows(made.blind, rows)
 
     def _keep(self, number: int) -> None:
         self._party.pool[number], _ = self._open.pop(number)
