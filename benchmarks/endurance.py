@@ -153,7 +153,7 @@ def plot(path: Path, found: Endured) -> None:
     for axes in (above, below):
         axes.legend(loc="upper right", fontsize="small")
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, format="svg")
 
 
 def serve(company: Company, seconds: float, rate: float = RATE) -> Endured:
