@@ -148,7 +148,8 @@ def _indices(rows: object) -> NDArray[np.int64]:
         return np.zeros(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0:
         raise AccountingError("rows must be a flat list of record indices of at least 0")
-    kept = array.dtype == np.int64 and not array.flags.writeable and array.base is None
+    own = type(array.base) in (bytes, type(None))
+    kept = array.dtype == np.int64 and not array.flags.writeable and own
     indices = array if kept else array.astype(np.int64)
     indices.setflags(write=False)
     _checked[0] = indices if indices.size <= _MOST_KEPT else None

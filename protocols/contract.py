@@ -59,6 +59,23 @@ def name_of(address: Address) -> str:
     return _NAMES.get(address, f"worker {address}" if address >= 0 else f"address {address}")
 
 
+PROTOCOLS = __name__.rpartition(".")[0] + "."
+"""Where the classes of protocols are."""
+
+
+def is_shipped(thing: object, *, place: str = PROTOCOLS) -> bool:
+    """Whether an object is of a class of a module in this place, and has no methods of its own before it."""
+    kind: Any = type(thing)
+    if not kind.__module__.startswith(place):
+        return False
+    return _methods(kind).isdisjoint(getattr(thing, "__dict__", ()))
+
+
+@functools.cache
+def _methods(kind: type) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Message:
     """One protocol message; subclasses add their fields and set `kind`.
@@ -69,16 +86,20 @@ class Message:
         uniform: Fields with words that are uniform, and fresh in every round, to all who get them.
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields that whoever keeps the messages of others must not write down beside them: seeds.
+        opaque: Fields with ciphertexts: only a key opens them, and none is like another.
         unmasked: Fields of a few words that hide nothing: they settle whether a check comes out.
         fresh: Fields whose rows never come again: coins, nonces, digests of seeds.
+        summed: Uniform fields that stay so when all senders' of a round are added up.
     """
 
     kind: ClassVar[str] = ""
     uniform: ClassVar[tuple[str, ...]] = ()
     widths: ClassVar[Mapping[str, int]] = {}
     secret: ClassVar[tuple[str, ...]] = ()
+    opaque: ClassVar[tuple[str, ...]] = ()
     unmasked: ClassVar[tuple[str, ...]] = ()
     fresh: ClassVar[tuple[str, ...]] = ()
+    summed: ClassVar[tuple[str, ...]] = ()
     round: int
     attempt: int = 0
 

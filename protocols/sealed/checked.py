@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ from securevfl.protocols.sealed.protocol import (
     ring_product,
 )
 from securevfl.protocols.sealed.series import QUARTER, SineSeries, phase_places, sine_table
-from securevfl.protocols.sealed.session import COIN_BYTES, CheckedMachine, Session
+from securevfl.protocols.sealed.session import COIN_BYTES, CheckedMachine, CheckedSession
 from securevfl.protocols.stream import KeyStream, derive_key
 
 _DIGEST = 32
@@ -82,6 +83,17 @@ def commitment(session: bytes, number: int, member: int, nonce: bytes, word: int
     return hashlib.sha256(content + nonce + word.to_bytes(8, "big")).digest()
 
 
+class Brought(NamedTuple):
+    """What a member brings to a round; its operand and phases are secrets."""
+
+    protocol: SealedProtocol
+    member: int
+    round: int
+    rows: npt.NDArray[np.int64] | None
+    operand: npt.NDArray[np.int32]
+    phase: Ring | None
+
+
 def _each_wave(factors: npt.NDArray[np.int64], words: Elements) -> Elements:
     """(rows, waves): sines, then cosines of the sum of two phases, from the parts of each."""
     count = len(words) // 2
@@ -107,7 +119,7 @@ class CheckedRound(CheckedMachine):
         rows: npt.NDArray[np.int64] | None,
         operand: npt.NDArray[np.int32],
         noise: dict[int, Ring],
-        session: Session,
+        session: CheckedSession,
     ) -> None:
         super().__init__(index, protocol, round=round)
         self._count = protocol.records if rows is None else len(rows)
@@ -128,6 +140,11 @@ class CheckedRound(CheckedMachine):
         self._openings: dict[int, Opening] = {}
         self._seen: dict[int, bytes] = {}
         self._total: Ring | None = None
+
+    @property
+    def brought(self) -> Brought:
+        """What this member brings to the round, for an audit that makes the round again."""
+        return Brought(self._protocol, self.address, self.round, self._rows, self._operand, self._phase)
 
     @property
     def done(self) -> bool:
@@ -423,6 +440,8 @@ class CheckedRound(CheckedMachine):
     def _forget(self) -> None:
         """Erases the round's seed, masks and noise; the total stays."""
         nothing = np.empty(0, np.uint64)
-        self._deal = CheckedDeal(round=self.round, seed=b"", product=nothing, waves=nothing, tags=nothing)
+        self._deal = CheckedDeal(
+            round=self.round, seed=b"", locked=b"", product=nothing, waves=nothing, tags=nothing
+        )
         self._blind = self._blinded = self._tags = self._opened = nothing
         self._noise, self._own = {}, (b"", 0)

@@ -17,6 +17,7 @@ from securevfl.protocols.sealed.messages import CheckedDeal, Coin, ProofKeys, Pr
 from securevfl.protocols.sealed.proof import Secrets, seed_stream
 from securevfl.protocols.sealed.protocol import SealedProtocol, expand
 from securevfl.protocols.sealed.session import COIN_BYTES, SESSION_BYTES
+from securevfl.protocols.sealed.unlocked import LOCK_BYTES, lock
 from securevfl.protocols.stream import KEY_BYTES
 
 _LEAST_POINT = 27
@@ -68,12 +69,17 @@ class CheckedDealer(SealedDealer):
 
     It draws every coin once, after all members have said that what it judges is in: a second coin for the
     same opening would let a cheater wait for one that it passes.
+
+    Attributes:
+        lock_key: Locks the seeds of a session in what members receive. Whoever records a run keeps it, at the
+            dealer's; a member's view and this key together give that member's seeds, either alone nothing.
     """
 
     def __init__(self, protocol: SealedProtocol) -> None:
         super().__init__(protocol)
         if not protocol.checked:
             raise InputError("this dealer is for protocols that are checked")
+        self.lock_key = os.urandom(LOCK_BYTES)
         self._key = 0
         self._key_shares: list[int] = []
         self._multiples = np.empty(0, np.uint64)
@@ -83,7 +89,7 @@ class CheckedDealer(SealedDealer):
     def session(self) -> DealerMachine:
         """The machine of a new session: seeds and points, then two coins."""
         members = self.protocol.members
-        self._name = os.urandom(SESSION_BYTES)
+        self._name, self.lock_key = os.urandom(SESSION_BYTES), os.urandom(LOCK_BYTES)
         seeds = [os.urandom(KEY_BYTES) for _ in range(members)]
         pairs = [[os.urandom(KEY_BYTES) for _ in range(members)] for _ in range(members)]
         coins = [os.urandom(COIN_BYTES) for _ in range(2)]
@@ -127,6 +133,7 @@ class CheckedDealer(SealedDealer):
                 round=SETUP_ROUND,
                 session=self._name,
                 seed=seeds[m],
+                locked=lock(self.lock_key, seeds[m], round=SETUP_ROUND, member=m),
                 pairs=b"".join(pairs[m]),
                 share=dealt["share"] if m == 0 else nothing,
                 tags=dealt["tags"] if m == 1 else nothing,
@@ -211,6 +218,7 @@ class CheckedDealer(SealedDealer):
                 CheckedDeal(
                     round=number,
                     seed=seed,
+                    locked=lock(self.lock_key, seed, round=number, member=member),
                     product=products[member],
                     waves=waves if member == first else nothing,
                     tags=tags if member == (first + 1) % protocol.members else nothing,

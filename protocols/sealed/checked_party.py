@@ -9,7 +9,7 @@ from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.sealed.checked import CheckedRound
 from securevfl.protocols.sealed.party import Integers, Rows, SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
-from securevfl.protocols.sealed.session import ProofMachine, Session
+from securevfl.protocols.sealed.session import CheckedSession, ProofMachine
 from securevfl.protocols.stream import KeyStream
 
 
@@ -67,7 +67,7 @@ class CheckedParty(SealedParty):
         return self._proof
 
     @property
-    def session(self) -> Session:
+    def session(self) -> CheckedSession:
         """The session, once all proofs have held."""
         if self._proof is None or self._proof.session is None or self._proof.session.burnt:
             raise ProtocolError("there is no verified session; run the setup first")

@@ -234,6 +234,8 @@ def flooding_residues(top: Words, middle: Words, low: Words, prime: int) -> Word
 class Receiver:
     """Somebody else's public key.
 
+    One that hides nothing is refused; that it was drawn as agreed on nobody can see.
+
     Raises:
         ProtocolError: It is none.
     """
@@ -241,6 +243,10 @@ class Receiver:
     def __init__(self, cipher: Cipher, data: bytes) -> None:
         key = load(cipher.seal.PublicKey(), cipher.context, data)
         self.encryptor = cipher.seal.Encryptor(cipher.context, key)
+        zero = cipher.seal.Ciphertext()
+        self.encryptor.encrypt_zero(zero)
+        if zero.is_transparent():
+            raise ProtocolError("a message carries no key: what it encrypts is not hidden")
 
 
 class Keys:

@@ -131,7 +131,7 @@ class PoolMachine(SealedMachine):
             factors=residues.draw(stream, (count, factor_counts(protocol)[not party.first])),
             products=np.zeros(shape, np.uint64),
             blind=residues.draw(stream, shape),
-            received=np.zeros((protocol.widths[party.index], protocol.outputs), np.uint64),
+            received=np.zeros((party.opens(party.index), protocol.outputs), np.uint64),
             noise=residues.residues(party.noise_for(party.index).view(np.int64)),
         )
 

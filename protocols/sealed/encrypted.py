@@ -9,6 +9,9 @@ answers the other's encrypted rows with X' V + e, e being its noise on the other
 Round: factors of the own score masked by x and z are exchanged, which gives shares s_A, s_B of the residuals
 (`kernel`); these masked by V are exchanged; A adds X_A' (s_A + D_B) + (X_A' V_B + e_B) + e_AA, B likewise.
 
+Another configuration can go on with the same ciphertexts (`continued`), with columns added up as their holder
+tells. The other's noise is then shared out among the columns of a place: each is masked, the sum is a total.
+
 A correlation serves one round, that of its number, protocol and records, and lives in memory alone.
 
 Threat model: both follow the protocol. What the holder of a key sees is its masked plaintexts and, up to the
@@ -43,17 +46,17 @@ from securevfl.protocols.sealed.kernel import DIGEST
 from securevfl.protocols.sealed.messages import (
     Answer,
     Blinded,
+    CipherKey,
     EncryptedRows,
     Factors,
     Offer,
-    PublicKey,
     RowsTaken,
 )
 from securevfl.protocols.sealed.pairs import PairedParty, PairSetup
 from securevfl.protocols.sealed.party import Integers, Rows
 from securevfl.protocols.sealed.protocol import OPERAND_BITS, PACKED_BITS, SealedProtocol
 from securevfl.protocols.sealed.residues import Words
-from securevfl.protocols.sealed.round import SealedMachine
+from securevfl.protocols.sealed.round import Places, SealedMachine
 from securevfl.protocols.stream import KeyStream
 
 CHUNK = 16
@@ -77,6 +80,8 @@ class EncryptedParty(PairedParty):
         self.keys: Keys | None = None
         self.receiver: Receiver | None = None
         self.rows: dict[int, Any] = {}
+        self.told: int | None = None
+        """Columns of the other's rows."""
         self.pool: dict[int, Correlation] = {}
 
     @property
@@ -93,8 +98,46 @@ class EncryptedParty(PairedParty):
         """Exchanges keys and encrypted rows; again begins a new session, and every correlation is void."""
         super().setup()
         self.keys = self.receiver = None
-        self.rows, self.pool = {}, {}
+        self.rows, self.pool, self.told = {}, {}, None
         return EncryptedSetup(self)
+
+    def continued(self, protocol: SealedProtocol) -> EncryptedParty:
+        """The same keys and ciphertexts in another configuration; correlations stay behind.
+
+        Raises:
+            ProtocolError: The session has not been set up.
+        """
+        self._check_session()
+        operand = None if self.operand is None else self.operand[: protocol.widths[self.index]]
+        other = EncryptedParty(protocol, self.index, operand=operand, noise=self._noise)
+        other.keys, other.receiver, other.rows = self.keys, self.receiver, self.rows
+        other.told = min(self._columns(self.other), protocol.widths[self.other])
+        other.seeds, other.masked, other._open_session = self.seeds, {}, True
+        other._next_round, other._stream = self._next_round, self._stream
+        return other
+
+    def join(self, member: int, places: Places) -> None:
+        """See `SealedParty`; no place may be left out.
+
+        Raises:
+            ProtocolError: One is, or they are not what the member's operand has.
+        """
+        if len(np.unique(places)) != int(places.max(initial=-1)) + 1:
+            raise ProtocolError(f"{name_of(member)} joins columns and leaves places out")
+        super().join(member, places)
+
+    def _columns(self, member: int) -> int:
+        """Columns that a member has encrypted."""
+        if member != self.index:
+            if self.told is None:
+                raise ProtocolError("the other's rows are missing; run the setup first")
+            return self.told
+        return 0 if self.operand is None else len(self.operand)
+
+    def opens(self, member: int) -> int:
+        """Rows of a member's total."""
+        places = self.joined.get(member)
+        return self._columns(member) if places is None else int(places.max(initial=-1)) + 1
 
     def prepare(self, rounds: Sequence[tuple[int, Rows | None]]) -> PoolMachine:
         """The machine that makes correlations for some rounds, given by number and records.
@@ -113,9 +156,12 @@ class EncryptedParty(PairedParty):
         return number in self.pool and self.pool[number].binding == self.binding(rows)
 
     def binding(self, rows: Rows | None) -> bytes:
-        """What a correlation is for: the configuration with its noise, the tables, the records."""
+        """What a correlation is for: configuration, noise, tables, columns, records."""
         chosen = b"all" if rows is None else np.ascontiguousarray(rows, "<i8").tobytes()
-        return hashlib.sha256(DIGEST.encode() + repr(self.protocol).encode() + chosen).digest()
+        columns = [self._columns(member) for member in (0, 1)]
+        joined = {member: self.joined[member].tolist() for member in sorted(self.joined)}
+        public = f"{DIGEST}{self.protocol!r}{columns}{joined}"
+        return hashlib.sha256(public.encode() + chosen).digest()
 
     def _phase(self, scores: npt.ArrayLike | None, shape: tuple[int, ...]) -> Any:
         """The scores themselves: they index tables."""
@@ -150,7 +196,12 @@ class EncryptedParty(PairedParty):
         if inputs["offset"] is not None:
             added = added + inputs["offset"].view(np.int64)
         left = self.packed if rows is None else self.packed[:, rows]
-        given = EncryptedInputs(added=residues.residues(added), factors=factors, operand=left)
+        given = EncryptedInputs(
+            added=residues.residues(added),
+            factors=factors,
+            operand=left,
+            joined=self.joined.get(self.index),
+        )
         return EncryptedRound(self.index, self.protocol, round=number, inputs=given, made=made)
 
     # -- ciphertexts of rows --------------------------------------------------------------------------------
@@ -162,7 +213,7 @@ class EncryptedParty(PairedParty):
 
     def groups(self, member: int) -> int:
         """Groups of columns."""
-        return -(-self.protocol.widths[member] // COLUMNS)
+        return -(-self._columns(member) // COLUMNS)
 
     def pieces(self, member: int) -> int:
         """Ciphertexts of a member's rows."""
@@ -190,7 +241,7 @@ class EncryptedParty(PairedParty):
 
     def answer_rows(self, blind: Words, rows: Rows | None) -> bytes:
         """The other's X' V + e, closed, for every output and group of columns."""
-        cipher, noise = shared_cipher(), residues.residues(self.noise_for(self.other).view(np.int64))
+        cipher, noise = shared_cipher(), self._spread_noise(blind.shape[1])
         spread = np.zeros((self.blocks * ROWS, blind.shape[1]), np.uint64)
         spread[slice(len(blind)) if rows is None else rows] = blind
         closed = []
@@ -209,9 +260,21 @@ class EncryptedParty(PairedParty):
                 closed.append(cipher.close(answer, cipher.plain(mask), self._receiver, self._stream))
         return pack(closed)
 
+    def _spread_noise(self, outputs: int) -> Words:
+        """The noise on the other's total, by its columns: of those that are joined uniform shares of it."""
+        noise = residues.residues(self.noise_for(self.other).view(np.int64))
+        places = self.joined.get(self.other)
+        if places is None:
+            return noise
+        shares = residues.draw(self._stream, (len(places), outputs))
+        _, rest = np.unique(places, return_index=True)
+        shares[rest] = 0
+        shares[rest] = residues.subtract(noise, residues.gathered(shares, places))
+        return shares
+
     def read_rows(self, data: bytes) -> Words:
-        """The own X' V + e from the other's answer, (width, outputs)."""
-        width, outputs = self.protocol.widths[self.index], self.protocol.outputs
+        """The own X' V + e from the other's answer, (places, outputs)."""
+        width, outputs = self._columns(self.index), self.protocol.outputs
         groups = self.groups(self.index)
         pieces = unpack(data, groups * outputs)
         found = np.zeros((groups * COLUMNS, outputs), np.uint64)
@@ -219,7 +282,7 @@ class EncryptedParty(PairedParty):
             output, group = divmod(place, groups)
             columns = slice(group * COLUMNS, (group + 1) * COLUMNS)
             found[columns, output] = self._keys.coefficients(piece, _PLACES)
-        return found[:width]
+        return residues.gathered(found[:width], self.joined.get(self.index))
 
 
 # -- set-up -------------------------------------------------------------------------------------------------
@@ -236,7 +299,8 @@ class EncryptedSetup(PairSetup):
         protocol = party.protocol
         self._encrypts = any(protocol.widths)
         self._keyed = not self._encrypts
-        self._wanted = party.pieces(party.other)
+        if not protocol.fewer or not protocol.widths[party.other]:
+            party.told = protocol.widths[party.other]
         self._chunks = -(-party.pieces(party.index) // CHUNK)
         self._sent = 0
         self._untaken: set[int] = set()
@@ -244,7 +308,8 @@ class EncryptedSetup(PairSetup):
     @property
     def done(self) -> bool:
         """Whether keys and all rows are there, and the own ones were taken."""
-        theirs = self._keyed and len(self._party.rows) == self._wanted
+        party = self._party
+        theirs = self._keyed and party.told is not None and len(party.rows) == party.pieces(party.other)
         return super().done and theirs and self._sent == self._chunks and not self._untaken
 
     @property
@@ -256,7 +321,7 @@ class EncryptedSetup(PairSetup):
         sent = super()._start()
         if self._encrypts:
             self._party.keys = Keys(shared_cipher())
-            key = PublicKey(round=self.round, key=self._party.keys.public, tables=DIGEST)
+            key = CipherKey(round=self.round, key=self._party.keys.public, tables=DIGEST)
             sent.append(self._to(key))
         return self._concluded(sent)
 
@@ -269,28 +334,39 @@ class EncryptedSetup(PairSetup):
         data = pack([party.encrypted(place) for place in numbers])
         self._untaken.add(number)
         self._sent += 1
-        return [self._to(EncryptedRows(round=self.round, chunk=number, data=data))]
+        columns = party._columns(party.index)
+        return [self._to(EncryptedRows(round=self.round, columns=columns, chunk=number, data=data))]
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
         party = self._party
         match message:
-            case PublicKey() if sender == party.other and not self._keyed:
+            case CipherKey() if sender == party.other and not self._keyed:
                 if message.tables != DIGEST:
                     raise ProtocolError(f"{name_of(sender)} has other tables of the logistic function")
                 party.receiver = Receiver(shared_cipher(), message.key)
                 self._keyed = True
                 return self._concluded([])
             case EncryptedRows() if sender == party.other and message.chunk * CHUNK not in party.rows:
-                numbers = range(self._wanted)[message.chunk * CHUNK : (message.chunk + 1) * CHUNK]
-                if message.chunk < 0 or not numbers:
-                    raise ProtocolError(f"{name_of(sender)} sends more rows than there are")
-                found = [shared_cipher().read(piece) for piece in unpack(message.data, len(numbers))]
-                party.rows |= dict(zip(numbers, found, strict=True))
-                return self._concluded([self._to(RowsTaken(round=self.round, chunk=message.chunk))])
+                return self._take_rows(message)
             case RowsTaken() if sender == party.other and message.chunk in self._untaken:
                 self._untaken.remove(message.chunk)
                 return self._concluded([])
         return self._concluded(super()._receive(sender, message))
+
+    def _take_rows(self, message: EncryptedRows) -> list[Envelope]:
+        party = self._party
+        most, sender = party.protocol.widths[party.other], name_of(party.other)
+        if not 0 < message.columns <= most or message.columns != (party.told or message.columns):
+            raise ProtocolError(
+                f"{sender} sends rows of {message.columns} columns; it has {party.told or most}"
+            )
+        party.told = message.columns
+        numbers = range(party.pieces(party.other))[message.chunk * CHUNK : (message.chunk + 1) * CHUNK]
+        if message.chunk < 0 or not numbers:
+            raise ProtocolError(f"{sender} sends more rows than there are")
+        found = [shared_cipher().read(piece) for piece in unpack(message.data, len(numbers))]
+        party.rows |= dict(zip(numbers, found, strict=True))
+        return self._concluded([self._to(RowsTaken(round=self.round, chunk=message.chunk))])
 
     def awaits(self, kind: str, fields: Any) -> bool:
         """Offers of a pool wait until everything is set up."""
@@ -308,11 +384,13 @@ class EncryptedInputs:
         added: alpha less the label, or beta: (rows, outputs).
         factors: Of its own scores, (rows, K); small integers.
         operand: Its rows, (width, rows).
+        joined: Where each of their columns is added up; None where every one is a total by itself.
     """
 
     added: Words
     factors: npt.NDArray[np.int64]
     operand: Integers
+    joined: Places | None = None
 
 
 @dataclass
@@ -407,7 +485,8 @@ class EncryptedRound(SealedMachine):
         if self._heard.blinded is None:
             return made.noise[:0]
         everything = residues.add(share, self._heard.blinded)
-        return residues.add(residues.product(self._inputs.operand, everything), made.received, made.noise)
+        product = residues.product(self._inputs.operand, everything)
+        return residues.add(residues.gathered(product, self._inputs.joined), made.received, made.noise)
 
     def _forget(self) -> None:
         """Erases masks, shares and noise; the total stays."""

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import RunError, WireError
+from securevfl.files import give_back
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.stream import BLOCK_BYTES, KEY_BYTES, NONCE_BYTES, KeyStream, derive_key
 
@@ -52,17 +53,6 @@ def large_words(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> Rin
             "make room, or name another folder in TMPDIR"
         ) from None
     return np.frombuffer(mapped, dtype).reshape(shape)
-
-
-def give_back(array: npt.NDArray[Any]) -> None:
-    """Lets go of what was read of an array that lies in a file; of any other nothing."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
-        base.madvise(mmap.MADV_DONTNEED)
 
 
 def held_pieces(array: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:

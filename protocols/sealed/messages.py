@@ -13,14 +13,19 @@ from securevfl.protocols.contract import Message
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ProofSeed(Message):
-    """Dealer to member, once a session: its seeds, and what a seed cannot hold of the label mask's shares."""
+    """Dealer to member, once a session: its seeds, and what a seed cannot hold of the label mask's shares.
+
+    `locked` is the seed under a key that only the dealer has, for a joint audit.
+    """
 
     kind: ClassVar[str] = "sealed-proof-seed"
     secret: ClassVar[tuple[str, ...]] = ("seed", "pairs")
+    opaque: ClassVar[tuple[str, ...]] = ("locked",)
     uniform: ClassVar[tuple[str, ...]] = ("share", "tags")
     widths: ClassVar[Mapping[str, int]] = {"share": 61, "tags": 61}
     session: bytes
     seed: bytes
+    locked: bytes
     pairs: bytes
     share: npt.NDArray[Any]
     tags: npt.NDArray[Any]
@@ -95,13 +100,18 @@ class Proof(Message):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CheckedDeal(Message):
-    """Dealer to member, every round: a seed, c_m; to one member wave shares, to another their tags."""
+    """Dealer to member, every round: a seed, c_m; to one member wave shares, to another their tags.
+
+    `locked` is the seed under a key that only the dealer has, for a joint audit.
+    """
 
     kind: ClassVar[str] = "sealed-checked-deal"
     secret: ClassVar[tuple[str, ...]] = ("seed",)
+    opaque: ClassVar[tuple[str, ...]] = ("locked",)
     uniform: ClassVar[tuple[str, ...]] = ("product", "waves", "tags")
     widths: ClassVar[Mapping[str, int]] = {"waves": 61, "tags": 61}
     seed: bytes
+    locked: bytes
     product: npt.NDArray[Any]
     waves: npt.NDArray[Any]
     tags: npt.NDArray[Any]
@@ -163,7 +173,7 @@ class PeerDeal(Message):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PublicKey(Message):
+class CipherKey(Message):
     """Of two members without a dealer, once a session: the public key, and the digest of the tables."""
 
     kind: ClassVar[str] = "sealed-public-key"
@@ -173,10 +183,11 @@ class PublicKey(Message):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EncryptedRows(Message):
-    """Some ciphertexts of a member's rows; views keep digests of ciphertexts, as of seeds."""
+    """Some ciphertexts of a member's rows, of so many columns; views keep digests of ciphertexts."""
 
     kind: ClassVar[str] = "sealed-encrypted-rows"
     secret: ClassVar[tuple[str, ...]] = ("data",)
+    columns: int
     chunk: int
     data: bytes
 
@@ -233,7 +244,7 @@ class Blinded(Message):
 
 
 ENCRYPTED_MESSAGES: tuple[type[Message], ...] = (
-    PublicKey,
+    CipherKey,
     EncryptedRows,
     RowsTaken,
     Offer,

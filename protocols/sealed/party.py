@@ -67,7 +67,7 @@ class SealedParty:
         if (operand is not None) != protocol.static[index]:
             raise InputError(f"member {index} needs an operand here exactly if its operand is static")
         if operand is not None:
-            _check_shape(operand, protocol.operand_shape(index, protocol.records), fewer=protocol.narrow)
+            _check_shape(operand, protocol.operand_shape(index, protocol.records), fewer=protocol.fewer)
             check_operand(operand, protocol.clips[index], one=protocol.operand_one)
             if protocol.narrow and not np.isin(operand, (0, 1)).all():
                 raise EncodingError("an operand of words of 32 bits holds 0 and 1 alone")
@@ -116,7 +116,7 @@ class SealedParty:
 
     def _columns(self, member: int) -> int:
         """Columns that a member has opened; those of operands that change are known beforehand."""
-        if not self.protocol.narrow:
+        if not self.protocol.fewer:
             return self.protocol.widths[member]
         held = self.operand if member == self.index else self.masked.get(member)
         if held is None:

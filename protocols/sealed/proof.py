@@ -1,8 +1,8 @@
 """The set-up proof: rows no longer than declared, one-hot columns, labels 0 or 1, without showing any.
 
 A prover opens E = Z + U over the integers, U in [0, 2^60) from the dealer, and e = y + U_y for labels. A
-verifier holds, from the dealer, a secret point tau and what U's polynomials are there (`Keys`); the prover
-does not know tau. What is proved of Z = E - U, for every record:
+verifier holds, from the dealer, a secret point tau and what U's polynomials are there (`VerifierKeys`); the
+prover does not know tau. What is proved of Z = E - U, for every record:
 
 - `norm`: four slack columns fill the squares up to exactly B^2. 64 random projections of all rows, shown by
   their bits to be small, leave entries below 2^(2 half), so that equality modulo p is equality of integers.
@@ -41,7 +41,6 @@ HALVES = ((255, 13), (4095, 12))
 _TAIL = 91.0
 """Projections of honest rows leave their bits with a probability of 2 exp(-91) each, below 2^-130."""
 LARGEST_BOUND = 1 << 20
-SOUNDNESS = 80
 
 Integers = npt.NDArray[np.int64]
 
@@ -57,7 +56,7 @@ def seed_stream(seed: bytes, purpose: str) -> KeyStream:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class ProofClaim:
     """What one member proves; public.
 
     Args:
@@ -257,7 +256,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Keys:
+class VerifierKeys:
     """What the dealer gives a verifier about one prover: values at a secret point.
 
     Attributes:
@@ -265,7 +264,7 @@ class Keys:
         operand: Of U's polynomials, their tops negative.
         bits: Of the masks of bits.
         labels: Of the masks of labels.
-        masks: Of each polynomial's mask, in the order of `Claim.parts`.
+        masks: Of each polynomial's mask, in the order of `ProofClaim.parts`.
     """
 
     point: int
@@ -283,7 +282,7 @@ class Secrets:
         seed: The prover's seed.
     """
 
-    def __init__(self, claim: Claim, seed: bytes) -> None:
+    def __init__(self, claim: ProofClaim, seed: bytes) -> None:
         self.claim = claim
         self.operand = seed_stream(seed, "operand").words(claim.operand_shape)
         self.operand >>= np.uint64(64 - MASK_BITS)
@@ -300,7 +299,7 @@ class Secrets:
         made = {"norm": packing.norm_mask, "line": packing.line_mask}
         return made.get(name, packing.bits_mask)(stream)
 
-    def keys(self, pair: bytes, point: int) -> Keys:
+    def keys(self, pair: bytes, point: int) -> VerifierKeys:
         """What the dealer gives the verifier."""
         claim = self.claim
         values = {"operand": self.operand.reshape(LENGTH, -1), "bits": self.bits, "labels": self.labels}
@@ -314,7 +313,7 @@ class Secrets:
             for name, rows in values.items()
         }
         masks = [packing.evaluate(self.mask(pair, name, packing), point) for name, packing, _ in claim.parts]
-        return Keys(point=point, **found, masks=np.array(masks, np.uint64))
+        return VerifierKeys(point=point, **found, masks=np.array(masks, np.uint64))
 
     def corrections(
         self, pairs: dict[int, bytes], first: bytes, second: bytes, session: bytes
@@ -333,7 +332,7 @@ class Secrets:
         }
 
 
-def _number(line: Elements, claim: Claim) -> int:
+def _number(line: Elements, claim: ProofClaim) -> int:
     """Sum of 2^(l - 1) F(l): the weighted numbers that the bits stand for."""
     return sum(int(word) << place for place, word in enumerate(line[1:])) % claim.field.p
 
@@ -429,7 +428,7 @@ class Verifier:
         keys: From the dealer.
     """
 
-    def __init__(self, claim: Claim, keys: Keys) -> None:
+    def __init__(self, claim: ProofClaim, keys: VerifierKeys) -> None:
         self._claim, self._keys = claim, keys
         lengths = {"operand": claim.columns // LENGTH * claim.records, "bits": claim.bits_shape[1]}
         for name, count in {**lengths, "labels": claim.labels_shape[1], "masks": len(claim.parts)}.items():
@@ -450,7 +449,7 @@ class Verifier:
         """Raises unless the proof holds.
 
         Args:
-            opened: E, from `Claim.check_opened`.
+            opened: E, from `ProofClaim.check_opened`.
             bits: Masked bits of the projections.
             labels: Masked labels.
             proof: What the prover told.

@@ -36,7 +36,7 @@ from securevfl.protocols.sealed.kernel import ADDED_BITS, Kernel
 from securevfl.protocols.sealed.large import Chosen, Left, SeedMask, held_pieces, stream_of
 from securevfl.protocols.sealed.messages import CHECKED_MESSAGES, PEERS
 from securevfl.protocols.sealed.parts import Parts
-from securevfl.protocols.sealed.proof import Claim
+from securevfl.protocols.sealed.proof import ProofClaim
 from securevfl.protocols.sealed.residues import T
 from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.wire import Value, unpack
@@ -131,6 +131,7 @@ class MaskedScores(Message):
 
     kind: ClassVar[str] = "sealed-score"
     uniform: ClassVar[tuple[str, ...]] = ("words",)
+    summed: ClassVar[tuple[str, ...]] = ("words",)
     words: npt.NDArray[Any]
     tag: bytes
 
@@ -301,6 +302,11 @@ class SealedProtocol:
         return self.fraction is not None
 
     @property
+    def fewer(self) -> bool:
+        """Whether an operand may have fewer columns than its width allows, which its holder then tells."""
+        return self.narrow or (self.dealing == ENCRYPTED and self.entry == 1.0)
+
+    @property
     def words(self) -> FixedPoint:
         """The ring of operands, blinded shares and totals."""
         return WORDS if self.fraction is None else FixedPoint(bits=32, fraction_bits=self.fraction)
@@ -332,12 +338,12 @@ class SealedProtocol:
         return self.members * 2.0**-self.residual_bits if self.cut else 0.0
 
     @functools.cached_property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> tuple[ProofClaim, ...]:
         """What every member proves."""
         groups = self.groups or ((),) * self.members
         labels = self.records * (1 if self.complement else self.outputs) if self.labelled else 0
         return tuple(
-            Claim(
+            ProofClaim(
                 prover=member,
                 width=self.widths[member],
                 records=self.records,

@@ -38,6 +38,15 @@ def add(*terms: Words) -> Words:
     return np.asarray(np.remainder(sum(terms[1:], terms[0]), np.uint64(T)))
 
 
+def gathered(rows: Words, places: npt.NDArray[np.intp] | None) -> Words:
+    """Rows added up, row i at place[i]; as they are where no places are given."""
+    if places is None:
+        return rows
+    out = np.zeros((int(places.max(initial=-1)) + 1, rows.shape[1]), np.uint64)
+    np.add.at(out, places, rows)
+    return np.asarray(out % np.uint64(T))
+
+
 def subtract(one: Words, two: Words) -> Words:
     """The difference."""
     found = one - two

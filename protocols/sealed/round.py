@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from securevfl.errors import DropoutError, ProtocolError
 from securevfl.protocols.contract import DEALER, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
-from securevfl.protocols.sealed.large import Left, blocks
+from securevfl.protocols.sealed.large import Left, SeedMask, blocks
 from securevfl.protocols.sealed.protocol import (
     PHASES,
     WORDS,
@@ -154,12 +154,24 @@ class RoundMachine(SealedMachine):
         if self._protocol.series is None:
             return share.astype(self._words.dtype, copy=False)
         delta: Ring = np.asarray(sum(self._phases.values()), np.uint32)
-        shape = self._protocol.wave_shape(len(delta))
-        waves = deal.waves if self.address == 0 else expand(deal.seed, "waves", shape)
-        for here in blocks(len(delta)):
-            share[here] += self._protocol.sines.share(delta[here], waves[:, :, here])
+        for here, waves in self._waves(deal, len(delta)):
+            share[here] += self._protocol.sines.share(delta[here], waves)
         share >>= np.uint64(self._protocol.cut)
         return share.astype(self._words.dtype, copy=False)
+
+    def _waves(self, deal: Deal, rows: int) -> Iterator[tuple[slice, Ring]]:
+        """The own share of the waves, some records at a time; all but member 0 make them where they are due.
+
+        Hundreds of bytes a record: what is not held need not be asked of the system in every round.
+        """
+        if self.address == 0:
+            yield from ((here, deal.waves[:, :, here]) for here in blocks(rows))
+            return
+        parts, count, _, scores = self._protocol.wave_shape(rows)
+        words = SeedMask(deal.seed, "waves", (parts * count, rows * scores))
+        for here in blocks(rows):
+            some = words.run(slice(here.start * scores, min(here.stop, rows) * scores))
+            yield here, some.reshape(parts, count, -1, scores)
 
     def _share_for(self, member: int) -> Share:
         """B_j and q_mj = E_m' V_j + c'_mj + e_mj."""

@@ -21,8 +21,6 @@ from securevfl.protocols.sealed.protocol import SCORES, MaskedScores, ScoreDeal,
 from securevfl.protocols.sealed.round import SealedMachine
 from securevfl.protocols.stream import KEY_BYTES, derive_key
 
-TAG_BYTES = 32
-
 
 def score_mask(seed: bytes, agreed: bytes, shape: tuple[int, ...]) -> Ring:
     """The mask on a member's scores, which it can make for one agreement only."""

@@ -18,7 +18,7 @@ from securevfl.errors import Deviation, DropoutError, InputError, ProtocolError
 from securevfl.protocols.contract import DEALER, SETUP_ROUND, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.sealed.field import FIELD, Elements
 from securevfl.protocols.sealed.messages import Bits, CheckedOperand, Coin, Proof, ProofKeys, ProofSeed, Ready
-from securevfl.protocols.sealed.proof import Keys, Prover, Secrets, Verifier, seed_stream
+from securevfl.protocols.sealed.proof import ProofClaim, Prover, Secrets, Verifier, VerifierKeys, seed_stream
 from securevfl.protocols.sealed.protocol import WORDS, SealedProtocol
 from securevfl.protocols.stream import KEY_BYTES
 
@@ -28,7 +28,7 @@ _KEY_BYTES = 32
 
 
 @dataclass(kw_only=True, eq=False)
-class Session:
+class CheckedSession:
     """One member's secrets of a checked session; `burn` ends it for ever.
 
     Attributes:
@@ -134,7 +134,12 @@ class ProofMachine(CheckedMachine):
         self._proofs: dict[int, Proof] = {}
         self._coins: list[Coin] = []
         self._said = 0
-        self.session: Session | None = None
+        self.session: CheckedSession | None = None
+
+    @property
+    def brought(self) -> tuple[ProofClaim, npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+        """What this member proves, its operand as it is proved and its labels: secrets, for an audit."""
+        return self._claims[self.address], self._operand, self._labels
 
     @property
     def done(self) -> bool:
@@ -196,7 +201,7 @@ class ProofMachine(CheckedMachine):
         if message.prover not in self._others:
             raise ProtocolError(f"the dealer sent keys for member {message.prover}, who proves nothing here")
         FIELD.check(message.point, (1,))
-        keys = Keys(
+        keys = VerifierKeys(
             point=int(message.point[0]),
             operand=message.operand,
             bits=message.bits,
@@ -276,7 +281,7 @@ class ProofMachine(CheckedMachine):
     def _label_shape(self) -> tuple[int, int]:
         return self._claims[self._protocol.label_holder].labels_shape
 
-    def _conclude(self) -> Session:
+    def _conclude(self) -> CheckedSession:
         """What the rounds need; masks, points and coins are forgotten."""
         if self._seed is None or self._prover is None:
             raise ProtocolError("a session without a seed")
@@ -287,7 +292,7 @@ class ProofMachine(CheckedMachine):
         opened = self._prover.opened_labels() if self.address == holder else self._opened[holder].labels
         labels = FIELD.sub(opened if self.address == 0 else np.zeros_like(opened), share)
         tags = FIELD.sub(FIELD.mul(opened, key), tags)
-        found = Session(
+        found = CheckedSession(
             name=self._seed.session,
             key=key,
             masked={m: self._ring(m) for m in self._others},
@@ -302,7 +307,13 @@ class ProofMachine(CheckedMachine):
         self._prover, self._seed = (
             None,
             ProofSeed(
-                round=self.round, session=found.name, seed=b"", pairs=b"", share=share[:0], tags=share[:0]
+                round=self.round,
+                session=found.name,
+                seed=b"",
+                locked=b"",
+                pairs=b"",
+                share=share[:0],
+                tags=share[:0],
             ),
         )
         self._verifiers, self._opened, self._elements, self._bits, self._proofs = {}, {}, {}, {}, {}

@@ -28,6 +28,7 @@ from securevfl.errors import ProtocolError
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Message, name_of
 from securevfl.protocols.ring import Ring
 from securevfl.protocols.sealed.dealer import waves_of
+from securevfl.protocols.sealed.large import Left, blocks
 from securevfl.protocols.sealed.messages import PeerDeal
 from securevfl.protocols.sealed.pairs import PairedParty, Seeds
 from securevfl.protocols.sealed.parts import Pair, Parts
@@ -51,6 +52,7 @@ class ThirdParty(PairedParty):
     def setup(self) -> Machine:
         """Shares a seed with everybody and opens the masked operands; again begins a new session."""
         self.dealt: dict[Pair, Ring] = {}
+        self.words: Ring | None = None
         return super().setup()
 
     @property
@@ -72,7 +74,8 @@ class ThirdParty(PairedParty):
                     self.dealt[pair] = expand(self.seeds[m], _operand(pair), shapes[m])
         if self.operand is None or not self.operand.size:
             return []
-        words = self.operand.astype(np.int64).view(np.uint64)
+        # Kept as words: every round multiplies it, and the masks of others take more room than that.
+        self.words = words = self.operand.astype(np.int64).view(np.uint64)
         return [
             Envelope(
                 self.index,
@@ -91,6 +94,8 @@ class ThirdParty(PairedParty):
 
     def _machine(self, *, rows: Rows | None, joined: object = None, **inputs: Any) -> Machine:
         dealt = {pair: _cut(mask, rows) for pair, mask in self.dealt.items()}
+        if rows is None and self.words is not None:
+            inputs["operand"] = self.words
         return ThirdRound(self.index, self.protocol, seeds=dict(self.seeds), dealt=dealt, **inputs)
 
 
@@ -114,7 +119,7 @@ class ThirdRound(SealedMachine):
         phase: Ring | None,
         count: int,
         offset: Ring | None,
-        operand: npt.NDArray[np.int32],
+        operand: Left,
         masked: dict[int, Ring],
         noise: dict[int, Ring],
         seeds: Seeds,
@@ -215,8 +220,12 @@ class ThirdRound(SealedMachine):
         summed = phase.copy()
         for member in self._senders:
             summed -= self._mask(member, member)
-        waves = waves_of(summed, self._protocol.sines)
-        return waves - self._expand(self._parts.label_holder, "waves", waves.shape)
+        shape = self._protocol.wave_shape(len(summed))
+        shared = self._expand(self._parts.label_holder, "waves", shape)
+        for here in blocks(len(summed)):
+            whole = waves_of(summed[here], self._protocol.sines)
+            np.subtract(whole, shared[:, :, here], out=shared[:, :, here])
+        return shared
 
     def _blind(self, pair: Pair, other: int) -> Ring:
         """V of a pair, which the holder of the share and the dealer know."""
@@ -276,7 +285,8 @@ class ThirdRound(SealedMachine):
         waves = self._waves
         if waves is None:
             waves = self._expand(self._parts.dealing, "waves", self._protocol.wave_shape(len(q)))
-        share += self._protocol.sines.share(q, waves)
+        for here in blocks(len(q)):
+            share[here] += self._protocol.sines.share(q[here], waves[:, :, here])
         return share
 
     def _serve(self, share: Ring) -> list[Envelope]:

@@ -44,6 +44,7 @@ class EncryptedValue(Message):
     """One worker's ciphertexts, to the aggregator."""
 
     kind: ClassVar[str] = "he-value"
+    opaque: ClassVar[tuple[str, ...]] = ("ciphertexts",)
     shape: list[int]
     sizes: list[int]
     ciphertexts: bytes

@@ -100,8 +100,10 @@ def test_plot(tmp_path, words):
 
 def test_plot_of_a_sampled_release_and_of_an_unknown_format(tmp_path):
     sampled = ["--clip", "1", "--sigma", "2", "--releases", "50", "--sampling-rate", "0.1", "--ids-hidden"]
-    call(*sampled, "--plot", str(tmp_path / "curve.svg"))
-    call(*sampled, "--plot", str(tmp_path / "again.svg"))
+    call(*sampled, "--plot", str(tmp_path / "sampled.svg"))
+    assert "<svg" in (tmp_path / "sampled.svg").read_text()
+    call(*BASE, "--plot", str(tmp_path / "curve.svg"))
+    call(*BASE, "--plot", str(tmp_path / "again.svg"))
     assert "matplotlib.org" not in (tmp_path / "curve.svg").read_text()
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "curve.svg").read_bytes()
     assert "<svg" in (tmp_path / "curve.svg").read_text()

@@ -95,8 +95,10 @@ def test_bytes_that_are_no_text(run, files, tmp_path):
 def test_one_file_or_none_there(run, files, tmp_path):
     with pytest.raises(InputError, match="at least 2"):
         run(files[0])
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DataError, match="file not found"):
         run(files[0], tmp_path / "missing.csv")
+    with pytest.raises(DataError, match="cannot be made: File exists"):
+        run(*files, "--out", files[0])
 
 
 def test_kinds(run, files, tmp_path):

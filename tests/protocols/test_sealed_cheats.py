@@ -7,165 +7,61 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cheating import (
+    RECORDS,
+    STD,
+    WIDTH,
+    P,
+    Shifting,
+    Tampering,
+    caught,
+    cheated_round,
+    drive,
+    huge_rows,
+    is_burnt,
+    lie,
+    nothing_is_left,
+    read_labels,
+    run_setup,
+    victims,
+)
 from checked_federation import CheckedFederation, one_hot
 from sealed_federation import Federation, unit_rows
 
 from securevfl.errors import Deviation, ProtocolError
 from securevfl.protocols import DEALER, Envelope
-from securevfl.protocols.driver import Driver
-from securevfl.protocols.sealed.checked import CheckedRound
 from securevfl.protocols.sealed.field import FIELD
 from securevfl.protocols.sealed.messages import CheckedShare, Coin, Commitment, Opening, Proof
 from securevfl.protocols.sealed.proof import Prover
 from securevfl.protocols.sealed.protocol import Phase
 
-P = FIELD.p
-RECORDS, WIDTH, STD = 64, 8, 1 << 49  # an epsilon of 1 or so: sigma 66 at 42 fraction bits is 2^48
-
-
 # -- the attack ---------------------------------------------------------------------------------------------
 
 
-def _huge_rows():
-    """Column c holds 2^(28 + k) for its k-th record, k = 0..7: residuals of +-2^27 fill separate bits."""
-    rows = np.zeros((WIDTH, RECORDS), np.int64)
-    for record in range(RECORDS):
-        rows[record // 8, record] = 1 << (28 + record % 8)
-    return rows
-
-
-def _read_labels(total):
-    """Labels from totals over `_huge_rows` at zero scores: sums of +-2^(55 + k), k = 0..7, and noise."""
-    found = []
-    words = np.rint(total[:, 0] * 2.0**42).astype(object)
-    for word in words:
-        # sum (1 - 2 y_k) 2^(55 + k) = 2^63 - 2^55 - sum y_k 2^(56 + k)
-        packed = round(((1 << 63) - (1 << 55) - int(word)) % (1 << 64) / (1 << 56)) % 256
-        found += [packed >> k & 1 for k in range(8)]
-    return np.array(found)
-
-
-def _victims(federation):
-    federation.scores = [np.zeros((RECORDS, 1)) for _ in range(2)]
-    return federation
-
-
 def test_over_long_rows_read_every_label_of_members_that_are_trusted():
-    federation = _victims(Federation(2, records=RECORDS, width=WIDTH, std=STD, seed=4))
-    federation.parties[1].operand = _huge_rows().view(np.uint64)
+    federation = victims(Federation(2, records=RECORDS, width=WIDTH, std=STD, seed=4))
+    federation.parties[1].operand = huge_rows().view(np.uint64)
     federation.setup()
     total = federation.totals()[1]
-    assert np.array_equal(_read_labels(total), federation.labels[:, 0])
-
-
-class Liar(Prover):
-    """Proves whatever it likes as well as anybody could: exact arithmetic on any numbers."""
-
-    rows = labels = None
-
-    def __init__(self, secrets, operand, labels):
-        claim = secrets.claim
-        honest = np.zeros((claim.width, claim.records), np.int32)
-        if claim.groups:
-            honest[np.cumsum((0, *claim.groups[:-1]))] = 1
-        super().__init__(secrets, honest, labels)
-        if self.rows is not None:
-            self._rows = self.rows(claim, secrets)
-        if self.labels is not None:
-            self._labels = claim.pack_labels(self.labels.astype(np.uint64))
-
-    def opened_bits(self, coin, session):
-        claim = self._claim
-        if not claim.blocks:
-            return super().opened_bits(coin, session)
-        signs = [
-            claim.projections(coin, session, block).astype(np.int64) for block in range(len(claim.blocks))
-        ]
-        each = zip(signs, claim.blocks, strict=True)
-        numbers = [sign.astype(object) @ self._rows[:, part].T.astype(object) for sign, part in each]
-        numbers = np.stack(numbers).reshape(-1) + (1 << (2 * claim.half - 1))
-        whole = np.array([int(n) % (1 << 2 * claim.half) for n in numbers])  # a lie where they do not fit
-        both = np.concatenate([whole & ((1 << claim.half) - 1), whole >> claim.half])
-        self._bits = (both[None] >> np.arange(claim.half)[:, None]) & 1
-        return claim.field.add(self._bits.view(np.uint64), self._secrets.bits)
-
-    def prove(self, pair, first, second, session):
-        claim, words = self._claim, []
-        for name, packing, _ in claim.parts:
-            values, weights, tops = self._columns(name, pair, second, session)
-            if name == "line":
-                plain = packing.line_values(values, tops, weights)
-            else:
-                plain = _squares(packing, values, tops, weights, bits=name != "norm")
-            masked = claim.field.add(plain, self._secrets.mask(pair, name, packing))
-            words.append(masked if name in ("norm", "line") else packing.without_zeros(masked))
-        return np.concatenate(words)
-
-
-def _squares(packing, values, tops, weights, *, bits):
-    rows = np.concatenate([tops[None].astype(object), values.astype(object) % P])
-    out = []
-    for x in range(2 * packing.length + 1):
-        at = np.array(packing.basis(packing.length, x), object) @ rows % P
-        out.append(int((weights.astype(object) * (at * at - (at if bits else 0))).sum() % P))
-    return np.array(out, np.uint64)
-
-
-def _lie(federation, member, *, rows=None, labels=None):
-    """The member's set-up machine with a prover that lies."""
-    machine = federation.parties[member].setup()
-    made = type("Made", (Liar,), {"rows": staticmethod(rows) if rows else None, "labels": labels})
-    machine._make_prover = lambda secrets: made(secrets, machine._operand, machine._labels.astype(np.uint64))
-    return machine
-
-
-def _run_setup(federation, liar, machine, tamper=None):
-    machines = [machine if m == liar else party.setup() for m, party in enumerate(federation.parties)]
-    _drive([federation.dealer.session(), *machines], tamper)
-
-
-class _Tampering(Driver):
-    tamper = None
-
-    def step(self):
-        if self.tamper is not None:
-            self.pending[0] = self.tamper(self.pending[0])
-        super().step()
-
-
-def _drive(machines, tamper=None):
-    driver = _Tampering({machine.address: machine for machine in machines})
-    driver.tamper = tamper
-    driver.start()
-    driver.run()
-
-
-def _caught(federation, liar, how, **lies):
-    with pytest.raises(Deviation, match=how) as found:
-        _run_setup(federation, liar, _lie(federation, liar, **lies))
-    assert found.value.member == liar
-    for member, party in enumerate(federation.parties):
-        if member != liar:
-            with pytest.raises(ProtocolError, match="no verified session"):
-                party.round(round=0, scores=federation.scores[member])
+    assert np.array_equal(read_labels(total), federation.labels[:, 0])
 
 
 def test_over_long_rows_end_the_session_and_name_the_member():
-    federation = _victims(CheckedFederation(2, records=RECORDS, width=WIDTH, std=STD, seed=4))
+    federation = victims(CheckedFederation(2, records=RECORDS, width=WIDTH, std=STD, seed=4))
 
     def rows(claim, secrets):
         out = np.zeros(claim.operand_shape, np.int64)
-        out[:WIDTH] = _huge_rows()
+        out[:WIDTH] = huge_rows()
         return out
 
-    _caught(federation, 1, "longer than declared", rows=rows)
+    caught(federation, 1, "longer than declared", rows=rows)
 
 
 def _solved_modulo_p(claim, secrets):
     """Huge rows whose slack makes the squares right modulo p, every masked word staying in range."""
     generator = np.random.default_rng(1)
     out = np.zeros(claim.operand_shape, np.int64)
-    out[:WIDTH] = _huge_rows()
+    out[:WIDTH] = huge_rows()
     masks = secrets.operand.astype(object)
     for record in range(claim.records):
         left = (claim.bound**2 - sum(int(v) ** 2 for v in out[:, record])) % P
@@ -187,7 +83,7 @@ def _solved_modulo_p(claim, secrets):
 def test_squares_solved_modulo_p_are_no_way_round():
     federation = CheckedFederation(2, records=RECORDS, width=WIDTH, seed=4)
     with pytest.raises(Deviation) as found:
-        _run_setup(federation, 1, _lie(federation, 1, rows=_solved_modulo_p))
+        run_setup(federation, 1, lie(federation, 1, rows=_solved_modulo_p))
     assert found.value.member == 1 and ("out of range" in found.value.how)
 
 
@@ -200,7 +96,7 @@ def test_one_unit_too_long_is_too_long():
         out[0, 3] = claim.bound + 1
         return out
 
-    _caught(federation, 2, "longer than declared", rows=rows)
+    caught(federation, 2, "longer than declared", rows=rows)
 
 
 def _in_blocks():
@@ -221,12 +117,12 @@ def test_more_records_than_a_projection_takes_are_proved_in_blocks():
 
 
 @pytest.mark.parametrize("record", [0, 200, 399])
-@pytest.mark.parametrize("lie", ["one unit", "modulo p"])
-def test_a_lie_in_any_block_is_found(record, lie):
+@pytest.mark.parametrize("form", ["one unit", "modulo p"])
+def test_a_lie_in_any_block_is_found(record, form):
     def rows(claim, secrets):
         out = np.zeros(claim.operand_shape, np.int64)
         out[0] = claim.bound
-        if lie == "one unit":
+        if form == "one unit":
             out[0, record] += 1
             return out
         # Its squares are right modulo p: c^2 = bound^2 - 2^80, where that is a square.
@@ -240,9 +136,9 @@ def test_a_lie_in_any_block_is_found(record, lie):
 
     federation = _in_blocks()
     with pytest.raises(
-        Deviation, match="longer than declared" if lie == "one unit" else "out of range"
+        Deviation, match="longer than declared" if form == "one unit" else "out of range"
     ) as found:
-        _run_setup(federation, 1, _lie(federation, 1, rows=rows))
+        run_setup(federation, 1, lie(federation, 1, rows=rows))
     assert found.value.member == 1
 
 
@@ -255,7 +151,7 @@ def test_labels_are_0_or_1(label):
     federation = CheckedFederation(2, records=9, label_holder=1)
     labels = federation.labels[:, 0].copy().astype(object)
     labels[4] = label
-    _caught(federation, 1, "labels that are 0 or 1", labels=np.array(labels, np.uint64))
+    caught(federation, 1, "labels that are 0 or 1", labels=np.array(labels, np.uint64))
 
 
 @pytest.mark.parametrize("form", ["two ones", "none", "two", "wrapped"])
@@ -278,7 +174,7 @@ def test_one_hot_columns_are_one_hot(form):
         return out
 
     ways = {"two ones": "add up to one", "none": "add up to one", "two": "out of range|one-hot"}
-    _caught(federation, 1, ways.get(form, "out of range"), rows=rows)
+    caught(federation, 1, ways.get(form, "out of range"), rows=rows)
 
 
 def test_masked_rows_that_differ_between_members_are_each_verified():
@@ -296,56 +192,11 @@ def test_masked_rows_that_differ_between_members_are_each_verified():
         return envelope
 
     with pytest.raises(Deviation) as found:
-        _run_setup(federation, -9, None, tamper)
+        run_setup(federation, -9, None, tamper)
     assert found.value.member == 2
 
 
 # -- rounds -------------------------------------------------------------------------------------------------
-
-
-class Shifting(CheckedRound):
-    """Adds an error to its own residual share, before signing and sending it, and uses it itself."""
-
-    error, record = 1, 3
-
-    def _share_residual(self, deal):
-        super()._share_residual(deal)
-        shifted = self._blinded.copy()
-        shifted[self.record] = FIELD.add(shifted[self.record], self.error % P)
-        self._blinded = shifted
-
-    def _verify(self):
-        """Does not mind."""
-
-
-def _round(federation, liar, kind=CheckedRound, tamper=None, **changes):
-    machines = federation.machines(0)
-    machines[liar].__class__ = kind
-    for name, value in changes.items():
-        setattr(machines[liar], name, value)
-    try:
-        _drive([federation.dealer.iteration(round=0), *machines], tamper)
-    finally:
-        honest = [machine for m, machine in enumerate(machines) if m != liar]
-        unverified = all(machine._total is None for machine in honest)
-        federation.honest, federation.unverified = honest, unverified
-    return machines
-
-
-def _nothing_is_left(federation, liar):
-    """No honest machine has a total, keys or noise; the session is gone at whoever noticed."""
-    assert federation.unverified
-    for machine in federation.honest:
-        with pytest.raises(ProtocolError, match="not verified"):
-            machine.result()
-    burnt = [m for m, party in enumerate(federation.parties) if m != liar and _is_burnt(party)]
-    assert burnt
-
-
-def _is_burnt(party):
-    session = party._proof.session
-    erased = not session.masked and not session.labels.size and session.constants is None
-    return session.burnt and session.key == 0 and erased
 
 
 @pytest.mark.parametrize("error", [1, 1 << 46, -(1 << 40), P - 1, P // 2])
@@ -354,12 +205,12 @@ def test_a_tampered_residual_has_no_total(members, error):
     federation = CheckedFederation(members, records=9)
     federation.setup()
     with pytest.raises(Deviation) as found:
-        _round(federation, 1, Shifting, error=error)
+        cheated_round(federation, 1, Shifting, error=error)
     if members == 2:
         assert found.value.member == 1
     else:
         assert found.value.member is None and "nobody can be named" in found.value.how
-    _nothing_is_left(federation, 1)
+    nothing_is_left(federation, 1)
 
 
 def test_the_tampered_word_steers_members_that_are_trusted():
@@ -398,9 +249,9 @@ def test_a_share_of_the_check_that_is_chosen_late_names_its_owner():
     federation = CheckedFederation(3, records=6)
     federation.setup()
     with pytest.raises(Deviation, match="committed") as found:
-        _round(federation, 2, Late)
+        cheated_round(federation, 2, Late)
     assert found.value.member == 2
-    _nothing_is_left(federation, 2)
+    nothing_is_left(federation, 2)
 
 
 def _changing(kind, sender, receiver, field, resign=None):
@@ -429,7 +280,7 @@ def test_equivocation_about_shares_names_the_one_who_signed_both():
         return dataclasses.replace(message, signature=liar._session.signer.sign(digest))
 
     with pytest.raises(Deviation, match="signed both") as found:
-        _drive(
+        drive(
             [federation.dealer.iteration(round=0), *machines],
             _changing(CheckedShare, 2, 1, "blinded", resign),
         )
@@ -442,7 +293,7 @@ def test_what_differs_from_what_was_signed_names_its_sender(kind, field):
     federation = CheckedFederation(3, records=6)
     federation.setup()
     with pytest.raises(Deviation, match="signature") as found:
-        _round(federation, 2, tamper=_changing(kind, 2, 0, field))
+        cheated_round(federation, 2, tamper=_changing(kind, 2, 0, field))
     assert found.value.member == 2
 
 
@@ -450,9 +301,9 @@ def test_two_members_find_equivocation_by_the_tags():
     federation = CheckedFederation(2, records=6)
     federation.setup()
     with pytest.raises(Deviation) as found:
-        _round(federation, 1, tamper=_changing(Phase, 1, 0, "words"))
+        cheated_round(federation, 1, tamper=_changing(Phase, 1, 0, "words"))
     assert found.value.member == 1
-    _nothing_is_left(federation, 1)
+    nothing_is_left(federation, 1)
 
 
 def test_different_labels_for_different_members_are_caught():
@@ -468,7 +319,7 @@ def test_different_labels_for_different_members_are_caught():
         return envelope
 
     with pytest.raises(Deviation) as found:
-        _run_setup(federation, -9, None, tamper)
+        run_setup(federation, -9, None, tamper)
     assert found.value.member == 0
 
 
@@ -501,7 +352,7 @@ def test_a_label_holder_that_proves_each_member_other_labels_is_named(signs):
     """Every proof holds; what it signs in the first round covers the labels that each was told."""
     federation = CheckedFederation(3, records=6)
     liar = federation.parties[0].setup()
-    _run_setup(federation, 0, liar, _other_labels(liar))
+    run_setup(federation, 0, liar, _other_labels(liar))
     assert all(party.session for party in federation.parties)
     machines = federation.machines(0)
     told = federation.parties[2].session.told
@@ -518,7 +369,7 @@ def test_a_label_holder_that_proves_each_member_other_labels_is_named(signs):
         )
 
     with pytest.raises(Deviation, match="signature" if signs == "once" else "signed both") as found:
-        _drive([federation.dealer.iteration(round=0), *machines], resigned if signs == "both" else None)
+        drive([federation.dealer.iteration(round=0), *machines], resigned if signs == "both" else None)
     assert found.value.member == 0
     assert all(machine._total is None for machine in machines[1:])
 
@@ -529,7 +380,7 @@ def test_nothing_that_judges_comes_twice(kind):
     federation = CheckedFederation(2, records=6)
     federation.setup()
     machines = federation.machines(0)
-    driver = _Tampering({m.address: m for m in [federation.dealer.iteration(round=0), *machines]})
+    driver = Tampering({m.address: m for m in [federation.dealer.iteration(round=0), *machines]})
     driver.start()
     while driver.pending:
         envelope = driver.pending[0]
@@ -544,7 +395,7 @@ def test_nothing_that_judges_comes_twice(kind):
                 machines[0].receive(dataclasses.replace(envelope, message=message))
             with pytest.raises(ProtocolError, match="burnt"):
                 machines[0].receive(driver.pending[0] if driver.pending else envelope)
-            assert _is_burnt(federation.parties[0])
+            assert is_burnt(federation.parties[0])
             return
     assert kind is Opening  # with two members the last opening ends the round at once
 
@@ -577,7 +428,7 @@ def test_a_replayed_session_fails_its_tags():
         return recorded if (envelope.sender, envelope.receiver) == (1, 0) and recorded else envelope
 
     with pytest.raises(Deviation) as found:
-        _round(federation, 1, tamper=tamper)
+        cheated_round(federation, 1, tamper=tamper)
     assert found.value.member == 1
 
 
@@ -595,7 +446,7 @@ def test_a_replayed_proof_names_its_prover():
             return old[kind] if mine else envelope
 
         with pytest.raises(Deviation) as found:
-            _run_setup(federation, -9, None, tamper)
+            run_setup(federation, -9, None, tamper)
         assert found.value.member == 1
         with pytest.raises(ProtocolError, match="no verified session"):
             federation.parties[0].round(round=0, scores=federation.scores[0])
@@ -623,7 +474,7 @@ def test_a_wrong_product_moves_the_victims_total_by_what_the_cheater_knows():
             return dataclasses.replace(envelope, message=_add("product", error)(envelope.message))
         return envelope
 
-    machines = _round(federation, 1, tamper=tamper)
+    machines = cheated_round(federation, 1, tamper=tamper)
     federation.check([machines[0].result() - error * 2.0**-42, machines[1].result()])
 
 
@@ -633,7 +484,7 @@ def test_lying_about_scores_stays_within_the_series():
     federation.setup()
     machines = federation.machines(0)
     machines[1]._phase = np.random.default_rng(0).integers(0, 1 << 32, (40, 1), dtype=np.uint32)
-    _drive([federation.dealer.iteration(round=0), *machines])
+    drive([federation.dealer.iteration(round=0), *machines])
     limit = np.abs(federation.operands[0]).sum() * 2.0**-14 * federation.protocol.residual_bound
     assert np.abs(machines[0].result()).max() <= limit
 
@@ -643,7 +494,7 @@ def test_leaving_out_noise_passes():
     federation.setup()
     machines = federation.machines(0)
     machines[1]._noise = {m: np.zeros_like(words) for m, words in machines[1]._noise.items()}
-    _drive([federation.dealer.iteration(round=0), *machines])
+    drive([federation.dealer.iteration(round=0), *machines])
     assert all(machine.done for machine in machines)
 
 
@@ -671,7 +522,7 @@ def test_stopping_early_leaves_nothing():
         return envelope
 
     with pytest.raises(Gone):
-        _drive([federation.dealer.iteration(round=0), *machines], tamper)
+        drive([federation.dealer.iteration(round=0), *machines], tamper)
     assert not machines[0].done and machines[0]._total is None
 
 
@@ -698,5 +549,5 @@ def test_proofs_are_bound_to_their_verifier():
         return envelope
 
     with pytest.raises(Deviation) as found:
-        _run_setup(federation, -9, None, tamper)
+        run_setup(federation, -9, None, tamper)
     assert found.value.member == 2

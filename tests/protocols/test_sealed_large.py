@@ -86,6 +86,17 @@ def test_a_large_federation_totals_the_same(members: int) -> None:
         federation.check(federation.totals(number, rows), rows)
 
 
+@pytest.mark.parametrize(("members", "outputs"), [(2, 1), (3, 1), (2, 3)])
+def test_rounds_of_many_pieces_total_the_same(
+    members: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large, "PIECE", 64)
+    federation = Federation(members, records=150, width=4, outputs=outputs)
+    federation.setup()
+    for number, rows in enumerate((None, np.arange(3, 140))):
+        federation.check(federation.totals(number, rows), rows)
+
+
 def test_no_room_and_wrong_seeds_are_said(monkeypatch: pytest.MonkeyPatch, small: None) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -11,7 +11,7 @@ from sealed_federation import unit_rows
 from securevfl.errors import EncodingError, InputError, ProtocolError
 from securevfl.protocols.sealed.field import FIELD, Field
 from securevfl.protocols.sealed.polynomials import Packing
-from securevfl.protocols.sealed.proof import Claim, Prover, Secrets, Verifier
+from securevfl.protocols.sealed.proof import ProofClaim, Prover, Secrets, Verifier
 from securevfl.protocols.sealed.squares import four_squares
 
 
@@ -38,14 +38,18 @@ def _claims(generator):
     labels = generator.integers(0, 2, records)
     scale = generator.choice([0.0, 0.5, 1.0])
     rows = (unit_rows(generator, width, records) * scale).astype(np.int32)
-    yield Claim(prover=0, width=width, records=records, bound=2**14, labels=records), rows, labels
+    yield ProofClaim(prover=0, width=width, records=records, bound=2**14, labels=records), rows, labels
     sizes = tuple(int(size) for size in generator.integers(1, 5, 3))
     columns, start = np.zeros((sum(sizes), records), np.int32), 0
     for size in sizes:
         columns[start + generator.integers(0, size, records), np.arange(records)] = 1
         start += size
-    yield Claim(prover=1, width=sum(sizes), records=records, groups=sizes), columns, ()
-    yield Claim(prover=2, width=0, records=records, labels=records), np.zeros((0, records), np.int32), labels
+    yield ProofClaim(prover=1, width=sum(sizes), records=records, groups=sizes), columns, ()
+    yield (
+        ProofClaim(prover=2, width=0, records=records, labels=records),
+        np.zeros((0, records), np.int32),
+        labels,
+    )
 
 
 @pytest.mark.parametrize("runs", [30, pytest.param(2000, marks=pytest.mark.slow)])
@@ -73,25 +77,25 @@ def test_any_word_that_is_changed_is_noticed():
 
 
 def test_many_records_are_projected_in_blocks():
-    claim = Claim(prover=0, width=2, records=100_000, bound=2**14)
+    claim = ProofClaim(prover=0, width=2, records=100_000, bound=2**14)
     assert [part.stop - part.start for part in claim.blocks] == [46_091, 46_091, 7_818]
-    long = Claim(prover=0, width=2, records=3000, bound=2**16)
+    long = ProofClaim(prover=0, width=2, records=3000, bound=2**16)
     assert len(long.blocks) == 2
     prove(long, np.full((2, 3000), 2**15, np.int32))
-    wide = Claim(prover=0, width=300, records=10, bound=2**14)
+    wide = ProofClaim(prover=0, width=300, records=10, bound=2**14)
     assert (wide.half, wide.columns) == (12, 304)
     prove(wide, unit_rows(np.random.default_rng(0), 300, 10))
 
 
 def test_what_a_proof_does_not_cover_is_refused():
     with pytest.raises(InputError, match="4091 columns"):
-        Claim(prover=0, width=4092, records=1, bound=2**14)
+        ProofClaim(prover=0, width=4092, records=1, bound=2**14)
     with pytest.raises(InputError, match="clip of 64"):
-        Claim(prover=0, width=1, records=1, bound=2**20 + 1)
+        ProofClaim(prover=0, width=1, records=1, bound=2**20 + 1)
     with pytest.raises(InputError, match="groups"):
-        Claim(prover=0, width=3, records=1, groups=(2,))
+        ProofClaim(prover=0, width=3, records=1, groups=(2,))
     with pytest.raises(EncodingError, match="longer"):
-        prove(Claim(prover=0, width=1, records=1, bound=5), np.array([[6]], np.int32))
+        prove(ProofClaim(prover=0, width=1, records=1, bound=5), np.array([[6]], np.int32))
 
 
 def test_four_squares():
