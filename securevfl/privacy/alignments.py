@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from securevfl.errors import BudgetExceeded
-from securevfl.privacy.ledger import ALIGNMENT, Ledger, read_ledger
+from securevfl.errors import BudgetExceeded, EgressError
+from securevfl.privacy.chain import ALIGNMENT, LedgerReader
+from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.payloads import _KEY, Accounted
-from securevfl.protocols.contract import Machine
+from securevfl.protocols.contract import Machine, is_shipped
+
+ALIGNING = "securevfl.protocols.alignment."
+"""Where the machines of alignments are."""
 
 
 def alignments_so_far(path: Path) -> int:
@@ -22,8 +26,7 @@ def alignments_so_far(path: Path) -> int:
     Args:
         path: ``ledger/<owner>.jsonl``, which need not exist yet.
     """
-    entries = read_ledger(path) if path.exists() else []
-    return sum(entry.content["kind"] == ALIGNMENT for entry in entries)
+    return sum(1 for _ in LedgerReader(path, thorough=False).entries(ALIGNMENT)) if path.exists() else 0
 
 
 def let_align(
@@ -57,5 +60,7 @@ def let_align(
             f"the records of {ledger.owner} were aligned {before} times and may be {times} times; whoever "
             "aligns again and again may be guessing who is in them"
         )
+    if not is_shipped(machine, place=ALIGNING):
+        raise EgressError(f"{type(machine).__name__} is not a machine of an alignment")
     head = ledger.note_alignment(way=way, observers=observers, ids=ids, most=most)
     return Accounted(machine=machine, head=head, observers=tuple(observers), key=_KEY)

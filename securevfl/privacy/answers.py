@@ -9,15 +9,14 @@ forgotten at the next start. Answers are private, and only the newest are kept.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.accountants.records import PREDICTION
 from securevfl.errors import AgreementError, RunError
 from securevfl.files import appending
 from securevfl.privacy.rows import Rows
@@ -28,14 +27,6 @@ _TABLE = (
     "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, name TEXT UNIQUE, position INTEGER, "
     "rows BLOB, type TEXT, width INTEGER, content BLOB)"
 )
-
-
-class Answer(NamedTuple):
-    """One answer: its place in the ledger, its records and what was released of them."""
-
-    position: int
-    rows: Rows
-    values: npt.NDArray[Any]
 
 
 @contextmanager
@@ -72,21 +63,21 @@ class Answers:
 
     Args:
         path: The file.
-        entry: Gives the content of a ledger entry by its position; None where there is none.
+        is_entered: Whether the ledger has an entry of a prediction at a position.
     """
 
-    def __init__(self, path: Path, entry: Callable[[int], Mapping[str, Any] | None]) -> None:
+    def __init__(self, path: Path, is_entered: Callable[[int], bool]) -> None:
         self.path = path
         self._database = open_database(path, _TABLE)
         self._unsent: list[str] = []
         with clear_database(path):
-            self._forget_unsent(entry)
+            self._forget_unsent(is_entered)
 
-    def _forget_unsent(self, entry: Callable[[int], Mapping[str, Any] | None]) -> None:
+    def _forget_unsent(self, is_entered: Callable[[int], bool]) -> None:
         newest = self._database.execute(
             "SELECT name, position FROM answers ORDER BY number DESC LIMIT 1"
         ).fetchone()
-        if newest is not None and (entry(newest[1]) or {}).get("kind") != PREDICTION:
+        if newest is not None and not is_entered(newest[1]):
             self._database.execute("DELETE FROM answers WHERE name = ?", newest[:1])
 
     def find(self, name: str, rows: Rows) -> npt.NDArray[Any] | None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from securevfl.privacy.noise import Noise
 
 Floats = npt.NDArray[np.float64]
-Labels = npt.NDArray[Any]
+LabelArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +37,16 @@ class Defence:
 
     summary: str
     level: float
-    change: Callable[[Floats, Labels, float, Noise], Floats]
+    change: Callable[[Floats, LabelArray, float, Noise], Floats]
     binary: bool = False
     counted: bool = False
 
 
-def _unchanged(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
+def _unchanged(gradients: Floats, labels: LabelArray, level: float, noise: Noise) -> Floats:
     return gradients
 
 
-def _max_norm(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
+def _max_norm(gradients: Floats, labels: LabelArray, level: float, noise: Noise) -> Floats:
     """Noise along each gradient, so that all have the same expected squared norm (after Li et al. 2022)."""
     squares = (gradients**2).sum(axis=1, keepdims=True)
     excess = squares.max() / np.where(squares > 0, squares, np.inf) - 1
@@ -54,12 +54,12 @@ def _max_norm(gradients: Floats, labels: Labels, level: float, noise: Noise) -> 
     return np.asarray(gradients * (1 + std * noise.gaussian(std.shape, 1.0)))
 
 
-def _sign(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
+def _sign(gradients: Floats, labels: LabelArray, level: float, noise: Noise) -> Floats:
     """Only signs, at the batch's mean magnitude times the level."""
     return np.asarray(np.sign(gradients) * np.abs(gradients).mean() * level)
 
 
-def _discrete(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
+def _discrete(gradients: Floats, labels: LabelArray, level: float, noise: Noise) -> Floats:
     """Rounds to evenly spaced values within two deviations of the batch's mean (after Fu et al. 2022)."""
     centre, reach = gradients.mean(), 2 * gradients.std()
     if reach == 0:
@@ -68,7 +68,7 @@ def _discrete(gradients: Floats, labels: Labels, level: float, noise: Noise) -> 
     return np.asarray(centre + np.clip(np.rint((gradients - centre) / step) * step, -reach, reach))
 
 
-def _marvell(gradients: Floats, labels: Labels, level: float, noise: Noise) -> Floats:
+def _marvell(gradients: Floats, labels: LabelArray, level: float, noise: Noise) -> Floats:
     """Noise per class that makes the classes' gradients look alike, at a given power (Li et al. 2022)."""
     positive = labels > 0.5
     if positive.all() or not positive.any():
@@ -169,7 +169,7 @@ def keep_probability(epsilon: float, classes: int) -> float:
     return float(np.nextafter(1 / (1 + (classes - 1) * math.exp(-epsilon)), 0.0))
 
 
-def randomise_labels(labels: Labels, classes: int, epsilon: float, noise: Noise) -> Labels:
+def randomise_labels(labels: LabelArray, classes: int, epsilon: float, noise: Noise) -> LabelArray:
     """Randomised response: keeps a label or replaces it by one of the others, all equally likely.
 
     The result is epsilon-differentially private for each label, by itself and in everything that is computed

@@ -22,16 +22,28 @@ import torch
 from torch import Tensor
 
 from securevfl.accountants.records import PREDICTION, Filter, ReleaseRecord
-from securevfl.errors import BudgetExceeded, PlanError, TrainingDiverged
+from securevfl.errors import BudgetExceeded, EgressError, PlanError, RunError, TrainingDiverged
 from securevfl.privacy.answers import Answers
 from securevfl.privacy.defences import randomise_labels
-from securevfl.privacy.journal import GRADIENT, LABELS, RELEASE, STATISTIC, UPDATE, Array, Journal
+from securevfl.privacy.journal import (
+    GRADIENT,
+    LABELS,
+    PREDICTED,
+    RELEASE,
+    SCORED,
+    STATISTIC,
+    TOTAL,
+    UPDATE,
+    Array,
+    Journal,
+)
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head
 from securevfl.privacy.noise import Noise
-from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Released
+from securevfl.privacy.passing import Arrivals, Totals
+from securevfl.privacy.payloads import _KEY, Accounted, Contribution, Passed, Released
 from securevfl.privacy.rows import Rows
-from securevfl.protocols.contract import Machine
+from securevfl.protocols.contract import Machine, is_shipped
 from securevfl.protocols.sums.noise import DistributedNoise, NoisySum
 from securevfl.transfers import to_device
 
@@ -56,6 +68,8 @@ class Mechanism:
 
 
 EXACT = Mechanism()
+SEALED = "securevfl.protocols.sealed."
+"""Where the machines are that hide whatever they are made of."""
 HANDED_ON = ("sum", "scores", "loss", "metrics")
 """What one who obtained others' releases may hand on without an entry of its own."""
 
@@ -88,8 +102,10 @@ class Gate:
 
     Attributes:
         journal: Where noisy values are kept for a replay; None keeps none.
-        allows: Raises where a release is not part of what its site has agreed to; a bare gate has no site.
+        allows: Raises where a release (kind, observers, rows, vectors) is not part of what its site has
+            agreed to; a bare gate has no site.
         answers: What was released for requests that have a name; None where none have.
+        totals: Of sums, on their way from the machine that opened them to the role that asked.
     """
 
     def __init__(
@@ -112,9 +128,12 @@ class Gate:
         self.budget = budget
         self.noise = noise
         self.journal: Journal | None = None
-        self.allows: Callable[[ReleaseRecord], None] = lambda record: None
+        self.predicted: Journal | None = None
+        self.allows: Callable[[str, tuple[str, ...], Rows | None, int], None] | None = None
         self.answers: Answers | None = None
+        self.totals = Totals()
         self._cache: dict[tuple[str, ...], _Cache] | None = {} if release_once else None
+        self._arrivals: dict[str, Arrivals] = {}
 
     def release(
         self, vectors: Tensor, *, rows: Rows | None, kind: str, observers: tuple[str, ...], name: str = ""
@@ -216,7 +235,7 @@ class Gate:
             raise PlanError(f"{self.owner}: noise of std {noise.noise.sigma} is below the sum's resolution")
         source = clip_rows(vectors, self.mechanism.clip)
         protection, change = _distributed(noise.noise, self.mechanism.clip, vectors.shape[1])
-        encoded = noise.encode(_clip_exactly(values, self.mechanism.clip))
+        encoded = noise.encode(clip_exactly(values, self.mechanism.clip))
         account = partial(self._account, protection, sensitivity=change, **where)
         if name:
             share = noise.noise.share(encoded.size, self.noise.stream).reshape(encoded.shape)
@@ -257,6 +276,7 @@ class Gate:
             mode=self.mode,
             assumption=assumption,
         )
+        _check_sealed(machine)
         head = self.budget.spend(record, self.ledger.append)
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
 
@@ -286,6 +306,7 @@ class Gate:
         Raises:
             BudgetExceeded: The opening would break the budget; nothing was written.
         """
+        _check_sealed(machine)
         mechanism = Mechanism(clip=self.mechanism.clip, sigma=sigma)
         head = self._account(
             mechanism, rows=rows, vectors=1, kind=kind, observers=observers, sensitivity=sensitivity
@@ -313,6 +334,7 @@ class Gate:
         Raises:
             BudgetExceeded: A record was trained on, or tested with, and its exact score would void a promise.
         """
+        _check_sealed(machine)
         self._check_not_promised(rows, vectors)
         head = self._account(EXACT, rows=rows, vectors=vectors, kind=kind, observers=observers)
         return Accounted(machine=machine, head=head, observers=observers, key=_KEY)
@@ -352,10 +374,13 @@ class Gate:
         """
         known = self._answered(name, rows)
         if known is not None:
-            return Accounted(machine=build(known), head=self.ledger.released, observers=observers, key=_KEY)
+            machine = build(known)
+            _check_sealed(machine)
+            return Accounted(machine=machine, head=self.ledger.released, observers=observers, key=_KEY)
         count = len(rows)
         self._check_not_promised(rows, count)
         machine = build(values)
+        _check_sealed(machine)
         account = partial(
             self._account, EXACT, rows=rows, vectors=count, kind=PREDICTION, observers=observers
         )
@@ -420,6 +445,24 @@ class Gate:
             return values
         return self.journal.keep(kind, values, std=std, where=where or str(self.ledger.releases))
 
+    def keep_predicted(self, rows: Array) -> None:
+        """Keeps rows of new records in the private journal, before what is made of them leaves.
+
+        Args:
+            rows: As the model takes them.
+        """
+        if self.predicted is not None:
+            self.predicted.keep(PREDICTED, rows, std=0.0, where=str(self.ledger.head.position + 1))
+
+    def keep_scored(self, values: Array) -> None:
+        """Keeps a total, or scores, of new records that this organisation has opened.
+
+        Args:
+            values: With their noise, if any.
+        """
+        if self.predicted is not None:
+            self.predicted.keep(SCORED, values, std=0.0, where="")
+
     def noisy_counts(
         self, *, rows: Rows, sensitivity: float, sigmas: Sequence[float], observers: tuple[str, ...]
     ) -> Callable[[npt.NDArray[np.float64], float], npt.NDArray[np.float64]]:
@@ -479,7 +522,7 @@ class Gate:
         )
 
     def _protect(self, values: npt.NDArray[Any]) -> Vectors:
-        clipped = _clip_exactly(values.astype(np.float64), self.mechanism.clip)
+        clipped = clip_exactly(values.astype(np.float64), self.mechanism.clip)
         return self.noise.perturb(clipped, self.mechanism.sigma).astype(np.float32)
 
     def release_exact(
@@ -532,32 +575,54 @@ class Gate:
         Raises:
             BudgetExceeded: The release would break the budget; nothing was written or sent.
         """
-        clipped = _clip_exactly(values, mechanism.clip)
+        clipped = clip_exactly(values, mechanism.clip)
         head = self._account(mechanism, rows=rows, vectors=len(rows), kind=kind, observers=observers)
         noisy = (self.noise.perturb(clipped, mechanism.sigma) / divisor).astype(np.float32)
         noisy = self.keep(GRADIENT, noisy, std=mechanism.sigma / divisor)
         return Released(values=noisy, head=head, observers=observers, kind=kind, rows=rows, key=_KEY)
 
+    def total(self, channel: str, number: int, *, std: float = 0.0) -> Passed:
+        """The total of a round that a machine of this organisation opened; with noise it is kept.
+
+        Args:
+            channel: The sum.
+            number: Its round.
+            std: Of the noise in each value.
+        """
+        values, reach = self.totals.take(channel, number)
+        self.keep_scored(values)
+        if std:
+            values = self.keep(TOTAL, values, std=std, where=f"{channel}/{number}")
+        return Passed(values=values, reach=reach, key=_KEY)
+
     def hand_on(
-        self,
-        values: npt.NDArray[Any] | float | Mapping[str, float | None],
-        *,
-        kind: str,
-        observers: tuple[str, ...],
+        self, passed: Passed, *, kind: str, observers: tuple[str, ...], dtype: type | None = None
     ) -> Released:
         """Lets out what was computed from others' releases and totals alone, such as their sum.
 
-        Its owners have counted it when they let their parts out, with these observers; this gate adds no
-        entry. That nothing else is in it is the caller's word, so only messages declared for it carry it.
+        Its owners have counted it when they let their parts out; this gate adds no entry, and makes sure that
+        this organisation's own part was let out to these observers.
 
         Args:
-            values: An array, a number, or numbers by name.
+            passed: From `total`, or from `securevfl.privacy.passing`.
             kind: What it is: one of `HANDED_ON`.
             observers: Organisations that will see it.
+            dtype: Of the array that leaves; by default its own.
+
+        Raises:
+            EgressError: It was made otherwise, or has a part that was not let out to one of them.
         """
         if kind not in HANDED_ON:
             raise PlanError(f"{self.owner}: {kind!r} is not handed on; only {', '.join(HANDED_ON)} are")
-        given = np.array(values) if isinstance(values, np.ndarray) else values
+        if type(passed) is not Passed or getattr(passed, "_made_with", None) is not _KEY:
+            raise EgressError(
+                f"{self.owner}: {type(passed).__name__} cannot be handed on; others' releases and totals can"
+            )
+        if passed.reach is not None and not passed.reach.issuperset(observers):
+            other = min(set(observers) - passed.reach)
+            raise EgressError(f"{self.owner}: its own part of a {kind} was not let out to {other}")
+        values = passed.values
+        given = values.astype(dtype or values.dtype) if isinstance(values, np.ndarray) else values
         return Released(values=given, head=self.ledger.released, observers=observers, kind=kind, key=_KEY)
 
     def randomise_labels(
@@ -581,23 +646,42 @@ class Gate:
         """
         if self.update is None or self.update.sigma <= 0:
             raise PlanError(f"{self.owner}: local updates have no noise; set gradient_sigma above 0")
-        self._account(self.update, rows=rows, vectors=1, kind="update", observers=(), protection="dp-update")
+        count = 1 if self.noise.secure else len(rows)  # an exact release names each vector's record
+        self._account(
+            self.update, rows=rows, vectors=count, kind="update", observers=(), protection="dp-update"
+        )
         exact = torch.cat([each.detach().flatten() for each in sums])
         noisy = self.noise.perturb(exact.numpy(force=True), self.update.sigma).astype(np.float32)
         kept = self.keep(UPDATE, noisy, std=self.update.sigma)
         pieces = torch.split(to_device(kept, exact.device, exact.dtype), [each.numel() for each in sums])
         return [piece.reshape(each.shape) for piece, each in zip(pieces, sums, strict=True)]
 
-    def state(self) -> dict[str, Any]:
-        """What was released once and may be sent again; spending is kept in the ledger."""
-        caches = enumerate((self._cache or {}).items())
-        return {str(i): {"observers": list(key), **cache.state()} for i, (key, cache) in caches}
+    def arrivals(self, name: str, shape: tuple[int, ...], *, device: torch.device) -> Arrivals:
+        """A new place for what arrives, which this gate keeps between epochs under a name."""
+        self._arrivals[name] = Arrivals(shape, device=device)
+        return self._arrivals[name]
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Takes up a saved state."""
-        for saved in state.values():
+    def state(self) -> dict[str, Any]:
+        """What was released once and may be sent again, and what arrived; spending is kept in the ledger."""
+        caches = enumerate((self._cache or {}).items())
+        released = {str(i): {"observers": list(key), **cache.state()} for i, (key, cache) in caches}
+        arrived = {name: each.state() for name, each in self._arrivals.items()}
+        return {"released": released, "arrived": arrived}
+
+    def load(self, state: dict[str, Any], *, fresh: bool = True) -> None:
+        """Takes up a saved state; roles have no business here.
+
+        Args:
+            state: What `state` gave.
+            fresh: True in a new process, which has no other memory of what was released once.
+        """
+        if not self._arrivals.keys() <= state.get("arrived", {}).keys():
+            raise RunError(f"another version has saved the state of {self.owner}'s gate; start the run anew")
+        for saved in state["released"].values() if fresh else ():
             if self._cache is not None:
                 self._cache[tuple(saved["observers"])] = _Cache.restored(saved)
+        for name, place in self._arrivals.items():
+            place._load(state["arrived"][name])
 
     def _account(
         self,
@@ -615,6 +699,8 @@ class Gate:
 
         `kind`, a word that others may choose, changes no cost.
         """
+        if self.allows is not None:
+            self.allows(kind, observers, rows, vectors)
         noisy, promised = mechanism.sigma > 0, "exact"
         if self.noise.secure and epsilon is not None:
             promised = "randomised-response"
@@ -634,8 +720,13 @@ class Gate:
             mode=self.mode,
             epsilon=epsilon,
         )
-        self.allows(record)
         return self.budget.spend(record, self.ledger.append)
+
+
+def _check_sealed(machine: Machine | None) -> None:
+    """Raises for machines of sums: what they send may be the values, which enter as a contribution."""
+    if machine is not None and not is_shipped(machine, place=SEALED):
+        raise EgressError(f"{type(machine).__name__} is not a machine of a protocol that hides all it sends")
 
 
 @lru_cache(maxsize=64)
@@ -645,7 +736,7 @@ def _distributed(noise: DistributedNoise, clip: float, width: int) -> tuple[Mech
     return protection, noise.sensitivity(2 * clip, width)
 
 
-def _clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:
+def clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np.float64]:
     """Clips once more in float64: float32 rounding may have left a norm just above the bound."""
     norms = np.sqrt(np.einsum("ij,ij->i", values, values))
     over = norms > clip

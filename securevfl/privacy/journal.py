@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from securevfl import __version__
 from securevfl.privacy.views import MESSAGES, ViewWriter
 
 Array = npt.NDArray[Any]
 
-RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA = (
+RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA, LOCK, PREDICTED, SCORED, ORIGIN = (
     "release",
     "gradient",
     "update",
@@ -29,7 +30,18 @@ RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA = (
     "total",
     "model",
     "data",
+    "lock",
+    "predicted",
+    "scored",
+    "origin",
 )
+"""The lock is the dealer's: what locks the seeds of a checked session in the members' views. Predicted and
+scored are the rows of new records, which are in no data of the run, and what was opened of them. An origin is
+where a first model is from: the version of torch that made it as the plan says, or `GIVEN`."""
+ROWS, AS_GIVEN = "rows", f"given to {__version__}"
+"""Places of digests of rows: as trained on, and as given; what it made of those, a version makes again."""
+GIVEN = "given"
+"""Origin of a model that its owner brought."""
 
 
 def fingerprint(arrays: Iterable[Any]) -> Array:

@@ -15,69 +15,48 @@ Entries are flushed and synced to disk before the message leaves, so that a cras
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
 from securevfl.files import appending, read_json, sync
+from securevfl.privacy.chain import (
+    ALIGNMENT,
+    DEVIATION,
+    GENESIS,
+    NOTES,
+    PHASE,
+    SCORING,
+    SESSION,
+    Entry,
+    LedgerReader,
+    canonical,
+    digest_of,
+    line_of,
+    signed_end,
+)
 from securevfl.privacy.messages import Head
 from securevfl.privacy.rows import Rows
 
 FORMAT = 2
 """Of sessions that are written. Format 1, in older ledgers, has a signature on every entry."""
-GENESIS = "0" * 64
 _MOST_DIGITS = 15  # of a row index in a list
-SESSION = "session"
-"""Kind of the entry with which a process announces its signing key."""
-PHASE = "phase"
-"""Kind of the entry with which a site notes that a part of an agreed run begins; it releases nothing."""
-ALIGNMENT = "alignment"
-"""Kind of the entry that stands for an alignment which begins; accountants do not count it."""
-SCORING = "scoring"
-"""Kind of the entry with which a label holder notes scores that it has obtained and others have released."""
-_NOTES = (SESSION, PHASE, ALIGNMENT, SCORING)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One line of a ledger: its place in the chain and what it says."""
-
-    index: int
-    digest: str
-    content: Mapping[str, Any]
-
-    @property
-    def is_session(self) -> bool:
-        """True for the entry that announces a new signing key."""
-        return bool(self.content.get("kind") == SESSION)
-
-    @property
-    def is_release(self) -> bool:
-        """True for what accountants count: no signing key, no alignment, no beginning of a part."""
-        return self.content.get("kind") not in _NOTES
-
-
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def _parts(content: Mapping[str, Any]) -> tuple[str, str, str]:
     """An entry in its one form, in three parts: index and last hash of an entry stand between them."""
     before, between, after = (
-        _canonical({key: value for key, value in content.items() if low < key < high})[1:-1]
+        canonical({key: value for key, value in content.items() if low < key < high})[1:-1]
         for low, high in (("", "index"), ("index", "previous"), ("previous", "~"))
     )
     return before and before + ",", between and between + ",", after and "," + after
@@ -115,14 +94,6 @@ def _form(
     return _parts(content | ({"assumption": assumption} if assumption else {}))
 
 
-def _line(body: str, digest: str, signature: bytes = b"") -> str:
-    return f'{body[:-1]},"hash":"{digest}","signature":"{signature.hex()}"}}'
-
-
-def _digest(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()
-
-
 def rows_to_text(rows: Rows) -> str:
     """Writes distinct row indices as sorted ranges."""
     if rows.size == 0:
@@ -131,7 +102,7 @@ def rows_to_text(rows: Rows) -> str:
     if rows is known:
         return text
     text = _ranges(rows)
-    if rows.size <= _MOST_KEPT and not rows.flags.writeable and rows.base is None:
+    if rows.size <= _MOST_KEPT and not rows.flags.writeable and type(rows.base) in (bytes, type(None)):
         _written[0] = rows, text  # what cannot change need not be written anew
     return text
 
@@ -203,7 +174,7 @@ class Ledger:
         self.agreement = agreement
         self.path = path
         self.releases = 0
-        self._lines: list[str] = []  # of a ledger on disk: what is not written yet
+        self._lines: MutableSequence[str] = []  # of a ledger on disk: what is not written yet
         self._together = False
         self._file: IO[bytes] | None = None
         self._lock, self._size = threading.RLock(), 0
@@ -245,16 +216,10 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         index, digest = -1, GENESIS
         if path.exists():
-            raw = path.read_bytes()
-            whole = raw[: raw.rfind(b"\n") + 1]
-            kept = _without_unsigned_end(whole)
-            if kept != raw:
-                with path.open("r+b") as file:
-                    file.truncate(len(kept))
-            entries = _verify_file(self.owner, path, kept)
-            self.releases = sum(entry.is_release for entry in entries)
-            if entries:
-                index, digest = entries[-1].index, entries[-1].digest
+            if (end := signed_end(path)) < path.stat().st_size:
+                os.truncate(path, end)
+            chain = LedgerReader(path, owner=self.owner, thorough=False).end()
+            self.releases, index, digest = chain.releases, chain.count - 1, chain.digest
         self._file = appending(path, binary=True)
         self._size = path.stat().st_size
         return index, digest
@@ -265,7 +230,7 @@ class Ledger:
         Raises:
             LedgerError: It would pass for the entry that announces a signing key, which counts nothing.
         """
-        if record.kind in _NOTES:
+        if record.kind in NOTES:
             raise LedgerError(
                 f"a release of {self.owner} cannot be of kind {record.kind!r}; name what it is for"
             )
@@ -318,6 +283,15 @@ class Ledger:
         content = {"kind": SCORING, "name": name, "owners": list(of), "vectors": len(rows)}
         return self._write(content | {"rows": rows_to_text(rows)})
 
+    def note_deviation(self, *, member: str, how: str) -> Head:
+        """Notes that somebody was seen not to follow the protocol, and syncs it to disk.
+
+        Args:
+            member: Who it was; empty where nobody can be named.
+            how: How it was seen.
+        """
+        return self._write({"kind": DEVIATION, "member": member, "how": how})
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Entries of this block leave together: one signature, and on disk one sync, at its end.
@@ -339,8 +313,17 @@ class Ledger:
     @property
     def lines(self) -> list[str]:
         """The lines of a ledger in memory, signed up to here."""
+        return list(self.each_line())
+
+    def each_line(self) -> Iterator[str]:
+        """The same, one at a time."""
         self._sign()
-        return list(self._lines)
+        return iter(self._lines)
+
+    def keep_in(self, lines: MutableSequence[str]) -> None:
+        """Has a ledger in memory keep its lines there, where that holds more than memory does."""
+        lines.extend(self._lines)
+        self._lines = lines
 
     def says(self, position: int, words: str) -> bool:
         """Whether an entry of a ledger in memory holds these words of its text form."""
@@ -353,10 +336,10 @@ class Ledger:
     def _append(self, before: str, between: str, after: str) -> Head:
         head, index = self.head, self.head.position + 1
         body = f'{{{before}"index":{index},{between}"previous":"{head.digest}"{after}}}'
-        digest = _digest(body)
-        self._lines.append(_line(body, digest))
+        digest = digest_of(body)
+        self._lines.append(line_of(body, digest))
         self.head = Head(self.owner, index, digest)
-        if not self._together:
+        if self.path is not None and not self._together:
             self._commit()
         return self.head
 
@@ -414,118 +397,6 @@ class Ledger:
                 self._file.close()
 
 
-def verify_lines(owner: str, lines: Iterable[str]) -> list[Entry]:
-    """Checks chain, order and signatures and returns the entries.
-
-    Raises:
-        LedgerError: The first entry that does not fit, and why.
-    """
-    return _ended(owner, _verify(owner, lines, _NOTHING))
-
-
-class _Verified(NamedTuple):
-    """The part of a ledger file that this process has verified before.
-
-    Attributes:
-        size: Bytes.
-        digest: Their SHA-256.
-        entries: What they say.
-        key: The key that signs from there on.
-        each: Whether the session signs every entry (format 1).
-        covered: How many entries the last signature covers.
-    """
-
-    size: int
-    digest: bytes
-    entries: list[Entry]
-    key: Ed25519PublicKey | None = None
-    each: bool = True
-    covered: int = 0
-
-
-_NOTHING = _Verified(0, hashlib.sha256().digest(), [])
-_KNOWN: OrderedDict[Path, _Verified] = OrderedDict()
-_UNSIGNED = b'","signature":""}\n'
-_MOST_FILES, _MOST_BYTES = 64, 1 << 26
-
-
-def _verify_file(owner: str, path: Path, raw: bytes) -> list[Entry]:
-    """Verifies a file's content; what was verified before, byte for byte, is not verified again."""
-    place = path.resolve()
-    known = _KNOWN.get(place, _NOTHING)
-    if known.entries and known.entries[0].content["owner"] != owner:
-        known = _NOTHING
-    if len(raw) < known.size or hashlib.sha256(raw[: known.size]).digest() != known.digest:
-        known = _NOTHING
-    end = raw.rfind(b"\n") + 1  # a line without its end may still grow
-    found = _verify(owner, raw[known.size : end].decode().split("\n")[:-1], known)
-    if end <= _MOST_BYTES:
-        _KNOWN[place] = found._replace(size=end, digest=hashlib.sha256(raw[:end]).digest())
-        _KNOWN.move_to_end(place)
-        while len(_KNOWN) > _MOST_FILES:
-            _KNOWN.popitem(last=False)
-    rest = [raw[end:].decode()] if raw[end:] else []
-    return _ended(owner, _verify(owner, rest, found))
-
-
-def _ended(owner: str, found: _Verified) -> list[Entry]:
-    """The entries of a ledger that ends here: a signature covers the last of them."""
-    if found.covered < len(found.entries):
-        raise LedgerError(f"ledger of {owner}, entry {found.covered}: no signature covers it (forged)")
-    return found.entries
-
-
-def _without_unsigned_end(raw: bytes) -> bytes:
-    """Whole lines up to the last signature: those after it were not synced, so nothing of them has left."""
-    while raw.endswith(_UNSIGNED):
-        raw = raw[: raw.rfind(b"\n", 0, -1) + 1]
-    return raw
-
-
-def _verify(owner: str, lines: Iterable[str], after: _Verified) -> _Verified:
-    """Verifies lines that follow what was verified; returns all that is known then."""
-    entries, key, each, covered = list(after.entries), after.key, after.each, after.covered
-    previous = entries[-1].digest if entries else GENESIS
-    for index, line in enumerate(lines, start=len(entries)):
-        where = f"ledger of {owner}, entry {index}"
-        try:
-            content = json.loads(line)
-            digest, signature = content.pop("hash"), bytes.fromhex(content.pop("signature"))
-            body = _canonical(content)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise LedgerError(f"{where}: not a ledger entry") from error
-        if content.get("owner") != owner or content.get("index") != index:
-            raise LedgerError(f"{where}: belongs elsewhere (an entry was removed, moved or copied)")
-        if content.get("previous") != previous:
-            raise LedgerError(f"{where}: does not follow the entry before it (chain broken)")
-        if _digest(body) != digest:
-            raise LedgerError(f"{where}: content does not match its hash (edited)")
-        if line != _line(body, digest, signature):
-            raise LedgerError(f"{where}: not in the one form that an entry has (edited)")
-        if content.get("kind") == SESSION:
-            if covered < index:
-                raise LedgerError(f"{where}: a session begins before the last one has signed (forged)")
-            key, each = _public_key(where, content), content.get("format") == 1
-        if key is None:
-            raise LedgerError(f"{where}: no session entry announces a signing key")
-        if signature or each:
-            try:
-                key.verify(signature, bytes.fromhex(digest))
-            except InvalidSignature as error:
-                raise LedgerError(f"{where}: signature is not the owner's (forged)") from error
-            covered = index + 1
-        entries.append(Entry(index=index, digest=digest, content=content))
-        previous = digest
-    return after._replace(entries=entries, key=key, each=each, covered=covered)
-
-
-def _public_key(where: str, content: Mapping[str, Any]) -> Ed25519PublicKey:
-    try:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(content["public_key"]))
-    except (KeyError, ValueError, TypeError) as error:
-        raise LedgerError(f"{where}: session entry without a readable public key") from error
-
-
 def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
     """Reads and verifies a ledger file.
 
@@ -537,10 +408,7 @@ def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
         LedgerError: The ledger was edited, cut, reordered or rewritten.
         RunError: The file cannot be read.
     """
-    try:
-        entries = _verify_file(path.stem, path, path.read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"ledger {path} cannot be read: {error}") from error
+    entries = list(LedgerReader(path).entries())
     for head in heads:
         if head.owner != path.stem:
             continue
@@ -577,8 +445,13 @@ def to_record(owner: str, content: Mapping[str, Any]) -> ReleaseRecord:
 
 def kept_records(ledger: Ledger) -> list[ReleaseRecord]:
     """The releases in a ledger that is kept in memory."""
-    contents = [json.loads(line) for line in ledger.lines]
-    return [to_record(ledger.owner, content) for content in contents if content["kind"] not in _NOTES]
+    return list(each_kept(ledger))
+
+
+def each_kept(ledger: Ledger) -> Iterator[ReleaseRecord]:
+    """The same, one at a time."""
+    contents = (json.loads(line) for line in ledger.each_line())
+    return (to_record(ledger.owner, content) for content in contents if content["kind"] not in NOTES)
 
 
 AGREEMENT_FILE = "agreement.json"

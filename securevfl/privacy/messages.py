@@ -42,6 +42,9 @@ class Packet:
         head: The sender's ledger head, where the content passed a gate.
         checked: True where a link of this process has checked it; never on the wire.
         weight: Bytes that it counts while it waits here, where somebody counts; never on the wire.
+        reach: Organisations that its payload was let out to; never on the wire.
+        arrived: What a link that was asked to has noted of its content; never on the wire.
+        rows: The records that it names, as a link has checked them; they cannot change.
     """
 
     kind: str
@@ -53,6 +56,9 @@ class Packet:
     head: Head | None = None
     checked: bool = field(default=False, compare=False, repr=False)
     weight: int = field(default=0, compare=False, repr=False)
+    reach: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    arrived: Any = field(default=None, init=False, compare=False, repr=False)
+    rows: Any = field(default=None, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         """A field; one that is declared but not always there may be missing."""

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from securevfl.errors import EgressError, ProtocolError, WireError
 from securevfl.privacy.messages import Head, Packet
-from securevfl.privacy.rows import Rows
+from securevfl.privacy.rows import Rows, fixed
 from securevfl.privacy.schemas import (
     ARRAY,
     BYTES,
@@ -29,13 +30,14 @@ from securevfl.privacy.schemas import (
     LIST,
     MESSAGES,
     NUMBER,
+    PLACES,
     ROWS,
     TABLE,
     Form,
     Schema,
     roles_of,
 )
-from securevfl.protocols.contract import Message
+from securevfl.protocols.contract import MAX_ROUND, PROTOCOLS, Message
 from securevfl.protocols.wire import Value
 
 if TYPE_CHECKING:
@@ -51,6 +53,13 @@ MAX_WORD = 255
 # -- payloads -----------------------------------------------------------------------------------------------
 
 
+def _unchangeable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy that nobody can change: an array that owns its memory can be made writeable again."""
+    if not values.size:
+        return np.zeros(values.shape, values.dtype)
+    return np.frombuffer(values.tobytes(), values.dtype).reshape(values.shape)
+
+
 class _Gated:
     """Can be made with the key alone, and cannot be changed or copied afterwards."""
 
@@ -64,7 +73,13 @@ class _Gated:
         object.__setattr__(self, "_made_with", key)
         values = getattr(self, "values", None)
         if type(values) is np.ndarray:
-            values.flags.writeable = False
+            object.__setattr__(self, "values", _unchangeable(values))
+        elif type(values) is dict:
+            kept = {
+                name: _unchangeable(each) if type(each) is np.ndarray else each
+                for name, each in values.items()
+            }
+            object.__setattr__(self, "values", MappingProxyType(kept))
 
     def __reduce__(self) -> Any:
         raise EgressError(
@@ -129,6 +144,11 @@ class Accounted(_Gated):
     observers: tuple[str, ...]
     key: InitVar[object] = None
 
+    def __post_init__(self, key: object) -> None:
+        if self.machine is not None and not type(self.machine).__module__.startswith(PROTOCOLS):
+            raise EgressError(f"{type(self.machine).__name__} is not a machine of a protocol that is shipped")
+        _Gated.__post_init__(self, key)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Masked(_Gated):
@@ -146,6 +166,42 @@ class Masked(_Gated):
     head: Head | None
     observers: tuple[str, ...]
     key: InitVar[object] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Arrived(_Gated):
+    """What a message brought, as the link got it.
+
+    Attributes:
+        fields: Its content.
+        reach: Organisations that this one's own part of it was let out to; None where it has no part.
+    """
+
+    fields: Mapping[str, Value]
+    reach: frozenset[str] | None
+    key: InitVar[object] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Passed(_Gated):
+    """What was computed from values that gates have let out, and from nothing else: it may be handed on.
+
+    Attributes:
+        values: An array, a number, or numbers by name.
+        reach: Organisations that this one's own part of it was let out to; None where it has no part.
+        source: The values on the device where they were computed, if any.
+    """
+
+    values: Any
+    reach: frozenset[str] | None
+    source: Any = None
+    key: InitVar[object] = None
+
+
+def common(reaches: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    """Whom something may be handed to that was computed from several; None for anybody."""
+    bound = [each for each in reaches if each is not None]
+    return frozenset.intersection(*bound) if bound else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -187,16 +243,18 @@ class Link:
         aside: How the carrier wants long work to be done while it serves connections; None for at once.
         heads: The newest ledger head that arrived from each owner at another organisation.
         backlog: Organisation -> bytes of its packets that wait here.
+        handing: Kinds of messages whose content the role may hand on; they come with `Packet.arrived`.
     """
 
     def __init__(self, address: str, post: Callable[[Packet], None], hosts: Mapping[str, str]) -> None:
         self.address = address
-        self.hosts = hosts
+        self.hosts = MappingProxyType(dict(hosts))  # who is inside is not a role's to say
         self.phase = ""
         self.aside: Aside | None = None
         self.number = 0
         self.backlog: Counter[str] = Counter()
         self.heads: dict[str, Head] = {}
+        self.handing: frozenset[str] = frozenset()
         self._post = post
         self._roles = roles_of(address)
         self._inbox: deque[Packet] = deque()
@@ -252,10 +310,12 @@ class Link:
         if self._roles.isdisjoint(schema.senders) or (self.phase and self.phase not in schema.phases):
             raise EgressError(f"{self.address} may not send {kind!r} in phase {self.phase or 'unknown'!r}")
         here = host == self.hosts[self.address]
+        reach: tuple[str, ...] = ()
+        rows: Rows | None = None
         if masked:
             fields, head = self._masked(content, host, here), None if here else content.head
         else:
-            fields, head = self._fields(schema, content, host, here)
+            fields, head, reach, rows = self._fields(schema, content, host, here)
         self.number += 1
         return Packet(
             kind=kind,
@@ -266,6 +326,8 @@ class Link:
             reply_to=reply_to,
             head=head,
             checked=True,
+            reach=reach,
+            rows=rows,
         )
 
     def _masked(self, content: Masked, host: str, here: bool) -> dict[str, Value]:
@@ -280,10 +342,11 @@ class Link:
 
     def _fields(
         self, schema: Schema, content: Any, host: str, here: bool
-    ) -> tuple[dict[str, Value], Head | None]:
-        """Fields and ledger head of a declared message; every field is checked, payloads are opened."""
+    ) -> tuple[dict[str, Value], Head | None, tuple[str, ...], Rows | None]:
+        """Fields, ledger head, observers, records of a declared message; all is checked, payloads opened."""
         fields: dict[str, Value] = {}
         head: Head | None = None
+        reach: tuple[str, ...] = ()
         about = rows = None
         for attribute, name, form in schema.sent:
             value = getattr(content, attribute)
@@ -297,7 +360,7 @@ class Link:
                         raise self._refusal(schema, name, "was not made by a gate")
                     if not here and host not in value.observers:
                         raise self._refusal(schema, name, f"was let out to {value.observers}, not to {host}")
-                    head, about = value.head, value.rows
+                    head, about, reach = value.head, value.rows, value.observers
                 elif type(value) is not Inside:
                     raise self._refusal(schema, name, f"is {type(value).__name__}, which passed no gate")
                 elif not here:
@@ -314,7 +377,9 @@ class Link:
             fields[name] = value
         if rows is not None and about is not None and rows is not about and not np.array_equal(rows, about):
             raise self._refusal(schema, "rows", "names other records than the payload is about")
-        return fields, head
+        if rows is not None and (type(rows.base) is not bytes or rows.dtype != np.int64):
+            rows = fixed(rows)  # what the receiver looks at later must be what was checked now
+        return fields, head, reach, rows
 
     def _refusal(self, schema: Schema, name: str, found: str) -> EgressError:
         return EgressError(f"{self.address} does not send {schema.kind!r}: field {name!r} {found}")
@@ -362,6 +427,10 @@ class Link:
         """
         if not packet.checked:  # else a link of this process has checked the very same object
             self._check(packet)
+        if packet.kind in self.handing:
+            here = self.hosts[packet.sender] == self.hosts[self.address]
+            fields, reach = MappingProxyType(dict(packet.fields)), frozenset(packet.reach) if here else None
+            packet.arrived = Arrived(fields=fields, reach=reach, key=_KEY)
         if packet.reply_to is not None:
             receiver, answer = self._calls.get(packet.reply_to, ("", None))
             if answer is None or receiver != packet.sender:
@@ -387,6 +456,8 @@ class Link:
             raise ProtocolError(
                 f"{packet.sender} may not send {packet.kind!r} in phase {self.phase or 'unknown'!r}"
             )
+        if "rows" in packet.fields and schema.received["rows"].what == ROWS:
+            packet.rows = fixed(packet.fields["rows"])  # type: ignore[arg-type]
         here = self.hosts.get(packet.sender) == self.hosts[self.address]
         if not here and any(form.inside for _, _, form in schema.sent):
             raise ProtocolError(f"{packet.sender} sends {packet.kind!r}, which stays inside one organisation")
@@ -434,11 +505,7 @@ def _fits(form: Form, value: Any) -> bool:
     if what == ROWS:
         return _are_rows(value)
     if what == FACT:
-        if type(value) not in form.types:
-            return False
-        return type(value) is not str or (
-            len(value) <= MAX_WORD and (not form.choices or value in form.choices)
-        )
+        return type(value) in form.types and _is_fact(form, value)
     if what == NUMBER:
         return type(value) is float
     if what == TABLE:
@@ -447,7 +514,24 @@ def _fits(form: Form, value: Any) -> bool:
         return value is None or type(value) is float
     if what == BYTES:
         return type(value) is bytes
-    return what == LIST and type(value) is list and all(type(each) in form.types for each in value)
+    if type(value) is not list:
+        return False
+    if what == PLACES:
+        return all(type(each) is int for each in value) and _are_places(value)
+    return what == LIST and all(type(each) in form.types and _is_fact(form, each) for each in value)
+
+
+def _is_fact(form: Form, value: Any) -> bool:
+    """Whether a fact is of a public one's size: many features would fit into one long number or word."""
+    if type(value) is int:
+        return -MAX_ROUND <= value <= MAX_ROUND
+    return type(value) is not str or (len(value) <= MAX_WORD and (not form.choices or value in form.choices))
+
+
+def _are_places(value: list[int]) -> bool:
+    """Whether these can be new numbers of as many things: from 0 on, none left out."""
+    most = max(value, default=-1)
+    return most < len(value) and min(value, default=0) >= 0 and len(set(value)) == most + 1
 
 
 _named: list[tuple[Rows | None, Any]] = [(None, None)]  # what was named last, and how it went on the wire
@@ -465,8 +549,8 @@ def _rows_on_wire(rows: Any) -> Any:
     if not _are_rows(rows):
         return None
     wired = rows.astype(np.int32)
-    if not rows.flags.writeable and rows.base is None and rows.size <= _MOST_KEPT:
-        wired.setflags(write=False)
+    if type(rows.base) is bytes and rows.size <= _MOST_KEPT:
+        wired = _unchangeable(wired)
         _named[0] = rows, wired
     return wired
 

@@ -28,7 +28,7 @@ def roles_of(address: str) -> frozenset[str]:
 
 # -- fields of messages -------------------------------------------------------------------------------------
 
-FACT, ROWS, ARRAY, NUMBER, TABLE, BYTES, LIST = range(7)
+FACT, ROWS, ARRAY, NUMBER, TABLE, BYTES, LIST, PLACES = range(8)
 
 
 class Form(NamedTuple):
@@ -70,7 +70,12 @@ class Form(NamedTuple):
             return f"a list of {self.types[0].__name__}"
         if self.what == TABLE:
             return f"arrays or numbers by name ({', '.join(self.names)})"
-        return {ROWS: "a list of distinct record indices", NUMBER: "a number", BYTES: "bytes"}[self.what]
+        return {
+            ROWS: "a list of distinct record indices",
+            NUMBER: "a number",
+            BYTES: "bytes",
+            PLACES: "a list of places, none left out",
+        }[self.what]
 
 
 def fact(
@@ -96,9 +101,9 @@ def records(*, default: Any = MISSING) -> Any:
     return _field(Form(ROWS, optional=default is None))
 
 
-def numbers() -> Any:
-    """A list of public whole numbers."""
-    return _field(Form(LIST, types=(int,)))
+def places() -> Any:
+    """New numbers of things in order, several of which may get the same: none is left out, from 0 on."""
+    return _field(Form(PLACES))
 
 
 def names(*, default: Any = MISSING) -> Any:
@@ -153,9 +158,11 @@ class Schema:
         uniform: Fields with masked words, which are uniform and fresh to all who get them.
         widths: Of uniform fields whose words do not fill their type, in how many bits they are uniform.
         secret: Fields with seeds, which no view keeps.
-        common: Those of them that all receivers of one round may share.
+        opaque: Fields with ciphertexts, none like another.
+        common: Of secret fields, those that all receivers of one round may share.
         unmasked: Fields of a few words that hide nothing.
         fresh: Fields whose rows never come again.
+        summed: Uniform fields that stay so when all senders' of a round are added up.
     """
 
     kind: str
@@ -170,9 +177,11 @@ class Schema:
     uniform: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     secret: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
     unmasked: tuple[str, ...] = ()
     fresh: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
 
     def form_of(self, name: str) -> Form | None:
         """The form of a field by its name on the wire; None where it has no such field."""
@@ -187,7 +196,7 @@ MESSAGES: dict[str, Schema] = {}
 @dataclass_transform(
     frozen_default=True,
     kw_only_default=True,
-    field_specifiers=(fact, records, names, released, released_number, released_table),
+    field_specifiers=(fact, records, places, names, released, released_number, released_table),
 )
 class Content:
     """What a role says. Subclasses are frozen dataclasses, entered in `MESSAGES` when they are declared.
@@ -209,6 +218,10 @@ class Content:
         sent = [
             (each.name, each.metadata["wire"] or each.name, each.metadata["form"]) for each in fields(made)
         ]
+        if sum(form.payload and not form.inside for _, _, form in sent) > 1:
+            raise InputError(
+                f"messages of kind {kind!r} carry two payloads, which may be for different observers"
+            )
         _enter(kind, cls, senders, phases, tuple(sent))
 
 
@@ -277,9 +290,11 @@ def _enter(
         uniform=getattr(cls, "uniform", ()),
         widths=getattr(cls, "widths", {}),
         secret=getattr(cls, "secret", ()),
+        opaque=getattr(cls, "opaque", ()),
         common=getattr(cls, "common", ()),
         unmasked=getattr(cls, "unmasked", ()),
         fresh=getattr(cls, "fresh", ()),
+        summed=getattr(cls, "summed", ()),
     )
     MESSAGES[kind] = schema
     return schema

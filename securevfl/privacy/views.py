@@ -6,8 +6,9 @@ owner alone. It also holds what the observer itself sent, because it knows that 
 opened with secrets of its own.
 
 Of masked words a view keeps a sketch: a digest, a few of the words and the one nearest to zero, enough to see
-that masks are uniform and fresh; the words themselves only on request. Seeds of masks are never written, only
-their digests: with them, views of two members would give away each other's rows.
+that masks are uniform and fresh; of ciphertexts a digest. Words and ciphertexts themselves are kept only on
+request; among members that may cheat that takes in their seeds, under a key that only the dealer has. Seeds
+themselves are never written: with them, views of two members would give away each other's rows.
 
 Every observer keeps, in any case, the newest ledger head it received from each owner (``receipts/``):
 a few bytes that hold no data and expose a ledger that was cut or rewritten.
@@ -19,12 +20,12 @@ import hashlib
 import json
 import math
 import os
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ from securevfl.privacy.payloads import keep_newest
 from securevfl.privacy.schemas import MESSAGES as DECLARED
 from securevfl.protocols.wire import Value
 
+Places: TypeAlias = "array[int]"
 MESSAGES = "messages.jsonl"
 ARRAYS = "arrays.bin"
 BYTES = "bytes"  # marks a byte string among the arrays
@@ -98,10 +100,15 @@ def sketch_of(words: npt.NDArray[Any]) -> Sketch:
         return Sketch(digest, 0, flat)
     ring = flat.view(f"u{flat.itemsize}")
     least = int(min(ring.min(), (-ring).min()))  # both wrap around: the distance from zero on either side
-    if flat.size <= SAMPLE:
-        return Sketch(digest, least, flat)
-    places = (np.arange(SAMPLE // 2, dtype=np.uint64) * _STEP + int(digest[:8], 16)) % flat.size
-    return Sketch(digest, least, flat[np.concatenate([np.arange(SAMPLE // 2), places.astype(np.int64)])])
+    return Sketch(digest, least, flat[sampled(digest, flat.size)])
+
+
+def sampled(digest: str, size: int) -> npt.NDArray[np.int64]:
+    """The places of the words that a sketch keeps of so many."""
+    if size <= SAMPLE:
+        return np.arange(size)
+    places = (np.arange(SAMPLE // 2, dtype=np.uint64) * _STEP + int(digest[:8], 16)) % size
+    return np.concatenate([np.arange(SAMPLE // 2), places.astype(np.int64)])
 
 
 class ViewWriter:
@@ -110,11 +117,11 @@ class ViewWriter:
     Args:
         folder: Where.
         observer: Whose.
-        words: False keeps only sketches of masked words. Seeds are not kept in any case.
+        words: False keeps only sketches of masked words and ciphertexts. Seeds are not kept in any case.
     """
 
     def __init__(self, folder: Path, observer: str, *, words: bool = True) -> None:
-        self.observer, self._words = observer, words
+        self.observer, self.words = observer, words
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._count = _repair(folder)
@@ -134,13 +141,14 @@ class ViewWriter:
                 continue
             array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
             secret = declared is not None and name in declared.secret
+            opaque = declared is not None and name in declared.opaque
             masked = declared is not None and name in declared.uniform
-            if secret:
+            if secret or opaque:
                 sketches[name] = [hashlib.sha256(array.tobytes()).hexdigest(), 0, self._store(array[:0])]
             elif masked:
                 digest, least, sample = sketch_of(array)
                 sketches[name] = [digest, least, self._store(sample)]
-            dropped = secret or (masked and not self._words)
+            dropped = secret or ((masked or opaque) and not self.words)
             place = [None, array.dtype.str, list(array.shape)] if dropped else self._store(array)
             arrays[name] = [*place, BYTES] if isinstance(value, bytes) else place
         line = {
@@ -251,7 +259,7 @@ class View:
         place = header["arrays"][name]
         if place[0] is None:
             raise RunError(
-                f"{self.folder} holds only digests of masked words; train with --set record_words=true"
+                f"{self.folder} holds only digests of {name!r}; train with --set record_words=true"
             )
         return self.at(place)
 
@@ -281,18 +289,21 @@ class View:
             return self._read(json.loads(lines.readline()))
 
     @cached_property
-    def _starts(self) -> list[int]:
+    def _starts(self) -> Places:
         """Where each line begins."""
+        starts = array("Q", [0])
         with self._path.open("rb") as lines:
-            return [0, *accumulate(len(line) for line in lines)]
+            for line in lines:
+                starts.append(starts[-1] + len(line))
+        return starts
 
-    def index(self, *names: str, sent: bool | None = None) -> dict[tuple[Any, ...], list[int]]:
-        """Places of the messages by some of their properties or plain fields, in order; nothing is loaded."""
-        found: dict[tuple[Any, ...], list[int]] = {}
+    def index(self, *names: str, sent: bool | None = None) -> dict[tuple[Any, ...], Places]:
+        """Places of the messages by some of their properties, in order, 8 bytes each; nothing is loaded."""
+        found: dict[tuple[Any, ...], Places] = {}
         for place, line in enumerate(self.headers()):
             if sent in (None, line["sent"]):
-                key = tuple(line[name] if name in line else line["fields"].get(name) for name in names)
-                found.setdefault(key, []).append(place)
+                key = tuple(line[name] for name in names)
+                found.setdefault(key, array("Q")).append(place)
         return found
 
     def __iter__(self) -> Iterator[Seen]:

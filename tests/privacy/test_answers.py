@@ -33,7 +33,8 @@ def open_gate(folder, *, mode="strict", sigma=0.5, quota=QUOTA) -> Gate:
     gate = Gate(
         owner="shop", mode=mode, ledger=ledger, mechanism=Mechanism(sigma=sigma), budget=budget, noise=Noise()
     )
-    gate.answers = Answers(folder / "answers.db", dict(enumerate(each.content for each in found)).get)
+    entered = {each.index for each in found if each.content["kind"] == "prediction"}
+    gate.answers = Answers(folder / "answers.db", entered.__contains__)
     enforcer = Enforcer(Timetable.of_prediction(10, quota), budget=budget)
     enforcer.begin("score", 0)
     gate.allows = enforcer.check_release
@@ -150,7 +151,7 @@ def test_exact_scores_are_opened_once_and_never_of_people_with_a_promise(tmp_pat
 
 def test_only_the_newest_answers_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT", 4)
-    kept = Answers(tmp_path / "answers.db", lambda place: {"kind": "prediction"})
+    kept = Answers(tmp_path / "answers.db", lambda place: True)
     for place in range(513):
         with kept.keeping(str(place), ROWS, np.ones((2, 1)), position=place):
             pass
