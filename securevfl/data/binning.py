@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securevfl.data.columns import Column, numbers_of
+from securevfl.data.edges import Counted, tidy
 from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError
 
@@ -37,6 +38,8 @@ PARTS = 16
 BOUNDED_CELLS = 64
 FREE_VALUES = 64
 """A category list up to this length is used as it is; longer ones are counted first."""
+MOST_NAMED = 4
+"""Values of a list that are named where a bin holds them together."""
 SPLIT = (0.5, 2.0)
 """Cells of levels 1 and 2 above this multiple of `want` are split, if significant."""
 SIGNIFICANT = 2.5
@@ -229,6 +232,7 @@ def number_bins(
     stds: Sequence[float],
     bounds: tuple[float, float] | None = None,
     bins: int = BINS,
+    readable: bool = True,
 ) -> NumberBins:
     """Bins of a numeric column from what `counter` says about public intervals.
 
@@ -238,6 +242,7 @@ def number_bins(
         stds: Noise of the three levels.
         bounds: Public bounds; None takes the half binades.
         bins: Most bins that values get (missing values may have one more).
+        readable: Whether edges are moved to round numbers.
     """
     inner = half_binades() if bounds is None else equal_cells(*bounds)
     want = records / bins
@@ -254,6 +259,9 @@ def number_bins(
         cell.gather()
     leaves = [leaf for cell in cells for leaf in cell.leaves()]
     edges, totals = _merge(leaves, want=want, smallest=max(0.002 * records, 3 * stds[0]), bins=bins)
+    if readable:
+        counted = [Counted(low=c.low, high=c.high, count=c.count, variance=c.variance) for c in leaves]
+        edges, totals = tidy(edges, totals, counted)
     if gaps > max(3 * stds[0], records / 400):
         return NumberBins(edges=edges, missing=len(edges) + 1, counts=(*totals, gaps))
     return NumberBins(edges=edges, missing=int(np.argmax(totals)), counts=totals)
@@ -336,10 +344,12 @@ def bin_numbers(
     stds: Sequence[float],
     bounds: tuple[float, float] | None = None,
     bins: int = BINS,
+    readable: bool = True,
 ) -> NumberBins:
     """Count a column with noise, level by level, and bin it."""
     counter = noisy_counter(column, noise, stds=stds, bounds=bounds)
-    return number_bins(counter, records=int(np.size(column)), stds=stds, bounds=bounds, bins=bins)
+    records = int(np.size(column))
+    return number_bins(counter, records=records, stds=stds, bounds=bounds, bins=bins, readable=readable)
 
 
 def bin_categories(
@@ -454,7 +464,9 @@ def bin_column(
     """
     if column.kind == "number":
         low, high = column.feature_bounds[0] or (0.0, 0.0)
-        return bin_numbers(values, noise, stds=stds, bounds=(low, high) if low < high else None, bins=bins)
+        bounds = (low, high) if low < high else None
+        linear = column.scale == "linear"  # edges of others would be round on a scale that nobody reads
+        return bin_numbers(values, noise, stds=stds, bounds=bounds, bins=bins, readable=linear)
     codes = column.codes or 2
     if not is_binned(column):
         return CodeBins(groups=(*range(codes), codes if column.missing == "bin" else codes - 1))
@@ -473,4 +485,11 @@ def bin_labels(column: Column, bins: NumberBins | CodeBins) -> list[str]:
     for name, group in zip((*named, "missing"), bins.groups, strict=True):
         if name != "missing" or column.missing == "bin":
             found[group].append(name)
-    return ["other" if "other" in each else ", ".join(each) for each in found]
+    return ["other" if "other" in each else _few(each) for each in found]
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names in a line: of many the first two and how many follow."""
+    if len(names) <= MOST_NAMED:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]} and {len(names) - 2} more"

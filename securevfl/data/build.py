@@ -47,7 +47,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Construction:
     """What the constructors pass through: names, public knowledge and how to split the rows."""
 
     parties: tuple[str, ...]
@@ -67,7 +67,7 @@ class Settings:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def build(train: Rows, test: Rows | None, settings: Settings) -> VerticalData:
+def build(train: Rows, test: Rows | None, settings: Construction) -> VerticalData:
     """Check the rows, encode the labels, set apart a test part where none is given."""
     if settings.missing not in ("error", "drop"):
         raise DataError(f"missing must be 'error' or 'drop', found {settings.missing!r}")
@@ -108,7 +108,7 @@ def build(train: Rows, test: Rows | None, settings: Settings) -> VerticalData:
     )
 
 
-def _without_gaps(rows: Rows, settings: Settings) -> tuple[Rows, tuple[str, ...]]:
+def _without_gaps(rows: Rows, settings: Construction) -> tuple[Rows, tuple[str, ...]]:
     """Refuse or drop rows with NaN or infinite features or no label."""
     bad = missing_labels(rows.labels)
     if bad.any() and settings.missing == "error":
@@ -161,7 +161,7 @@ def from_arrays(
     if holder not in (*names, "server"):
         raise DataError(f"label holder {holder!r} is no party; {nearest(holder, [*names, 'server'])}")
     train, lost, notes = _align(blocks, labels, ids, names, holder)
-    settings = Settings(
+    settings = Construction(
         parties=names,
         columns=_column_names(columns, names, train.blocks),
         label_holder=holder,

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.data.mapped import CHUNK
-from securevfl.data.readers import is_missing, parse_numbers
+from securevfl.data.mapped import CHUNK, Mapped
+from securevfl.data.readers import Cells, is_missing, parse_numbers
 from securevfl.errors import DataError
+from securevfl.files import file_of
 
 Kind: TypeAlias = Literal["number", "category", "flag", "ignore"]
 Missing: TypeAlias = Literal["bin", "drop", "error"]
@@ -30,7 +32,7 @@ BUCKETS = 64
 """Categories without a list are hashed into this many, whatever occurs."""
 MAX_VALUES = 1 << 16
 """Most values of a category that another organisation may announce."""
-FLAGS = {"0": 0.0, "no": 0.0, "false": 0.0, "1": 1.0, "yes": 1.0, "true": 1.0}
+FLAGS = dict.fromkeys(("0", "no", "false", "n"), 0.0) | dict.fromkeys(("1", "yes", "true", "y"), 1.0)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -134,11 +136,11 @@ class Column:
             return draw.normal(size=count) if self.bounds is None else draw.uniform(*self.bounds, size=count)
         return draw.integers(0, self.codes or 2, size=count).astype(np.float64)
 
-    def read(self, cells: Sequence[str], where: str, before: int = 0) -> Floats:
+    def read(self, cells: Cells, where: str, before: int = 0) -> Floats:
         """Raw values: numbers as they are, 0/1 for flags, codes for categories, NaN where missing.
 
         Args:
-            cells: The column's text.
+            cells: The column's text; of a number, perhaps read before.
             where: Whose cells, for messages.
             before: How many rows come before them.
 
@@ -187,7 +189,7 @@ class Column:
             if known[cell] is None:
                 raise DataError(
                     f"{where}: column {self.name!r} is no flag in data row {before + row + 1}; a flag is 0 "
-                    "or 1, no or yes, false or true. Mend it or write "
+                    "or 1, no or yes, n or y, false or true. Mend it or write "
                     f'{toml_key(self.name)} = {{ kind = "category" }}'
                 )
         return np.array([known[cell] for cell in cells], np.float64)
@@ -262,6 +264,21 @@ def _ascending(pair: Floats) -> tuple[float, float] | None:
     return (low, high) if low < high else None  # unknown bounds are NaN
 
 
+def count_features(described: Sequence[Mapping[str, Any]]) -> int:
+    """How many features columns make by their facts, before any of their names is made.
+
+    Raises:
+        ValueError: A column has a number of values that it cannot have.
+    """
+    found = 0
+    for facts in described:
+        count = facts["values"]
+        if type(count) is not int or not 0 <= count <= MAX_VALUES:
+            raise ValueError("a column has a number of values that it cannot have")
+        found += ((count or BUCKETS) if facts["kind"] == "category" else 1) + (facts["missing"] == "bin")
+    return found
+
+
 def features_of(columns: Sequence[Column]) -> tuple[str, ...]:
     """Names of all features, in order."""
     return tuple(name for column in columns for name in column.features)
@@ -277,6 +294,14 @@ def code_columns(columns: Sequence[Column], raw: Floats) -> NDArray[np.float32]:
     return made
 
 
+def coded(columns: Sequence[Column], raw: Floats) -> NDArray[np.float32] | Mapped:
+    """As `code_columns`; of raw values in a file, features are made whenever rows are read."""
+    if file_of(raw) is None:
+        return code_columns(columns, raw)
+    made = partial(code_columns, tuple(columns))
+    return Mapped(raw, steps=(made,), columns=len(features_of(columns)))
+
+
 def bucket_of(text: str) -> int:
     """The public bucket of a category's value."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % BUCKETS
@@ -290,7 +315,7 @@ def toml_key(name: str) -> str:
 
 def toml_text(text: str) -> str:
     """Text as it is written in TOML."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
     return '"' + "".join(sign if sign.isprintable() else f"\\u{ord(sign):04x}" for sign in escaped) + '"'
 
 

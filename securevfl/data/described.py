@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.data.build import Rows, Settings, build
-from securevfl.data.columns import OTHER, Column, Floats, Kind, code_columns, features_of
+from securevfl.data.build import Construction, Rows, build
+from securevfl.data.columns import OTHER, Column, Floats, Kind, coded, features_of
 from securevfl.data.description import Description, PartyDescription, read_description
-from securevfl.data.labels import ClassValue, missing_labels, parse_labels, shown_classes
-from securevfl.data.mapped import gather, taken
+from securevfl.data.labels import ClassValue, find_coding, missing_labels, parse_labels, shown_classes
+from securevfl.data.mapped import chunks, gather, taken
 from securevfl.data.pieces import ZIP, Pieces, in_one_piece, is_large, open_pieces
-from securevfl.data.readers import Table, parse_numbers, read_bytes, read_libsvm, read_table
+from securevfl.data.readers import Table, parse_numbers, read_bytes, read_libsvm, read_table, with_point
 from securevfl.data.split import clean_ids, join_on_ids
 from securevfl.data.vertical import LOADERS, VerticalData
 from securevfl.errors import DataError, MissingExtra, nearest
@@ -28,7 +28,7 @@ _LIBSVM_LINE = re.compile(rb"[ \t]*[-+.\deE]+([ \t]+\d+:[-+.\deE]+)+[ \t]*(#.*)?
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class PartyFile:
     """One party's file, read but not yet joined."""
 
     ids: NDArray[Any]
@@ -73,7 +73,7 @@ def load_with_stand_ins(path: Path | str, *, seed: int) -> VerticalData:
 
 def _stand_in(
     described: Description, party: PartyDescription, ids: NDArray[Any], draw: np.random.Generator
-) -> Source:
+) -> PartyFile:
     columns = tuple(column for column in party.columns.values() if column.kind != "ignore")
     if not columns:
         raise DataError(
@@ -81,18 +81,24 @@ def _stand_in(
             f"columns is described; name them under [parties.{party.name}.columns]"
         )
     raw = np.column_stack([column.chance(len(ids), draw) for column in columns])
-    return Source(ids=ids, columns=columns, raw=raw, labels=None)
+    return PartyFile(ids=ids, columns=columns, raw=raw, labels=None)
 
 
-def _load(described: Description, sources: Sequence[Source], seed: int) -> VerticalData:
+def _load(described: Description, sources: Sequence[PartyFile], seed: int) -> VerticalData:
     rows, settings = _join(described, sources)
     labels = np.asarray(rows.labels)
+    task, positive = described.task or _clear_task(described, labels), positive_label(described, labels)
+    try:
+        find_coding(labels[~missing_labels(labels)], task, positive)
+    except DataError as error:
+        line = described.where("task" if described.task in str(error).split() else "label")
+        raise DataError(f"{line}: {error}") from None
     settings = replace(
         settings,
         seed=seed,
         test_fraction=0.2 if described.test is None else described.test,
-        task=described.task or _clear_task(described, labels),
-        positive=positive_label(described, labels),
+        task=task,
+        positive=positive,
         missing="drop" if described.missing == "drop" else "error",
         extra={"label_bounds": described.label_bounds},
     )
@@ -107,7 +113,7 @@ def _load(described: Description, sources: Sequence[Source], seed: int) -> Verti
     return build(rows, apart, replace(settings, notes=settings.notes + notes))
 
 
-def own_source(path: Path | str, name: str) -> tuple[Description, Source]:
+def own_source(path: Path | str, name: str) -> tuple[Description, PartyFile]:
     """One organisation's own table, from a description that may hold nothing else.
 
     Raises:
@@ -124,7 +130,7 @@ def own_source(path: Path | str, name: str) -> tuple[Description, Source]:
     return described, replace(source, ids=source.ids[kept], raw=taken(source.raw, kept), labels=labels)
 
 
-def new_source(path: Path | str, name: str, file: Path, features: Sequence[str]) -> Source:
+def new_source(path: Path | str, name: str, file: Path, features: Sequence[str]) -> PartyFile:
     """Records to predict: the columns that a model was trained on; labels and all else are ignored.
 
     Raises:
@@ -240,7 +246,8 @@ class _File:
     def texts(self, names: Sequence[str]) -> set[str]:
         """Those of some columns that hold anything but numbers and gaps."""
         found: set[str] = set()
-        for piece in self.table.rows() if names else ():
+        others = set(self.table.header) - set(names)
+        for piece in self.table.rows(names, others) if names else ():
             numbers = [name for name in names if name not in found]
             found |= {name for name in numbers if parse_numbers(piece.column(name))[1] is not None}
         return found
@@ -253,6 +260,9 @@ def _open(described: Description, party: PartyDescription, path: Path, key: str)
     except DataError as error:
         raise DataError(f"{described.where(*at, key)}: {error}") from None
     holds = party.name == described.label_holder
+    if party.decimal == ",":
+        quantity = holds and described.task == "regression"
+        table = _with_points(table, {described.label} if quantity else set())
     if libsvm:
         own = table if holds else in_one_piece(_without_label(next(table.rows())))
         return _File(table=own, id="row", label="label", libsvm=True)
@@ -269,6 +279,20 @@ def _open(described: Description, party: PartyDescription, path: Path, key: str)
     return _File(table=table, id=party.id, label=described.label if holds else None)
 
 
+def _with_points(table: Pieces, always: set[str]) -> Pieces:
+    """The file with numbers as they are read elsewhere: those of wanted columns, and of some in any case."""
+
+    def rows(numbers: Collection[str] = (), unread: Collection[str] = ()) -> Iterator[Table]:
+        for piece in table.rows((), unread):
+            cells = (
+                tuple(map(with_point, found)) if name in numbers or name in always else found
+                for name, found in zip(piece.header, piece.cells, strict=True)
+            )
+            yield replace(piece, cells=tuple(cells))
+
+    return replace(table, rows=rows)
+
+
 def _without_label(table: Table) -> Table:
     place = table.header.index("label")
     return replace(
@@ -278,7 +302,7 @@ def _without_label(table: Table) -> Table:
     )
 
 
-def _train_source(described: Description, party: PartyDescription) -> Source:
+def _train_source(described: Description, party: PartyDescription) -> PartyFile:
     file = _open(described, party, party.file, "file")
     for name in party.columns:
         if name not in file.table.header:
@@ -312,7 +336,7 @@ def _columns(party: PartyDescription, file: _File, described: Description) -> li
     return [replace(each, missing="error") for each in found] if file.libsvm else found
 
 
-def _test_source(described: Description, party: PartyDescription, columns: tuple[Column, ...]) -> Source:
+def _test_source(described: Description, party: PartyDescription, columns: tuple[Column, ...]) -> PartyFile:
     path = party.test if party.test is not None else party.file
     file = _open(described, party, path, "test")
     for column in columns:
@@ -326,50 +350,46 @@ def _test_source(described: Description, party: PartyDescription, columns: tuple
 
 def _source(
     described: Description, party: PartyDescription, file: _File, columns: tuple[Column, ...]
-) -> Source:
+) -> PartyFile:
     name, holds, at = file.table.path.name, party.name == described.label_holder, ("parties", party.name)
-    ids, labels = list[NDArray[Any]](), list[str]()
-    places = [f"{described.where(*at, 'columns', column.name)} ({name})" for column in columns]
+    ids, labels = list[NDArray[Any]](), list[NDArray[Any]]()
+    places = [described.where(*at, "columns", column.name) for column in columns]
 
     def numbers() -> Iterator[Floats]:
         count = 0
-        for piece in file.table.rows():
+        read = {column.name for column in columns} | {file.id, file.label}
+        plain = [column.name for column in columns if column.kind == "number"]
+        for piece in file.table.rows(plain, set(file.table.header) - read):
             ids.append(np.array(piece.column(file.id)))
-            labels.extend(piece.column(str(file.label)) if holds else ())
-            read = [
-                column.read(piece.column(column.name), where, count)
+            if holds:
+                labels.append(np.array(piece.column(str(file.label))))
+            values = [
+                column.read(piece.column(column.name), f"{where} ({name})", count)
                 for column, where in zip(columns, places, strict=True)
             ]
-            yield np.column_stack(read) if read else np.zeros((len(ids[-1]), 0))
+            for column, found, where in zip(columns, values, places, strict=True):
+                _check_gaps(column, found, where, name, count)
+            yield np.column_stack(values) if values else np.zeros((len(ids[-1]), 0))
             count += len(ids[-1])
 
     raw = gather(numbers())
-    _check_gaps(described, party, columns, raw, name)
-    return Source(
+    return PartyFile(
         ids=clean_ids(np.concatenate(ids), f"{described.where(*at)} ({name})"),
         columns=columns,
         raw=raw,
-        labels=parse_labels(labels) if holds else None,
+        labels=parse_labels(np.concatenate(labels).tolist()) if holds else None,
     )
 
 
-def _check_gaps(
-    described: Description,
-    party: PartyDescription,
-    columns: Sequence[Column],
-    raw: Floats,
-    name: str,
-) -> None:
-    for column, values in zip(columns, raw.T, strict=True):
-        if column.missing == "error" and np.isnan(values).any():
-            key = ("parties", party.name, "columns", column.name)
-            raise DataError(
-                f"{described.where(*key)}: column {column.name!r} of {name} has missing values, the first in "
-                f'data row {np.argmax(np.isnan(values)) + 1}; mend them, or write missing = "bin" or "drop"'
-            )
+def _check_gaps(column: Column, values: Floats, where: str, name: str, before: int) -> None:
+    if column.missing == "error" and np.isnan(values).any():
+        raise DataError(
+            f"{where}: column {column.name!r} of {name} has missing values, the first in data row "
+            f'{before + np.argmax(np.isnan(values)) + 1}; mend them, or write missing = "bin" or "drop"'
+        )
 
 
-def _join(described: Description, sources: Sequence[Source]) -> tuple[Rows, Settings]:
+def _join(described: Description, sources: Sequence[PartyFile]) -> tuple[Rows, Construction]:
     """Joined and coded rows of the parties with features."""
     names = [party.name for party in described.parties]
     at = names.index(described.label_holder)
@@ -394,7 +414,7 @@ def _join(described: Description, sources: Sequence[Source]) -> tuple[Rows, Sett
     raw = [taken(values, kept) for values in raw]
     columns = tuple(sources[place].columns for place in holding)
     rows = Rows(
-        blocks=tuple(code_columns(mine, values) for mine, values in zip(columns, raw, strict=True)),
+        blocks=tuple(coded(mine, values) for mine, values in zip(columns, raw, strict=True)),
         labels=labels,
         ids=join.ids[kept],
         raw=tuple(raw),
@@ -410,7 +430,7 @@ def _join(described: Description, sources: Sequence[Source]) -> tuple[Rows, Sett
     )
 
 
-def settings_of(columns: tuple[tuple[Column, ...], ...], **more: Any) -> Settings:
+def settings_of(columns: tuple[tuple[Column, ...], ...], **more: Any) -> Construction:
     """Feature names and public bounds of described columns.
 
     Raises:
@@ -422,7 +442,7 @@ def settings_of(columns: tuple[tuple[Column, ...], ...], **more: Any) -> Setting
         if twice is not None:
             raise DataError(f"two features would be called {twice!r}; rename that column, or ignore it")
     bounds = [[pair for column in mine for pair in column.feature_bounds] for mine in columns]
-    return Settings(columns=features, described=columns, bounds=bounds, **more)
+    return Construction(columns=features, described=columns, bounds=bounds, **more)
 
 
 def _kept(
@@ -432,7 +452,8 @@ def _kept(
     out = np.zeros(len(raw[0]), bool)
     for mine, values in zip(columns, raw, strict=True):
         dropping = [place for place, column in enumerate(mine) if column.missing == "drop"]
-        out |= np.isnan(values[:, dropping]).any(axis=1)
+        for some in chunks(values, np.arange(len(values))) if dropping else ():
+            out[some] |= np.isnan(values[some][:, dropping]).any(axis=1)
     if out.all():
         raise DataError(
             f"every one of the {len(out)} records has a missing value; nothing is left to train on"
@@ -441,19 +462,23 @@ def _kept(
     return np.flatnonzero(~out), note
 
 
-def _strangers(described: Description, sources: Sequence[Source]) -> tuple[str, ...]:
+def _strangers(described: Description, sources: Sequence[PartyFile]) -> tuple[str, ...]:
     """Lists of values of which none occurs are most likely misspelt."""
     notes = []
     for party, source in zip(described.parties, sources, strict=True):
         for place, column in enumerate(source.columns):
-            codes = source.raw[:, place]
-            listed = len(column.values) > 1
-            if listed and (codes[~np.isnan(codes)] == column.values.index(OTHER)).all():
+            if len(column.values) > 1 and _only(source.raw, place, column.values.index(OTHER)):
                 where = described.where("parties", party.name, "columns", column.name)
                 notes.append(
                     f"{where}: none of the values of column {column.name!r} occurs; all count as other"
                 )
     return tuple(notes)
+
+
+def _only(raw: Floats, place: int, code: int) -> bool:
+    """Whether a column has no other code than one, and gaps."""
+    every = (raw[some, place] for some in chunks(raw, np.arange(len(raw))))
+    return all(bool((codes[~np.isnan(codes)] == code).all()) for codes in every)
 
 
 def _clear_task(described: Description, labels: NDArray[Any]) -> str | None:

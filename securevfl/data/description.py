@@ -16,19 +16,20 @@ from typing import Any, NoReturn
 from securevfl.data.blocks import party_names
 from securevfl.data.columns import COLUMN_KINDS, MISSING_RULES, OTHER, SCALES, Column, Missing, toml_key
 from securevfl.data.labels import TASKS
+from securevfl.data.readers import not_found
 from securevfl.errors import DataError, nearest
 
 TO_FILL = ("label", "label_holder", "task")
 EVERY_OTHER = "*"
 """Stands for all columns of a party that are not named."""
 _TOP = ("name", "id", *TO_FILL, "positive", "label_bounds", "test", "missing", "parties")
-_PARTY = ("file", "test", "id", "delimiter", "columns")
+_PARTY = ("file", "test", "id", "delimiter", "decimal", "columns")
 _COLUMN = ("kind", "bounds", "scale", "values", "missing")
 _PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER, _LINE_KEY = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]"), re.compile(rf"\s*({_DOTTED})\s*=")
 
-Lines = Mapping[tuple[str, ...], int]
+LineNumbers = Mapping[tuple[str, ...], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class PartyDescription:
         test: A file of the same form for the test part; None where a share is set apart.
         id: Its ID column.
         delimiter: What separates the cells of a CSV file.
+        decimal: `.`, or `,` where numbers are written 1.234,5.
         columns: The columns that the description names.
         others: How the columns that it does not name are read; None to follow from their cells.
     """
@@ -50,6 +52,7 @@ class PartyDescription:
     test: Path | None
     id: str
     delimiter: str
+    decimal: str
     columns: Mapping[str, Column]
     others: Column | None
 
@@ -82,7 +85,7 @@ class Description:
     test: float | None
     missing: Missing
     parties: tuple[PartyDescription, ...]
-    lines: Lines = field(default_factory=dict, repr=False, compare=False)
+    lines: LineNumbers = field(default_factory=dict, repr=False, compare=False)
 
     def where(self, *keys: str) -> str:
         """The file and the line of a key, or of the nearest table around it."""
@@ -119,6 +122,8 @@ def read_description(path: Path | str, *, complete: bool = True) -> Description:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise not_found(path) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -164,7 +169,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _where(path: Path, lines: Lines, keys: tuple[str, ...]) -> str:
+def _where(path: Path, lines: LineNumbers, keys: tuple[str, ...]) -> str:
     for end in range(len(keys), 0, -1):
         if keys[:end] in lines:
             return f"{path}, line {lines[keys[:end]]}"
@@ -174,7 +179,7 @@ def _where(path: Path, lines: Lines, keys: tuple[str, ...]) -> str:
 class _Reader:
     """Takes a parsed file apart; the first thing that is wrong ends it."""
 
-    def __init__(self, path: Path, lines: Lines) -> None:
+    def __init__(self, path: Path, lines: LineNumbers) -> None:
         self.path = path
         self.lines = lines
 
@@ -264,9 +269,14 @@ class _Reader:
         own = self.text(table, at, "id", common)
         if not own:
             self.fail(at, 'no ID column; write it at the top, such as id = "customer"')
-        delimiter = self.text(table, at, "delimiter", "")
-        if len(delimiter) > 1:
+        delimiter = table.get("delimiter", "")
+        if "delimiter" in table and not (isinstance(delimiter, str) and len(delimiter) == 1):
             self.fail((*at, "delimiter"), f"delimiter is {delimiter!r}; write one character")
+        decimal = self.choice(table, at, "decimal", (".", ","), ".")
+        if decimal == delimiter:
+            self.fail(
+                (*at, "decimal"), f"decimal and delimiter are both {decimal!r}; write what the file has"
+            )
         described = table.get("columns", {})
         if not isinstance(described, dict):
             self.fail((*at, "columns"), f"columns is {described!r}; write a table [parties.{name}.columns]")
@@ -280,6 +290,7 @@ class _Reader:
             test=self.path.parent / test if test else None,
             id=own,
             delimiter=delimiter,
+            decimal=decimal,
             others=columns.pop(EVERY_OTHER, None),
             columns=columns,
         )

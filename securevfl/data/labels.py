@@ -138,10 +138,9 @@ def _values(distinct: NDArray[Any]) -> tuple[ClassValue, ...]:
 
 def parse_labels(cells: Sequence[str]) -> NDArray[Any]:
     """Labels from text cells: numbers if all filled cells are numbers, else text."""
-    filled = [cell for cell in cells if cell.strip().lower() not in ("", "na", "nan", "null")]
+    filled = [cell for cell in set(cells) if cell.strip().lower() not in ("", "na", "nan", "null")]
     try:
-        np.array(filled, dtype=np.float64)
+        known = {cell: float(cell) for cell in filled}
     except ValueError:
         return np.array([cell.strip() for cell in cells])
-    kept = set(filled)
-    return np.array([float(cell) if cell in kept else np.nan for cell in cells])
+    return np.fromiter((known.get(cell, np.nan) for cell in cells), np.float64, len(cells))

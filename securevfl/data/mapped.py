@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.errors import DataError
+from securevfl.files import give_back
 
 CHUNK = 1 << 16
 """Rows that are looked at together."""
@@ -21,21 +22,27 @@ HELD_BYTES = 1 << 28
 
 
 class Mapped:
-    """One party's features in a file, (rows, columns) of float32.
+    """One party's features in a file, (rows, columns) of float32 when they are read.
 
     Args:
-        source: The file, memory-mapped.
+        source: The file, memory-mapped: the features, or numbers that a step makes them of.
         rows: Which of its rows, in which order; all by default.
-        steps: Scalings, in their order; each takes and returns an array.
+        steps: Codings and scalings, in their order; each takes and returns an array.
+        columns: How many features there are, where the file has another number of columns.
     """
 
     ndim = 2
 
     def __init__(
-        self, source: NDArray[np.float32], rows: NDArray[np.intp] | None = None, steps: tuple[Any, ...] = ()
+        self,
+        source: NDArray[Any],
+        rows: NDArray[np.intp] | None = None,
+        steps: tuple[Any, ...] = (),
+        columns: int | None = None,
     ) -> None:
         self._source, self._rows, self._steps = source, rows, steps
-        self.shape = (len(source) if rows is None else len(rows), source.shape[1])
+        width = source.shape[1] if columns is None else columns
+        self.shape = (len(source) if rows is None else len(rows), width)
         self.dtype = np.dtype(np.float32)
         self._read = 0
 
@@ -45,7 +52,10 @@ class Mapped:
     def __getitem__(self, which: slice | NDArray[Any]) -> NDArray[np.float32]:
         """Rows, as they are scaled."""
         found = np.array(self._source[which if self._rows is None else self._rows[which]])
-        self._give_back(found.nbytes)
+        self._read += found.nbytes
+        if self._read > READ_BYTES:
+            give_back(self._source)
+            self._read = 0
         for step in self._steps:
             found = step(found)
         return found
@@ -54,20 +64,14 @@ class Mapped:
         """All rows, in memory."""
         return np.asarray(self[:], dtype)
 
-    def _give_back(self, size: int) -> None:
-        self._read += size
-        kept = getattr(self._source, "_mmap", None)
-        if self._read > READ_BYTES and kept is not None and hasattr(kept, "madvise"):
-            kept.madvise(mmap.MADV_DONTNEED)
-            self._read = 0
-
     def take(self, rows: NDArray[np.intp]) -> Mapped:
         """Some of the rows, still in the file."""
-        return Mapped(self._source, rows if self._rows is None else self._rows[rows], self._steps)
+        some = rows if self._rows is None else self._rows[rows]
+        return Mapped(self._source, some, self._steps, self.shape[1])
 
     def scaled(self, step: Any) -> Mapped:
         """The same rows with one more scaling."""
-        return Mapped(self._source, self._rows, (*self._steps, step))
+        return Mapped(self._source, self._rows, (*self._steps, step), self.shape[1])
 
     def pieces(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """All rows a piece at a time, each with the number of its first row."""
@@ -122,10 +126,19 @@ def _spill(held: list[NDArray[Any]], file: IO[bytes]) -> int:
     return rows
 
 
+def chunks(values: NDArray[Any], rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+    """Some rows a piece at a time; where the array lies in a file, not all of it stays in memory."""
+    pieces = max(1, READ_BYTES // max(1, CHUNK * values[:1].nbytes))
+    for piece, start in enumerate(range(0, len(rows), CHUNK), start=1):
+        yield rows[start : start + CHUNK]
+        if piece % pieces == 0:
+            give_back(values)
+
+
 def taken(values: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
     """Some rows of an array, not copied where they are all in order; many again in a file."""
     if len(rows) == len(values) and bool((rows == np.arange(len(rows))).all()):
         return values
     if len(rows) * values[:1].nbytes <= HELD_BYTES:
         return values[rows]
-    return gather(values[rows[start : start + CHUNK]] for start in range(0, len(rows), CHUNK))
+    return gather(values[some] for some in chunks(values, rows))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zipfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +20,23 @@ from numpy.typing import NDArray
 from securevfl.data import sparse
 from securevfl.data.blocks import shorten
 from securevfl.data.labels import raw_labels
-from securevfl.errors import DataError, nearest
+from securevfl.errors import DataError, nearest, similar
 
-_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+Cells: TypeAlias = Any
+"""A column: text, or an array of float64 with NaN where a cell is missing."""
+_MISSING = frozenset(("", "-", "na", "n/a", "nan", "null", "none", "?"))
+_COMMA = re.compile(r"([-+]?)(\d{1,3}(?:\.\d{3})+|\d*)(?:,(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A file with a header, kept as columns of text."""
+    """A file with a header, kept as columns of text, or of numbers where a reader has found nothing else."""
 
     path: Path
     header: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
+    cells: tuple[Cells, ...]
 
-    def column(self, name: str) -> tuple[str, ...]:
+    def column(self, name: str) -> Cells:
         """The cells of one column.
 
         Raises:
@@ -84,7 +88,7 @@ def _read_lines(path: Path | str, delimiter: str) -> tuple[list[str], list[list[
     return header, rows
 
 
-def numbers(cells: Sequence[str], *, where: str, column: str) -> NDArray[np.float64]:
+def numbers(cells: Cells, *, where: str, column: str) -> NDArray[np.float64]:
     """The cells as numbers, NaN where missing.
 
     Raises:
@@ -94,13 +98,16 @@ def numbers(cells: Sequence[str], *, where: str, column: str) -> NDArray[np.floa
     if bad is None:
         return values
     raise DataError(
-        f"{where}: column {column!r} is not numeric in data row {bad + 1}; leave it out "
+        f"{where}: column {column!r} is not numeric in data row {bad + 1}; describe the "
+        "files (securevfl data draft FILES... --out data.toml), or leave it out "
         f"(leave_out=[{column!r}]) or list its values (one_hot={{{column!r}: [...]}})"
     )
 
 
-def parse_numbers(cells: Sequence[str]) -> tuple[NDArray[np.float64], int | None]:
+def parse_numbers(cells: Cells) -> tuple[NDArray[np.float64], int | None]:
     """The cells as numbers, NaN where missing, and the first row that is no number."""
+    if isinstance(cells, np.ndarray):
+        return cells, None
     with suppress(ValueError):
         return _parse(cells), None
     with suppress(ValueError):
@@ -111,6 +118,16 @@ def parse_numbers(cells: Sequence[str]) -> tuple[NDArray[np.float64], int | None
 def is_missing(cell: str) -> bool:
     """True for an empty cell and for the usual words for one."""
     return cell.strip().lower() in _MISSING
+
+
+def with_point(cell: str) -> str:
+    """A number with a decimal comma, 1.234,5, as Python reads it; with a point alone it is none."""
+    text = cell.strip()
+    found = _COMMA.fullmatch(text) if "," in text or "." in text else None
+    if found is None:
+        return text.replace(".", ",")
+    sign, whole, rest = found.groups()
+    return f"{sign}{whole.replace('.', '')}.{rest or 0}"
 
 
 def _parse(cells: Sequence[str]) -> NDArray[np.float64]:
@@ -154,6 +171,20 @@ def one_hot(
     return coded
 
 
+def is_file_name(name: str) -> bool:
+    """True for what can only be a file: data sets have neither folders nor endings."""
+    return "/" in name or Path(name).suffix[1:2].isalpha()
+
+
+def not_found(path: Path) -> DataError:
+    """The error for a file that is not there, with the name beside it that is most like it."""
+    beside: list[str] = []
+    with suppress(OSError):
+        beside = [each.name for each in path.parent.iterdir() if each.is_file()]
+    hint = similar(path.name, beside)
+    return DataError(f"file not found: {path}" + (f"; {hint}" if hint else ""))
+
+
 def read_bytes(path: Path | str) -> bytes:
     """The unpacked content of a file.
 
@@ -164,7 +195,7 @@ def read_bytes(path: Path | str) -> bytes:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"file not found: {path}") from None
+        raise not_found(path) from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     try:
@@ -193,7 +224,7 @@ def read_text(path: Path | str) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
 def find_files(data_set: str, folder: Path | str | None, names: tuple[str, ...]) -> list[Path]:

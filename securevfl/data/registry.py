@@ -12,7 +12,7 @@ from typing import Any
 from securevfl.data import schemas, sets
 from securevfl.data.credit import credit
 from securevfl.data.labels import Task
-from securevfl.data.readers import find_files
+from securevfl.data.readers import find_files, is_file_name, not_found
 from securevfl.data.split import ColumnSplit
 from securevfl.data.synthetic import make_synthetic, parse_options
 from securevfl.data.vertical import LOADERS, VerticalData
@@ -186,6 +186,14 @@ def find_info(name: str) -> DatasetInfo:
     if not isinstance(name, str):
         raise DataError(f"data set name must be text, found {name!r}")
     base, colon, _ = name.partition(":")
+    if is_file_name(base):
+        if not Path(base).exists():
+            raise not_found(Path(base))
+        raise DataError(f"{base} is a file; describe it: securevfl data draft FILES... --out data.toml")
+    if base and base not in DATASETS and Path(base).is_dir():
+        raise DataError(
+            f"{base} is a folder; name the data.toml in it, or a data set with --data-folder {base}"
+        )
     if base not in DATASETS:
         raise DataError(f"unknown data set {base!r}; {nearest(base, DATASETS)}")
     if colon and base != "synthetic":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.data.build import Rows, Settings, build
+from securevfl.data.build import Construction, Rows, build
 from securevfl.data.readers import numbers, one_hot, read_bytes, read_table, read_text
 from securevfl.data.schemas import ADULT, MFEAT_VIEWS, UCI_CREDIT_BOUNDS, UCI_CREDIT_CODES, parkinson_view
 from securevfl.data.vertical import VerticalData, pixel_names
@@ -38,7 +38,7 @@ def mnist(files: list[Path], seed: int, test_fraction: float) -> VerticalData:
                 f"{path}: shapes {pixels.shape} and {codes.shape} are not images and their labels"
             )
     height, columns = images.shape[1:]
-    settings = Settings(
+    settings = Construction(
         parties=("p0",),
         columns=(pixel_names(height, columns),),
         label_holder="p0",
@@ -78,7 +78,7 @@ def mfeat(files: list[Path], seed: int, test_fraction: float) -> VerticalData:
     for path, table in zip(files, views, strict=True):
         if not np.array_equal(table[:, -1], labels):
             raise DataError(f"{path}: the classes differ from those in {files[0].name}")
-    settings = Settings(
+    settings = Construction(
         parties=tuple(MFEAT_VIEWS),
         columns=tuple(tuple(f"{view}_{i}" for i in range(width)) for view, width in MFEAT_VIEWS.items()),
         label_holder="fac",
@@ -234,7 +234,7 @@ def from_sklearn(
     bunch = getattr(datasets, f"load_{name}")()
     block = np.array(bunch.data, dtype=np.float32)
     names = bunch.feature_names if image_size is None else pixel_names(*image_size)
-    settings = Settings(
+    settings = Construction(
         parties=("p0",),
         columns=(tuple(str(column) for column in names),),
         label_holder="p0",

@@ -18,18 +18,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.data.blocks import Block, Bounds, Index, as_block, make_bounds, not_finite
-from securevfl.data.columns import Column, Columns, code_columns, features_of, numbers_of
+from securevfl.data.blocks import Block, Bounds, Index, as_block, make_bounds, not_finite, take
+from securevfl.data.columns import (
+    Column,
+    Columns,
+    code_columns,
+    coded,
+    count_features,
+    features_of,
+    numbers_of,
+)
 from securevfl.data.described import new_source, own_source, positive_label
 from securevfl.data.labels import TASKS, ClassValue, Coding, Task, find_coding, missing_labels, raw_labels
+from securevfl.data.mapped import taken
 from securevfl.data.pieces import open_table
 from securevfl.data.sources import encode_table
 from securevfl.data.split import clean_ids, divide_rows
 from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError, nearest
-from securevfl.protocols.alignment.ids import NORMALISATIONS, prepare_ids
+from securevfl.protocols.alignment.ids import MAX_IDS, NORMALISATIONS, prepare_ids
 
 OUTLINE_FILE = "outline.json"
+MAX_COLUMNS = 1 << 20
+"""Columns that an organisation may say it has: everybody else keeps a name for each, at its word."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +107,8 @@ class OwnTable:
             leave_out=leave_out,
             one_hot=coded,
         )
-        ids, columns, block, labels = table.encode(encode)
+        texts = {id_column, label_column, *leave_out, *coded}
+        ids, columns, block, labels = table.encode(encode, texts=texts)
         known = {f"{column}={value}": (0.0, 1.0) for column, values in coded.items() for value in values}
         known |= {name: (float(low), float(high)) for name, (low, high) in (bounds or {}).items()}
         (limits,) = make_bounds(known or None, ("here",), (columns,))
@@ -145,7 +157,7 @@ class OwnTable:
             leave_out=set(table.header) - {*needed, id_column},
             one_hot=coded,
         )
-        ids, found, block, _ = table.encode(encode)
+        ids, found, block, _ = table.encode(encode, texts=set(table.header) - {*needed} | {id_column, *coded})
         if set(columns) != set(found):
             other = min(set(columns) ^ set(found))
             raise DataError(f"{table.path}: one_hot gives or lacks {other!r}, unlike in training")
@@ -166,7 +178,7 @@ class OwnTable:
         return cls(
             ids=source.ids,
             columns=features,
-            block=code_columns(source.columns, source.raw),
+            block=coded(source.columns, source.raw),
             labels=source.labels,
             bounds=None if limits is None or np.isnan(limits).all() else limits,
             positive=None if source.labels is None else positive_label(described, source.labels),
@@ -279,13 +291,20 @@ class Outline:
         counts = (*self.widths, self.n_train, self.n_test)
         if not all(type(count) is int and 0 < count < 1 << 40 for count in counts):
             raise ValueError("a count of columns or records is not a positive number")
+        if self.records > MAX_IDS:
+            raise ValueError(f"more than {MAX_IDS:,} records, which nobody can align")
+        if max(self.widths, default=0) > MAX_COLUMNS:
+            raise ValueError(f"an organisation with more than {MAX_COLUMNS:,} columns")
+        if type(self.classes) is not int or not 0 <= self.classes <= self.records:
+            raise ValueError("more classes than records")
         if not len(self.parties) == len(self.widths) == len(self.bounds) or self.task not in TASKS:
             raise ValueError("parties, widths, bounds and task do not fit together")
         if self.normalise not in NORMALISATIONS:
             raise ValueError(f"IDs cannot be compared by {self.normalise!r}")
-        widths = [len(features_of(columns)) for columns in self.columns()]
-        if widths and widths != list(self.widths):
-            raise ValueError("described columns do not make the features that are announced")
+        for width, facts in zip(self.widths, self.described, strict=False):
+            if facts is not None and count_features(facts) != width:
+                raise ValueError("described columns do not make the features that are announced")
+        self.columns()
 
     def columns(self) -> tuple[tuple[Column, ...], ...]:
         """Every party's columns as all know them; empty where nobody has described any.
@@ -382,17 +401,18 @@ def share(
         if party == name and own is not None:
             if len(own.columns) != width:
                 raise DataError(f"{name} has {len(own.columns)} columns; the outline says {width}")
-            blocks.append((own.block[picked[kept]], own.block[picked[apart]]))
+            blocks.append((take(own.block, picked[kept]), take(own.block, picked[apart])))
             columns.append(own.columns)
         else:
             blocks.append((absent_block(len(kept), width), absent_block(len(apart), width)))
             columns.append(tuple(f"{party}.{i}" for i in range(width)))
     described = [Columns.without_values(columns) for columns in outline.columns()]
     if own is not None and own.raw is not None and own.described:
-        place, raw = outline.parties.index(name), own.raw[picked]
+        place = outline.parties.index(name)
         if not described or outline.described[place] != [column.facts for column in own.described]:
             raise DataError(f"the columns that {name} describes are not those of the outline")
-        described[place] = Columns(source="", columns=own.described, train=raw[kept], test=raw[apart])
+        train, test = (taken(own.raw, picked[part]) for part in (kept, apart))
+        described[place] = Columns(source="", columns=own.described, train=train, test=test)
     labels = _labels(outline, own, picked, coding)
     ids = np.arange(outline.records) if own is None else own.ids[picked]
     return VerticalData(

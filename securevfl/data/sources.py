@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from securevfl.data import sparse
 from securevfl.data.blocks import Block, party_names, take
-from securevfl.data.build import Rows, Settings, build
+from securevfl.data.build import Construction, Rows, build
 from securevfl.data.labels import parse_labels
 from securevfl.data.pieces import Encoded, Pieces, open_pieces
 from securevfl.data.readers import Table, numbers, read_libsvm, read_table
@@ -116,7 +116,8 @@ def _read_pieces(files: Sequence[Path | str], form: _Form, folder: Path, part: s
             found = _encode(table, party, id_column, form)
             return found.ids, found.columns, found.block, found.labels
 
-        ids, columns, block, labels = pieces.encode(encode, folder / f"{party}-{part}.f32")
+        texts = {id_column, form.label_column, *form.leave_out, *form.one_hot}
+        ids, columns, block, labels = pieces.encode(encode, folder / f"{party}-{part}.f32", texts)
         sources.append(_Source(name=party, ids=ids, columns=columns, block=block, labels=labels))
     return sources
 
@@ -127,7 +128,10 @@ def _check_columns(tables: Sequence[Table | Pieces], form: _Form) -> None:
         if id_column not in table.header:
             odd = len(table.header) == 1 and any(sign in table.header[0] for sign in ";\t|")
             hint = "the cells seem to have another delimiter" if odd else nearest(id_column, table.header)
-            raise DataError(f"{table.path}: no ID column {id_column!r}; {hint}")
+            raise DataError(
+                f"{table.path}: no ID column {id_column!r}; {hint}; name it (--id-column), or describe "
+                "the files: securevfl data draft FILES... --out data.toml"
+            )
     for column in (*form.leave_out, *form.one_hot):
         if column not in every:
             raise DataError(f"unknown column {column!r}; {nearest(column, every)}")
@@ -196,7 +200,7 @@ def encode_table(
     return ids, tuple(columns), block, labels
 
 
-def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Settings]:
+def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Construction]:
     """Joined rows of the parties with features; a label holder without features only lends its order."""
     at = next(i for i, source in enumerate(sources) if source.labels is not None)
     join = join_on_ids([source.ids for source in sources], form.names, at)
@@ -211,7 +215,7 @@ def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Set
         labels=np.asarray(sources[at].labels)[join.rows[at]],
         ids=join.ids,
     )
-    settings = Settings(
+    settings = Construction(
         parties=tuple(form.names[i] for i in holding),
         columns=tuple(sources[i].columns for i in holding),
         label_holder=form.names[at],
@@ -223,7 +227,7 @@ def _join(sources: Sequence[_Source], form: _Form, name: str) -> tuple[Rows, Set
 
 
 def _test_rows(
-    files: Sequence[Path | str] | None, training: Sequence[_Source], form: _Form, settings: Settings
+    files: Sequence[Path | str] | None, training: Sequence[_Source], form: _Form, settings: Construction
 ) -> Rows | None:
     if files is None:
         return None
@@ -262,7 +266,7 @@ def from_libsvm(
         first = len(rows[0].ids) if rows else 0
         block: Block = matrix if keep_sparse else matrix.toarray()
         rows.append(Rows(blocks=(block,), labels=labels, ids=np.arange(first, first + len(labels))))
-    settings = Settings(
+    settings = Construction(
         parties=("p0",),
         columns=(tuple(f"f{i + 1}" for i in range(total)),),
         label_holder="p0",

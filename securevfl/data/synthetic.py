@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.data.blocks import check_seed
-from securevfl.data.build import Rows, Settings, build
+from securevfl.data.build import Construction, Rows, build
 from securevfl.data.split import ColumnSplit
 from securevfl.data.vertical import VerticalData
 from securevfl.errors import DataError, nearest
@@ -61,7 +61,7 @@ def make_synthetic(
     weights = generator.standard_normal((useful, outputs))
     weights *= 3.0 / np.linalg.norm(weights, axis=0)
     scores = block[:, columns] @ weights.astype(np.float32)
-    settings = Settings(
+    settings = Construction(
         parties=("p0",),
         columns=(tuple(f"x{i}" for i in range(features)),),
         label_holder="p0",

@@ -28,6 +28,10 @@ from securevfl.models.encoders import (
     check_positive,
 )
 
+MAX_PARAMETERS = 1 << 28
+MAX_LAYERS = 256
+"""Of a single model. Over a network others propose its shape; what is laid out for it must have an end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
@@ -117,6 +121,8 @@ def build_encoder(
     if name not in ENCODERS:
         raise PlanError(f"unknown encoder {name!r}; choose one of {', '.join(ENCODERS)}")
     check_positive(width=width, embedding=embedding)
+    if len(hidden) + len(channels) > MAX_LAYERS:
+        raise PlanError(f"a model of {len(hidden) + len(channels):,} layers; at most {MAX_LAYERS} are built")
     spec = EncoderSpec(
         width=width,
         embedding=embedding,
@@ -135,9 +141,17 @@ def seeded(make: Callable[[], nn.Module], generator: torch.Generator) -> nn.Modu
     """Lays out a module without drawing a number, then fills it from `generator` (see `initialise`)."""
     with torch.device("meta"):
         module = make()
-    module.to_empty(device="cpu")
+    size = sum(parameter.numel() for parameter in module.parameters())
+    if size > MAX_PARAMETERS:
+        raise PlanError(f"a model of {size:,} parameters; at most {MAX_PARAMETERS:,} are built")
+    # `to_empty` would load sympy, which takes as long as a small run.
+    module._apply(_empty)  # type: ignore[no-untyped-call]
     initialise(module, generator)
     return module
+
+
+def _empty(laid_out: Tensor) -> Tensor:
+    return torch.empty(laid_out.shape, dtype=laid_out.dtype)
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -110,9 +110,14 @@ def check_address(value: str) -> str:
     return value
 
 
-def _no_address(value: str) -> str:
+def is_address(value: str) -> bool:
+    """True for a host and a port: no path, no other name server, no other kind of socket."""
     host, _, port = value.rpartition(":")
-    if _HOST.fullmatch(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+    return bool(_HOST.fullmatch(host)) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+
+
+def _no_address(value: str) -> str:
+    if is_address(value):
         return ""
     return f"{value!r} is no address; write host:port, such as bank.example:8750"
 

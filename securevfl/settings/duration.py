@@ -11,13 +11,12 @@ import math
 from securevfl.data import VerticalData
 from securevfl.settings.epochs import fitting_epochs
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import FACTS
 
 START = 4.0
 """Seconds to load everything, to write the folder, and for what the label holder reaches alone."""
 STEP = {"vafl": 2.5e-3, "fdml": 2.5e-3, "afsgd": 2.5e-3, "flex": 1.1e-2, "sealed": 5e-3}
 """Seconds per step of one party, its ledger entries included; sealed training has one step per epoch."""
-SUM = {"plain": 0.0, "plain-tree": 2e-3, "two-tree": 3e-3, "pairwise": 3e-3, "ckks": 6e-3, "bfv": 4e-3}
-"""Seconds that a secure sum adds to a step."""
 CELL = {
     "linear": 2e-8,
     "scorecard": 2e-8,
@@ -36,9 +35,9 @@ def expected_seconds(plan: Plan, data: VerticalData) -> float:
     """About the processor time of a run in one process."""
     if not plan.family.federated:
         return START
-    epochs, parties = fitting_epochs(plan, data.n_train), len(data.parties)
+    epochs, parties = fitting_epochs(plan, data.n_train, data.task), len(data.parties)
     steps = parties * epochs * math.ceil(data.n_train / min(plan.batch, data.n_train))
-    seconds = START + steps * (STEP[plan.family.name] + SUM[plan.protocol])
+    seconds = START + steps * (STEP[plan.family.name] + FACTS[plan.protocol].seconds)
     if plan.family.name == "sealed":
         seconds += CELL.get(plan.model, CELL["mlp"]) * data.n_train * sum(data.widths) * epochs
     return seconds
@@ -47,7 +46,8 @@ def expected_seconds(plan: Plan, data: VerticalData) -> float:
 def announcement(plan: Plan, data: VerticalData) -> str:
     """One line: what, on which data, under which protection, and how long."""
     protocol = "" if plan.protocol == "plain" else f", {plan.protocol}"
-    what = f"{plan.algorithm}, model {plan.model}{protocol}"
+    kinds = dict.fromkeys(plan.encoders.get(party, {}).get("model", plan.model) for party in data.parties)
+    what = f"{plan.algorithm}, model{'s' * (len(kinds) > 1)} {', '.join(kinds)}{protocol}"
     inputs = f"{sum(data.widths):,} inputs of {', '.join(data.parties)}"
     rows = f"{data.n_train:,} + {data.n_test:,} rows, {inputs}"
     seconds = expected_seconds(plan, data)
@@ -59,7 +59,7 @@ def _passes(plan: Plan, data: VerticalData) -> str:
     """How many epochs, and whether the plan says so; of sealed training and baselines the model decides."""
     if not plan.family.federated or plan.family.name == "sealed":
         return ""
-    count = fitting_epochs(plan, data.n_train)
+    count = fitting_epochs(plan, data.n_train, data.task)
     why = "" if plan.epochs else f", which fit {data.n_train:,} rows"
     return f"{count} epoch{'s' if count > 1 else ''} of batches of {min(plan.batch, data.n_train):,}{why}; "
 

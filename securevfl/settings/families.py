@@ -165,6 +165,16 @@ class EncoderSettings(Settings):
     steps: int = whole(0)
 
 
+SIZES: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "mlp": ("hidden",),
+    "cnn": ("channels",),
+    "lstm": ("units", "steps"),
+    "fm": ("units",),
+}
+"""The sizes that each kind of encoder has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimulationSettings(Settings):
     """How time passes where parties are simulated.
@@ -210,7 +220,8 @@ class LocalSettings(Settings):
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what this organisation saw.
-        record_words: Keep masked words in the view whole, instead of a digest and a sample of each.
+        record_words: Keep masked words and ciphertexts in the view, instead of a digest and a sample of each;
+            a dealer keeps what locks the seeds among them.
         data_folder: Where the files of a named data set are.
         delay_trace: File of step durations.
     """
@@ -280,7 +291,11 @@ FAMILIES: dict[str, Family] = {
             settings=FlexSettings,
             # A round of several local steps is one step of the decay; p-bcd has one, as `vafl-sync`.
             defaults={"learning_rate": 0.1, "decay": "inverse", "decay_steps": 100},
-            own={"p-bcd": {"learning_rate": 0.3, "decay_steps": 1000}},
+            # The adaptive one divides its rate by the steps of a round, ten where nobody says otherwise.
+            own={
+                "flex-adaptive": {"learning_rate": 1.0},
+                "p-bcd": {"learning_rate": 0.3, "decay_steps": 1000},
+            },
         ),
         Family(
             name="sealed",

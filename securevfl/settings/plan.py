@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from securevfl.errors import PlanError, nearest
+from securevfl.errors import PlanError, RunError, nearest
 from securevfl.settings.codec import build, check_fields, choice, kinds, number, read_toml, to_toml, whole
 from securevfl.settings.families import (
     DEVICES,
@@ -30,10 +30,10 @@ from securevfl.settings.families import (
     SimulationSettings,
     family_of,
 )
+from securevfl.settings.protocols import PROTOCOLS
 
 DEFAULT_ALGORITHM = "sealed"
 HEADS = ("auto", "linear", "mlp", "relu", "sum")
-PROTOCOLS = ("plain", "plain-tree", "two-tree", "pairwise", "ckks", "bfv")
 DEFENCES = ("none", "noise", "max-norm", "marvell", "sign", "discrete")
 ENCODER_TRAINING = {"raw": "strict", "dp": "dp-encoder", "none": "frozen"}
 OPTIMISERS = ("sgd", "momentum", "adam", "proximal", "decaying", "malicious", "exact")
@@ -42,6 +42,8 @@ SAMPLING = ("passes", "draws")
 SCALINGS = ("auto", "standard", "public", "none")
 UNPROTECTED = "none: unprotected"
 """The guarantee of a run that promises nothing."""
+MAX_AGREED = 1 << 17
+"""Letters of a plan that comes from another organisation; reading a million takes seconds."""
 MOST = 1e30
 """Largest noise and clip: a float32 holds it, and a hundred million standard deviations of it."""
 
@@ -148,7 +150,8 @@ class Plan(_Keywords):
         seed: Decides initial models and batch order, never noise.
         device: ``cpu``, ``cuda`` or ``auto``.
         record_views: Write what each observer saw.
-        record_words: Keep masked words in views whole, instead of a digest and a sample of each.
+        record_words: Keep masked words and ciphertexts in views, instead of a digest and a sample of each;
+            a dealer keeps what locks the seeds among them.
         settings: The algorithm's own settings, as a mapping or as its family's class; a mapping may also
             name fields of the simulation.
         simulation: How time passes where parties are simulated, as `SimulationSettings` or a mapping.
@@ -455,6 +458,8 @@ class Plan(_Keywords):
         Raises:
             PlanError: It names something that every organisation decides for itself, or is no plan.
         """
+        if len(text) > MAX_AGREED:
+            raise PlanError(f"the plan has {len(text):,} letters; at most {MAX_AGREED:,} are read")
         try:
             values = flatten(tomllib.loads(text), tables_only=True)
         except tomllib.TOMLDecodeError as error:
@@ -480,6 +485,22 @@ def flat_defaults(algorithm: str) -> dict[str, Any]:
     """The default of every flat name for an algorithm, those of other families included."""
     others = {name: value for each in FAMILIES.values() for name, value in vars(each.settings()).items()}
     return others | Plan(algorithm=algorithm).to_flat()
+
+
+def plan_file(folder: Path) -> Path:
+    """The plan file of a run's folder.
+
+    Raises:
+        RunError: The folder holds no run; the message names those that it has in it.
+    """
+    if (folder / "plan.toml").is_file():
+        return folder / "plan.toml"
+    if not folder.is_dir():
+        raise RunError(f"{folder} holds no run: {'it is a file' if folder.exists() else 'it is not there'}")
+    runs = sorted(path.parent.name for path in folder.glob("*/plan.toml"))
+    if runs:
+        raise RunError(f"{folder} holds {len(runs)} runs; name one of them, such as {folder / runs[0]}")
+    raise RunError(f"{folder} holds no run: there is no plan.toml in it")
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from securevfl.data import VerticalData
+from securevfl.data.described import absent_parties, load_with_stand_ins
 from securevfl.data.description import is_description
+from securevfl.data.readers import is_file_name
 from securevfl.errors import DataError
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
@@ -48,6 +50,19 @@ def load_planned(plan: Plan, folder: str | None = None) -> VerticalData:
     return loaded
 
 
+def rows_at_hand(plan: Plan, *, stand_ins: bool) -> tuple[VerticalData, tuple[str, ...]]:
+    """The data that a plan names, and whose files were replaced by chance values, if they may be.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    if stand_ins and is_description(plan.source.data):
+        absent = absent_parties(plan.source.data)
+        if absent:
+            return load_with_stand_ins(plan.source.data, seed=plan.seed), absent
+    return load_planned(plan), ()
+
+
 def _load_described(plan: Plan, folder: str | None) -> VerticalData:
     source = plan.source
     if not is_description(source.data):
@@ -64,13 +79,9 @@ def _load_described(plan: Plan, folder: str | None) -> VerticalData:
 def named_files(data: str) -> list[str]:
     """The files that a plan's data is; none for the name of a data set."""
     names = data.split(",")
-    return names if all(_looks_like_file(name) for name in names) else []
+    return names if any(map(is_file_name, names)) else []
 
 
 def shown_data(data: str) -> str:
     """The data as reports name it: files without the folders of whoever has them."""
     return ", ".join(Path(name).name for name in named_files(data)) or data
-
-
-def _looks_like_file(name: str) -> bool:
-    return Path(name).suffix.lower() in (".csv", ".gz", ".zip", ".tsv", ".toml") or "/" in name

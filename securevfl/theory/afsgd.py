@@ -71,7 +71,7 @@ class Constants:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Requirement:
     """What a theorem asks for.
 
     Attributes:
@@ -85,7 +85,7 @@ class Schedule:
     outer: int = 1
 
 
-def sgd(constants: Constants, accuracy: float) -> Schedule:
+def sgd(constants: Constants, accuracy: float) -> Requirement:
     """Theorem 4: gamma of (11), the epochs of (12)."""
     positive(accuracy=accuracy)
     c = constants
@@ -95,7 +95,7 @@ def sgd(constants: Constants, accuracy: float) -> Schedule:
     rise = inside / (math.sqrt(c.block_smoothness**2 + inside) + c.block_smoothness)
     rate = rise / (2 * drag)
     epochs = 2 / (c.convexity * rate) * math.log(max(2 * c.gap / accuracy, 1))
-    return Schedule(rate=rate, epochs=math.ceil(epochs))
+    return Requirement(rate=rate, epochs=math.ceil(epochs))
 
 
 def sgd_error(constants: Constants, *, rate: float, epochs: int) -> float:
@@ -108,7 +108,7 @@ def sgd_error(constants: Constants, *, rate: float, epochs: int) -> float:
     return max(1 - rate * c.convexity / 2, 0.0) ** epochs * c.gap + floor
 
 
-def svrg(constants: Constants, accuracy: float) -> Schedule:
+def svrg(constants: Constants, accuracy: float) -> Requirement:
     """Theorem 6 with 0 < rho < 1: the largest gamma that meets (13) to (15)."""
     positive(accuracy=accuracy)
     c = constants
@@ -131,10 +131,10 @@ def svrg(constants: Constants, accuracy: float) -> Schedule:
     rate = _largest(admitted, 2 / c.convexity)
     inner = math.log(0.25) / math.log1p(-rho(rate))
     outer = math.log(max(2 * c.gap / accuracy, 1)) / math.log(4 / 3)
-    return Schedule(rate=rate, epochs=math.ceil(inner), outer=max(math.ceil(outer), 1))
+    return Requirement(rate=rate, epochs=math.ceil(inner), outer=max(math.ceil(outer), 1))
 
 
-def saga(constants: Constants, accuracy: float) -> Schedule:
+def saga(constants: Constants, accuracy: float) -> Requirement:
     """Theorem 8: the largest gamma that meets (16) to (19) with 1 - rho = min(gamma mu / 8, 1 / (2 l))."""
     positive(accuracy=accuracy)
     c = constants
@@ -166,7 +166,7 @@ def saga(constants: Constants, accuracy: float) -> Schedule:
     _, _, _, loss, left = parts(rate)
     pull = rate * c.convexity / 4
     reach = 2 * (1 - 2 * loss + pull) * c.gap / (accuracy * (pull - loss) * left)
-    return Schedule(rate=rate, epochs=max(math.ceil(math.log(max(reach, 1)) / -math.log1p(-loss)), 1))
+    return Requirement(rate=rate, epochs=max(math.ceil(math.log(max(reach, 1)) / -math.log1p(-loss)), 1))
 
 
 def _c(c: Constants, rate: float) -> float:

@@ -7,6 +7,14 @@ Slips of the paper, repaired here:
 * (18) must bound the change from *below*: (19) asks for A_k <= ratio / (16 max(L, L_k)), so that (20), A_k <=
   alpha / (16 max(L, L_k)), suffices where every ratio is at least alpha.
 * Proximal steps have weights (1 - eta mu)^(tau - 1 - t), as the recursion above them shows, not tau - t + 1.
+  They are at most 1, like those of decaying steps, although (8) asks for w >= 1.
+* The proof of (15) has slips, the bound none: (55) loses a factor eta in both terms of the drift, and (56)
+  forgets their variance and uses tau <= sum of w where tau max w <= sum of w is needed, which holds for equal
+  weights alone. Lemma 1 is proved for steps eta w_t g_t, which momentum's are not, and is generous. Where a
+  party stands after t steps is eta times a sum of its gradients with coefficients of at most max w, for all
+  optimisers here; so with (14) |g_t - g_0| <= ((1 + x)^t - 1) |g_0|, x = eta L_k max w <= 1 / (16 tau), and
+  (12) and (13) hold with 0.36 in place of 8. Then (15) follows while tau max w is at most `UNEVEN` times the
+  sum of w: 1 + r (1/4 + 1/32) 0.36/8 <= 4/2 (1 - 1/8 - r (1/32 + 1/256) 0.36/8) for r up to 47.
 
 The weights w_t themselves are computed where Flex takes its steps (`gradient_weights`).
 """
@@ -18,6 +26,9 @@ from dataclasses import dataclass
 
 from securevfl.errors import InputError
 from securevfl.theory.checks import at_least_zero, positive
+
+UNEVEN = 47
+"""How many times the mean weight the largest may be."""
 
 
 def rate_limit(*, smoothness: float, block_smoothness: float, weights: Sequence[float]) -> float:
@@ -45,6 +56,11 @@ class Block:
         positive(rate=self.rate)
         at_least_zero(variance=self.variance)
         _check_steps(len(self.weights))
+        uneven = len(self.weights) * max(self.weights) / sum(self.weights)
+        if not 1 - 1e-9 <= uneven <= UNEVEN:
+            raise InputError(
+                f"the largest weight is {uneven:.3g} times the mean; (15) is proved for up to {UNEVEN}"
+            )
 
     @property
     def mass(self) -> float:

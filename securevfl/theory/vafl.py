@@ -14,6 +14,7 @@ computed here follows the same Lyapunov argument with these repairs:
   eta^0 <= eta_bar asks for, and the variance term carries Theorem 2's constant instead of 4 / nu^2.
 * Theorems 7 to 10: with q'_m = q_m / t and parties' rates eta / t they *are* Theorems 1 to 4; the server's
   variance is divided by t^2 in D.1, which even t independent records do not give. No division is used here.
+  7 and 9 print these rates, 8 and 10 equal ones for parties and server; here all four have eta / t.
 
 One thing is read into Assumption 2: the error of a stale gradient is bounded record by record, so L and L_m
 must hold for the loss of every single record, not only for their mean.

@@ -75,12 +75,18 @@ def test_only_sums_of_linear_models_have_global_constants():
         ({"algorithm": "vafl"}, "set delay_bound"),
         ({"algorithm": "vafl", "settings": {"delay_bound": 4}}, "Theorem 1"),
         ({"algorithm": "fdml", "decay": "none"}, "set decay = 'sqrt'"),
-        ({"algorithm": "flex"}, "rate 0.1 of p0 is above"),
+        ({"algorithm": "flex"}, "rate 0.1 of p0, p1 is above"),
         ({"algorithm": "fsgd", "l2": 0.0}, "strong convexity"),
         ({"algorithm": "afsgd"}, "Theorem 4 for a sub-optimality of 0.01"),
         ({"algorithm": "afsvrg"}, "Theorem 6"),
         ({"algorithm": "afsaga"}, "Theorem 8"),
         ({"algorithm": "vafl", "loss": "hinge"}, "gradient of 'hinge' jumps"),
+        ({"algorithm": "vafl-tsync", "settings": {"wait_for": 2}}, "Theorem 7 needs a bound"),
+        ({"algorithm": "flex-adaptive"}, "(20) admits of A"),
+        ({"algorithm": "p-bcd"}, "(1 local step,"),
+        ({"algorithm": "flex", "settings": {"timeout": 3.0, "speeds": {"p1": 2}}}, "(6 local steps,"),
+        ({"algorithm": "sync-min", "settings": {"timeout": 3.0, "speeds": {"p1": 2}}}, "(3 local steps,"),
+        ({"algorithm": "sync-max", "settings": {"timeout": 3.0, "speeds": {"p1": 2}}}, "(6 local steps,"),
     ],
 )
 def test_a_plan_outside_its_theorem_is_told(changes, said):
@@ -96,7 +102,28 @@ def test_a_plan_outside_its_theorem_is_told(changes, said):
         {"algorithm": "flex", "learning_rate": 1e-5},
         {"algorithm": "fsgd"},
         {"algorithm": "afsgd", "learning_rate": 1e-12},
+        {"algorithm": "vafl", "protocol": "plain-tree", "learning_rate": 1e-4},
+        {"algorithm": "vafl-sync", "learning_rate": 1e-4},
     ],
 )
 def test_a_plan_within_its_theorem_is_not(changes):
     assert theory_notes(Plan(**{**SUM, **changes}), small()) == ()
+
+
+@pytest.mark.parametrize("algorithm", ["flex", "flex-adaptive", "sync-min", "sync-max", "p-bcd", "vafl-sync"])
+def test_the_rate_that_a_note_names_is_admitted_and_a_larger_one_is_not(algorithm):
+    changes = {"algorithm": algorithm, "settings": {"speeds": {"p1": 2}}}
+    (note,) = theory_notes(Plan(**SUM, **changes, learning_rate=1.0), small())[:1]
+    limit = float(note.split("above ")[1].split(",")[0])  # three digits
+    assert theory_notes(Plan(**SUM, **changes, learning_rate=1.01 * limit), small()) != ()
+    assert not any(
+        note.endswith(said.split("the most")[1])
+        for said in theory_notes(Plan(**SUM, **changes, learning_rate=0.99 * limit), small())
+    )
+
+
+def test_losses_without_bounded_gradients_leave_the_theorems_of_afsgd():
+    notes = theory_notes(Plan(**{**SUM, "algorithm": "afsgd"}), small("regression"))
+    assert notes == (
+        "AFSGD-VP's theorems need bounded gradients (Assumption 3), and those of this loss are not",
+    )

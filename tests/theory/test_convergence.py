@@ -11,6 +11,8 @@ import math
 import numpy as np
 import pytest
 
+from securevfl.algorithms.flex import gradient_weights
+from securevfl.algorithms.steps import MOMENTUM
 from securevfl.errors import InputError
 from securevfl.theory import afsgd, fdml, flex, vafl
 
@@ -439,6 +441,45 @@ def test_flex_theorem_1_bounds_local_steps(steps):
         rounds=50, rate=rate, steps=steps, smoothness=smoothness, gap=gap, variances=(0.0,) * 3
     )
     assert uniform == pytest.approx(3 * bound)
+
+
+def local_drift(hessian, kind, steps):
+    """Squared changes of the gradient along one party's steps at the rate of (14), and what they may be."""
+    smoothness = float(np.linalg.norm(hessian, 2))
+    weights = gradient_weights(kind, steps, rate=1 / (16 * steps * smoothness), proximal=smoothness)
+    rate = flex.rate_limit(smoothness=smoothness, block_smoothness=smoothness, weights=list(weights))
+    start = np.linalg.eigh(hessian)[1][:, -1]  # where the gradient changes fastest
+    w, speed, first, drift = start.copy(), np.zeros_like(start), hessian @ start, []
+    for step in range(steps):
+        gradient = hessian @ w
+        drift.append(float(np.square(gradient - first).sum()))
+        speed = MOMENTUM * speed + gradient
+        pull = smoothness * (w - start) if kind == "proximal" else 0.0
+        scale = 1 / np.sqrt(step + 1) if kind == "decaying" else 1.0
+        w = w - rate * scale * (speed if kind == "momentum" else gradient + pull)
+    x = rate * smoothness * max(weights)
+    most = 0.36 * steps**3 * x**2 * max(weights) * float(np.square(first).sum())
+    return float(weights @ drift), most, tuple(weights), rate
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "proximal", "decaying"])
+@pytest.mark.parametrize("steps", [2, 20])
+def test_flex_lemma_1_holds_with_a_smaller_constant_for_every_optimiser(kind, steps):
+    half = np.random.default_rng(8).normal(size=(4, 4))
+    seen, most, weights, rate = local_drift(half @ half.T, kind, steps)
+    assert 0 < seen <= most
+    if kind == "sgd":
+        assert seen > most / 7, "the constant is not 8 times too large, as the paper's is"
+    flex.Block(rate=rate, weights=weights, variance=1.0)
+
+
+def test_flex_theorem_1_follows_for_weights_that_differ_and_not_for_any():
+    share = 0.36 / 8
+    for r in (1, flex.UNEVEN):
+        kept = (1 - 1 / 8 - r * (1 / 32 + 1 / 256) * share) / 2
+        assert 1 / kept <= 4 and (1 + r * (1 / 4 + 1 / 32) * share) / kept <= 4
+    with pytest.raises(InputError, match="times the mean"):
+        flex.Block(rate=0.1, weights=(1.0,) + (1e-9,) * 99, variance=0.0)
 
 
 def test_flex_corollary_1_as_printed_is_refuted():
