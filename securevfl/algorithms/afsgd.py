@@ -27,14 +27,14 @@ import numpy.typing as npt
 import torch
 
 from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup, expect
-from securevfl.algorithms.channels import SUMS, Channel, build_channel, check_channels
+from securevfl.algorithms.channels import Channel, build_channel, check_channels
 from securevfl.algorithms.linear import ESTIMATORS, Batch, Floats, LinearBlock, loss_derivative, mean_loss
 from securevfl.algorithms.messages import (
     Derivative,
     Done,
     End,
     Labels,
-    Loss,
+    MeanLoss,
     Over,
     Scores,
     Start,
@@ -45,7 +45,7 @@ from securevfl.algorithms.messages import (
 )
 from securevfl.algorithms.roles import LabelHolder, Party, pieces
 from securevfl.algorithms.steps import build_batches, build_delay, decayed
-from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
+from securevfl.algorithms.sums import REQUEST, SumParticipant, Total, read_request
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import LinearEncoder, SumHead
@@ -53,6 +53,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import PROTOCOLS
 
 STEP, JOINT_STEP, SNAPSHOT = "product", "joint product", "snapshot"
 SHARED = (JOINT_STEP, SNAPSHOT)
@@ -181,7 +182,7 @@ class LinearWorker(Party):
 
     def _read(self, message: Packet) -> tuple[Rows, Floats]:
         """Rows and loss derivatives that the coordinator sends: to active workers as scores."""
-        rows, values = message["rows"].astype(np.int64), message["values"]
+        rows, values = message.rows, message["values"]
         shape = len(rows), self.block.weights.shape[1]
         if values.shape != shape:
             raise ProtocolError(f"{self.address} received values of shape {values.shape}, not {shape}")
@@ -281,7 +282,7 @@ class AsyncWorker(LinearWorker):
         derivative = self._derivative(request.rows, scores, request.requester)
         if self.address == self.setup.label_holder and self.labels is not None:
             loss = mean_loss(self.setup.data.task, scores, self.labels[request.rows], self.setup.loss())
-            await self.link.send(SERVER, Loss(value=Inside(values=loss)))
+            await self.link.send(SERVER, MeanLoss(value=Inside(values=loss)))
         return derivative
 
     async def _join(self, message: Packet) -> None:
@@ -367,7 +368,7 @@ class SumCoordinator(LabelHolder):
 
     # -- what goes out --------------------------------------------------------------------------------------
 
-    def _scores_for(self, party: str, rows: Rows, scores: Floats) -> Released | Inside:
+    def _scores_for(self, party: str, rows: Rows, total: Total) -> Released | Inside:
         """Active workers get the scores; passive ones the loss derivatives, which tell them the labels.
 
         Scores were paid for when the workers contributed to them; the head shows that entry to the receiver.
@@ -375,24 +376,26 @@ class SumCoordinator(LabelHolder):
         if party in self.active:
             observers = self.setup.observers(party, self.setup.label_holder)
             if observers:
-                return self.gate.hand_on(scores, kind="scores", observers=observers)
-            return Inside(values=scores)
+                return self.gate.hand_on(total.given, kind="scores", observers=observers)
+            return Inside(values=total.values)
         data, loss = self.setup.data, self.setup.loss(party)
-        derivative = loss_derivative(data.task, scores, data.y_train[rows], loss)
+        derivative = loss_derivative(data.task, total.values, data.y_train[rows], loss)
         return self._exact(derivative, party, rows=rows, kind="derivative")
 
     async def _share_scores(self) -> None:
         """Gives all workers what their full gradients at the present weights need (Algorithm 4, line 3)."""
         for rows in pieces(0, self.setup.data.n_train):
-            scores = (await self.sums.total(rows, SNAPSHOT)).values
+            total = await self.sums.total(rows, SNAPSHOT)
             for party in self.parties:
-                given = self._scores_for(party, rows, scores)
+                given = self._scores_for(party, rows, total)
                 await self.link.send(party, Scores(rows=rows, values=given))
 
     def _count_step(self, records: int) -> None:
         self.processed += records
         self.iterations += 1
-        self.setup.report(self.processed, self._losses[-1] if self._losses else (self.loss or float("nan")))
+        if self.setup.report is not None:
+            shown = self._losses[-1] if self._losses else (self.loss or float("nan"))
+            self.setup.report(self.processed, shown)
 
     def figures(self) -> dict[str, Any]:
         """Iterations so far."""
@@ -407,9 +410,9 @@ class AsyncCoordinator(SumCoordinator):
         await self._tell_all(Start(snapshot=snapshot))
         running = set(self.parties)
         while running:
-            message = expect(await self.sums.receive(), Loss.kind, Step.kind)
-            if message.kind == Loss.kind:
-                value = expect(message, Loss.kind, sender=self.setup.label_holder)["value"]
+            message = expect(await self.sums.receive(), MeanLoss.kind, Step.kind)
+            if message.kind == MeanLoss.kind:
+                value = expect(message, MeanLoss.kind, sender=self.setup.label_holder)["value"]
                 self._losses.append(value)
             elif message.sender not in running:
                 raise ProtocolError(f"{message.sender} asks for a step after the epoch is over for it")
@@ -421,7 +424,7 @@ class AsyncCoordinator(SumCoordinator):
 
     async def _announce(self, message: Packet) -> None:
         """Announces one worker's batch; a passive worker's total goes to the label holder."""
-        rows = message["rows"].astype(np.int64)
+        rows = message.rows
         if rows.size == 0 or rows.max() >= self.setup.data.n_train:
             raise ProtocolError(f"{message.sender} asks for rows that are not training records")
         worker = message.sender
@@ -448,11 +451,11 @@ class SyncCoordinator(SumCoordinator):
             await asyncio.gather(*(self.link.call(party, TakeSnapshot()) for party in self.parties))
         while self.processed < target:
             rows = self.batches.next()
-            scores = (await self.sums.total(rows, JOINT_STEP)).values
-            self._losses.append(mean_loss(data.task, scores, data.y_train[rows], self.setup.loss()))
+            total = await self.sums.total(rows, JOINT_STEP)
+            self._losses.append(mean_loss(data.task, total.values, data.y_train[rows], self.setup.loss()))
             calls = []
             for party in self.parties:
-                given = self._scores_for(party, rows, scores)
+                given = self._scores_for(party, rows, total)
                 calls.append(self.link.call(party, Update(rows=rows, values=given)))
             await asyncio.gather(*calls)
             self._count_step(len(rows) * len(self.parties))
@@ -466,7 +469,7 @@ class AFSGD(Algorithm):
 
     name = "afsgd"
     summary = "asynchronous SGD on linear models: every worker steps on its own demand-driven sums"
-    protocols = SUMS
+    protocols = PROTOCOLS
     optimisers = ("sgd",)
     estimator: ClassVar[str] = "sgd"
     synchronous: ClassVar[bool] = False

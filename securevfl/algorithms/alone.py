@@ -79,10 +79,13 @@ def below_alone(result: dict[str, Any]) -> str:
     best = max(("trees", "linear"), key=lambda kind: -np.inf if alone[kind] is None else alone[kind])
     if alone[best] is None or reached >= alone[best]:
         return ""
-    words = {"trees": "boosted trees", "linear": "a linear model"}
+    words = {
+        "trees": "boosted trees on its own features reach",
+        "linear": "a linear model on its own features reaches",
+    }
     return (
-        f"below the label holder alone: {name} {reached:.4f}, and {words[best]} on its own features reach "
-        f"{alone[best]:.4f}; federation did not pay"
+        f"below the label holder alone: {name} {reached:.4f}, and {words[best]} {alone[best]:.4f}; "
+        "federation did not pay"
     )
 
 

@@ -67,7 +67,8 @@ class Setup:
         links: Address -> its link.
         clock: The runtime's clock.
         device: Where tensors live.
-        report: Called with (records processed, loss) after each server step; None for a loss nobody knows.
+        report: Called with (records processed, loss) after each server step, where somebody watches; None
+            for a loss nobody knows.
         views: Organisation -> its view, where it is recorded. What crosses organisations is recorded by the
             runtime; a role writes down only what it works out with secrets of its own.
         authenticate: Makes what signs keys that others pass on; None where all roles run in one place.
@@ -84,7 +85,7 @@ class Setup:
     links: Mapping[str, Link]
     clock: Clock
     device: torch.device
-    report: Callable[[int, float | None], None]
+    report: Callable[[int, float | None], None] | None
     views: Mapping[str, ViewWriter] = field(default_factory=dict)
     authenticate: Authenticate | None = None
     agreement: str = ""

@@ -15,7 +15,7 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from securevfl.algorithms.base import SERVER, Algorithm, Finished, Role, ServerRole, Setup
-from securevfl.algorithms.local import Records, Trained
+from securevfl.algorithms.local import Learner, Records
 from securevfl.algorithms.roles import LabelHolder, pieces
 from securevfl.algorithms.solved import BoostedTrees, fit_linear
 from securevfl.algorithms.steps import build_batches, build_optimiser, regularised
@@ -80,13 +80,13 @@ class PooledTrainer(LabelHolder):
         plan, data = setup.plan, setup.data
         indices = [data.parties.index(party) for party in parties]
         self.records = [Records(data.train[i], data.test[i], setup.device) for i in indices]
-        self.models: dict[str, Trained] = {}
+        self.models: dict[str, Learner] = {}
         for name in (*parties, SERVER):
             module = setup.head if name == SERVER else setup.encoders[name]
             rate = setup.server_rate if name == SERVER else setup.rate(name)
             groups = regularised(module.named_parameters(), plan, name)
             optimiser = build_optimiser(groups, plan, rate, name) if groups else None
-            self.models[name] = Trained(name, module, optimiser)
+            self.models[name] = Learner(name, module, optimiser)
         self.encoders = nn.ModuleList([self.models[party].module for party in parties])
         self.join = joined(plan, parties)
         holds = plan.patience > 0 and plan.models(parties) != {"linear"} and data.n_train >= 20
@@ -112,14 +112,15 @@ class PooledTrainer(LabelHolder):
             rows = self.batches.next()
             losses.append(self._step(rows))
             self.processed += len(rows)
-            # Elsewhere than on the CPU a number now would make every step wait.
-            shown = losses[-1].item() if losses[-1].device.type == "cpu" else self.loss
-            self.setup.report(self.processed * count, shown)
+            if self.setup.report is not None:
+                # Elsewhere than on the CPU a number now would make every step wait.
+                shown = losses[-1].item() if losses[-1].device.type == "cpu" else self.loss
+                self.setup.report(self.processed * count, shown)
         self._losses = torch.stack(losses).cpu().tolist()
         if len(self.held_out):
             self._look_at_held_out()
         self._close_epoch()
-        Trained(self.setup.plan.algorithm, self.encoders, None).check_finite()
+        Learner(self.setup.plan.algorithm, self.encoders, None).check_finite()
 
     def _look_at_held_out(self) -> None:
         """The epoch's loss is that of the records held out; the best model is kept."""
@@ -171,7 +172,8 @@ class SolvedTrainer(PooledTrainer):
             outputs = torch.cat([self._outputs(piece) for piece in pieces(0, data.n_train)])
             self._losses = [float(self._mean_loss(outputs, np.arange(data.n_train)))]
         self.processed = data.n_train
-        self.setup.report(self.processed * len(data.parties), self._losses[-1])
+        if self.setup.report is not None:
+            self.setup.report(self.processed * len(data.parties), self._losses[-1])
         self._close_epoch()
 
     def _solve(self, rows: Any) -> None:

@@ -34,6 +34,7 @@ from securevfl.protocols.sums.plain import PlainSum
 from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
 from securevfl.protocols.sums.trees import ParentMap, TreePair
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import ENCRYPTED, FACTS, HIDING
 
 Build = Callable[..., SecureSum]
 
@@ -75,7 +76,7 @@ def _bfv(workers: int, receiver: int | None, collusion: int, aggregator: Address
     return BFVSum(workers=workers, key_holder=key_holder, aggregator=adder, announce=False)
 
 
-PROTOCOLS: dict[str, Build] = {
+BUILDERS: dict[str, Build] = {
     "plain": _plain,
     "plain-tree": _plain_tree,
     "two-tree": _two_tree,
@@ -86,22 +87,6 @@ PROTOCOLS: dict[str, Build] = {
 """Protocol -> how to build the sum over `workers` for the receiving worker (None: no worker) against
 `collusion` parties that pool what they see. Encrypted sums can be told who adds (`aggregator`), pairwise
 masks how many workers must stay (`threshold`)."""
-
-SUMS = tuple(PROTOCOLS)
-
-TREE_SUMS = ("plain-tree", "two-tree")
-"""Protocols that add up along trees."""
-
-ENCRYPTED = ("ckks", "bfv")
-"""Protocols with an aggregator that adds what it cannot read."""
-
-HIDING = {
-    "two-tree": ("masked", "masks come from AES-128-CTR; at most {} parties pool what they see"),
-    "pairwise": ("masked", "masks come from X25519 and AES-128-CTR; at most {} parties pool what they see"),
-    "ckks": ("encrypted", "CKKS at 128 bits; key holder and aggregator do not collude"),
-    "bfv": ("encrypted", "BFV at 128 bits; key holder and aggregator do not collude"),
-}
-"""Protocols that hide contributions: how, and under which assumption."""
 
 
 def build_sum(
@@ -116,7 +101,7 @@ def build_sum(
     """The sum of a protocol.
 
     Args:
-        name: A key of `PROTOCOLS`.
+        name: A key of `BUILDERS`.
         workers: Number of parties.
         receiver: The party that obtains the totals; None for an organisation without features.
         collusion: How many parties may pool what they see.
@@ -138,10 +123,10 @@ def build_sum(
             f"protocol {name!r} needs at least 3 parties: with {workers}, whoever obtains the sum subtracts"
             " its own part and has the other's values"
         )
-    if name == "plain-tree" and workers < 2:
+    if FACTS[name].parts_are_read and workers < 2:
         raise PlanError(f"protocol {name!r} needs at least 2 parties, not {workers}; use protocol 'plain'")
     try:
-        return PROTOCOLS[name](workers, receiver, collusion, **special)
+        return BUILDERS[name](workers, receiver, collusion, **special)
     except InputError as error:
         raise PlanError(f"protocol {name!r} with {workers} parties: {error}") from error
 
@@ -187,10 +172,9 @@ class Channel:
         workers = {each: self.hosts[place] for each, place in self.places.items() if each >= 0}
         return self.protocol.node(address, authenticate(self.name, workers))
 
-    @cached_property
-    def opens(self) -> bool:
-        """True where the receiver's messages give the total only with secrets of its own: keys, masks."""
-        return self.kind in HIDING and not isinstance(self.protocol, TwoTreeSum)
+    def opens(self, *, words: bool) -> bool:
+        """Whether the receiver's view, with or without masked words, does not give the total away itself."""
+        return self.kind in HIDING and not (words and isinstance(self.protocol, TwoTreeSum))
 
     def observers(self, party: str, also: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The organisations that see this party's values, or totals with them.
@@ -308,7 +292,7 @@ def _assumption(plan: Plan, parties: int) -> str:
     """What must hold for those who pass values on to learn nothing; and how few parties a sum may be of."""
     if plan.protocol not in HIDING:
         return ""
-    text = HIDING[plan.protocol][1].format(plan.collusion)
+    text = FACTS[plan.protocol].assumption.format(plan.collusion)
     return f"{text}; sums are of {plan.threshold} to {parties} parties" if plan.threshold else text
 
 

@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securevfl.algorithms.flex import capacity, gradient_weights
+from securevfl.algorithms import find_algorithm
+from securevfl.algorithms.flex import Flex, capacity, gradient_weights
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.steps import known_steps
+from securevfl.algorithms.vafl import VAFL
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError
 from securevfl.models.encoders import HiddenLayer, LinearEncoder, MLPEncoder
@@ -115,14 +118,19 @@ def _is_linear(plan: Plan, data: VerticalData) -> bool:
 
 
 def _vafl_notes(plan: Plan, found: Curvature) -> list[str]:
-    delay = plan.settings.delay_bound
-    if plan.algorithm != "vafl-sync" and not delay:
-        return ["VAFL's Theorem 1 needs a bound of the delay: set delay_bound"]
-    together = 1 if plan.algorithm == "vafl" else max(plan.settings.wait_for, 2)
+    algorithm = find_algorithm(plan.algorithm)
+    together = cast(VAFL, algorithm).wait_for(plan, len(found.blocks))
+    number = 1 if together == 1 else 7
+    # Where all work on one batch, or sums are taken on demand, no embedding is ever stale.
+    fresh = plan.algorithm == "vafl-sync" or plan.protocol != "plain"
+    delay = 0 if fresh else plan.settings.delay_bound
+    if not (fresh or delay):
+        return [f"VAFL's Theorem {number} needs a bound of the delay: set delay_bound"]
     few = vafl.Constants(smoothness=found.whole, shares=(1.0,), variances=(0.0,), gap=0.0)
     limit = vafl.bounded_delay(few, delay=delay, iterations=1).limit / together
-    theorem = "Theorem 1" if together == 1 else "Theorem 7"
-    return _above(plan, limit, f"VAFL's {theorem} (L = {found.whole:.3g}, D = {delay})")
+    return _above(
+        plan, limit, f"VAFL's Theorem {number} (L = {found.whole:.3g}, D = {delay}, t = {together})"
+    )
 
 
 def _fdml_notes(plan: Plan, found: Curvature) -> list[str]:
@@ -139,8 +147,10 @@ def _afsgd_notes(plan: Plan, found: Curvature) -> list[str]:
     if not plan.l2 > 0:
         return ["AFSGD-VP's theorems need strong convexity: set l2 above 0"]
     rule = {"afsgd": afsgd.sgd, "afsvrg": afsgd.svrg, "afsaga": afsgd.saga}.get(plan.algorithm)
-    if rule is None or math.isinf(found.lipschitz):
+    if rule is None:
         return []
+    if math.isinf(found.lipschitz):
+        return ["AFSGD-VP's theorems need bounded gradients (Assumption 3), and those of this loss are not"]
     # While the slowest worker makes one step the others make `visits`, and a product is used as long.
     speeds = [plan.simulation.speeds.get(party, 1.0) for party in found.blocks]
     visits = math.ceil(max(speeds) / min(speeds))
@@ -162,19 +172,28 @@ def _afsgd_notes(plan: Plan, found: Curvature) -> list[str]:
 
 
 def _flex_notes(plan: Plan, found: Curvature) -> list[str]:
-    notes = []
+    algorithm, parties = cast(Flex, find_algorithm(plan.algorithm)), tuple(found.blocks)
+    durations, timeout = known_steps(plan, parties), plan.settings.timeout
+    # Random durations are not known: one step is what everybody takes at least.
+    capacities = {name: capacity(timeout, min(each)) if each else 1 for name, each in durations.items()}
+    common = algorithm.steps(capacities)
+    notes: dict[tuple[str, str], list[str]] = {}
     for party, block in found.blocks.items():
         rate = plan.learning_rates.get(party, plan.learning_rate)
-        steps = capacity(plan.settings.timeout, 1 / plan.simulation.speeds.get(party, 1.0))
-        kind = plan.optimisers.get(party, plan.optimiser)
-        weights = gradient_weights(kind, steps, rate=rate, proximal=plan.settings.proximal)
-        limit = flex.rate_limit(smoothness=found.whole, block_smoothness=block, weights=weights.tolist())
+        steps = capacities[party] if common is None else common
+        if algorithm.adaptive:
+            limit = flex.adaptive_limit(smoothness=found.whole, block_smoothness=block, slowest_change=1.0)
+            theorem = f"Flex-VFL's (20) admits of A, where speeds stay the same (L = {found.whole:.3g})"
+        else:
+            kind = plan.optimisers.get(party, plan.optimiser)
+            weights = gradient_weights(kind, steps, rate=rate, proximal=plan.settings.proximal)
+            limit = flex.rate_limit(smoothness=found.whole, block_smoothness=block, weights=weights.tolist())
+            words = f"{steps} local step{'s' * (steps > 1)}"
+            theorem = f"Flex-VFL's Theorem 1 admits ({words}, L = {found.whole:.3g})"
         if rate > limit:
-            notes.append(
-                f"rate {rate:g} of {party} is above {limit:.3g}, the most that Flex-VFL's Theorem 1 admits "
-                f"({steps} local steps, L = {found.whole:.3g})"
-            )
-    return notes
+            said = f"is above {limit:.3g}, the most that {theorem}"
+            notes.setdefault((f"rate {rate:g}", said), []).append(party)
+    return [f"{rate} of {', '.join(who)} {said}" for (rate, said), who in notes.items()]
 
 
 def _above(plan: Plan, limit: float, theorem: str) -> list[str]:

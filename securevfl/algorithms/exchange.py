@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from securevfl.errors import EgressError, ProtocolError
 from securevfl.privacy.messages import Head, Packet
+from securevfl.privacy.passing import Totals
 from securevfl.privacy.payloads import (
     _KEY,
     Accounted,
@@ -21,20 +22,47 @@ from securevfl.privacy.payloads import (
     Masked,
 )
 from securevfl.protocols.alignment.helper import HelperMachine
-from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node
+from securevfl.protocols.contract import Address, Envelope, Machine, Message, Node, is_shipped
 from securevfl.protocols.sealed.messages import DEALT as CHECKED_DEALT
 from securevfl.protocols.sealed.protocol import Deal, ScoreDeal, Seed
+from securevfl.protocols.sums.plain import PlainSum
+from securevfl.protocols.sums.tree_sums import PlainTreeSum
 from securevfl.protocols.wire import Value
 
 T = TypeVar("T")
 DEALT = (Seed, Deal, ScoreDeal, *CHECKED_DEALT)
 """What a dealer sends: made of fresh randomness and public numbers alone."""
+READABLE = (PlainSum, PlainTreeSum)
+"""Sums that hide nothing from those who pass contributions on."""
 
 
 def machine_of(source: Accounted | Machine) -> Machine:
     """The machine itself."""
     found: Machine = source.machine if isinstance(source, Accounted) else source
     return found
+
+
+def _of_protocol(node: Node) -> type[Node]:
+    """The class of a participant's state; what a role has written itself could make a machine of anything."""
+    protocol = getattr(node, "protocol", None)
+    parts = [
+        each for each in vars(protocol).values() if type(each).__module__ != "builtins" or callable(each)
+    ]
+    for each in (node, protocol, *parts):
+        if not is_shipped(each):
+            raise EgressError(f"{type(each).__name__} is not of a protocol that is shipped")
+    signing = getattr(node, "authenticator", None)
+    if signing is not None and not is_shipped(signing, place="securevfl.network."):
+        raise EgressError(f"{type(signing).__name__} does not sign with a certificate")
+    return type(node)
+
+
+def _working(source: Accounted | Machine) -> Machine:
+    """The machine itself, if it does what its class says."""
+    machine = machine_of(source)
+    if not is_shipped(machine):
+        raise EgressError(f"{type(machine).__name__} is not a machine of a protocol that is shipped")
+    return machine
 
 
 class Exchange:
@@ -45,8 +73,7 @@ class Exchange:
         places: Protocol address -> address of the role that plays it.
         read: Checks kind and fields of a message and makes it, as the protocol does.
         channel: Name that tells protocols apart where a link carries several; empty where it carries one.
-        hides: Whether contributions are hidden from those who pass them on; where they are not, they go only
-            to those whom they were written down for.
+        totals: Where the organisation's gate keeps the totals of sums; None where no sum is entered here.
     """
 
     def __init__(
@@ -56,9 +83,10 @@ class Exchange:
         read: Callable[[str, dict[str, Value]], Message],
         *,
         channel: str = "",
-        hides: bool = True,
+        totals: Totals | None = None,
     ) -> None:
-        self.link, self.places, self.read, self.channel, self.hides = link, places, read, channel, hides
+        self.link, self.places, self.read, self.channel = link, places, read, channel
+        self.totals = totals
         self.organisations = tuple(sorted({link.hosts[place] for place in places.values()}))
         self._address_of = {place: address for address, place in places.items()}
 
@@ -71,7 +99,7 @@ class Exchange:
             node: The participant's state.
             head: The sender's newest ledger head.
         """
-        machine = node.setup()
+        machine = _of_protocol(node).setup(node)
         if machine is None:
             return None
         return Accounted(machine=machine, head=head, observers=self.organisations, key=_KEY)
@@ -92,8 +120,14 @@ class Exchange:
         """
         if type(contribution) is not Contribution or getattr(contribution, "_made_with", None) is not _KEY:
             raise EgressError(f"{self.link.address}: {type(contribution).__name__} did not pass the gate")
-        machine = node.round(contribution.values, round=round, shape=contribution.values.shape)
-        observers = self.organisations if self.hides else contribution.observers
+        if self.totals is None:
+            raise EgressError(f"{self.link.address}: nobody knows here who may learn its part of a sum")
+        shape = contribution.values.shape
+        machine = _of_protocol(node).round(node, contribution.values, round=round, shape=shape)
+        # Where those who pass contributions on can read them, they go to those they were written down for.
+        readable = isinstance(node.protocol, READABLE)
+        observers = contribution.observers if readable else self.organisations
+        self.totals.enter(self.channel, round, contribution)
         return Accounted(machine=machine, head=contribution.head, observers=observers, key=_KEY)
 
     def attend(self, node: Node, *, round: int, shape: tuple[int, ...], head: Head) -> Accounted:  # noqa: A002
@@ -105,7 +139,7 @@ class Exchange:
             shape: Shape of the total.
             head: The sender's newest ledger head.
         """
-        machine = node.round(None, round=round, shape=shape)
+        machine = _of_protocol(node).round(node, None, round=round, shape=shape)
         return Accounted(machine=machine, head=head, observers=self.organisations, key=_KEY)
 
     def assist(self, machine: Machine) -> Accounted:
@@ -120,12 +154,26 @@ class Exchange:
 
     # -- sending --------------------------------------------------------------------------------------------
 
-    async def send(self, source: Accounted | Machine, envelope: Envelope) -> bool:
-        """Sends what a machine says; False where it is for this role itself, and was not sent.
+    async def act(self, source: Accounted | Machine, what: str, *args: Any) -> list[Envelope]:
+        """Lets a machine work and sends what it says to others; gives back what is for this role itself.
+
+        Args:
+            source: The machine. Nothing but what it says itself is sent in its name.
+            what: ``start``, ``receive``, ``proceed`` or ``drop``.
+            args: As that takes them.
 
         Raises:
             EgressError: The machine has an input that no gate has accounted for.
         """
+        machine = _working(source)
+        here = []
+        for envelope in getattr(type(machine), what)(machine, *args):
+            if not await self._sent(source, envelope):
+                here.append(envelope)
+        return here
+
+    async def _sent(self, source: Accounted | Machine, envelope: Envelope) -> bool:
+        """Sends what a machine says; False where it is for this role itself."""
         place = self.places[envelope.receiver]
         if place == self.link.address:
             return False
@@ -185,21 +233,22 @@ class Exchange:
         on what was received alone.
         """
         for source in sources:
-            await self._act(source, machine_of(source).start)
+            await self._act(source, "start")
             await self.started(machine_of(source))
         while not all(machine_of(source).done for source in sources):
             busy = next((each for each in sources if machine_of(each).pending), None)
             if busy is not None:
-                await self._act(busy, machine_of(busy).proceed)
+                await self._act(busy, "proceed")
                 continue
             packet, source = await self.next_for(sources)
-            await self._act(source, machine_of(source).receive, self.envelope(packet))
+            await self._act(source, "receive", self.envelope(packet))
 
-    async def _act(self, source: Accounted | Machine, act: Callable[..., list[Envelope]], *args: Any) -> None:
-        """Lets a machine work, where the carrier wants long work to be done, and sends what it says."""
-        aside = self.link.aside if machine_of(source).heavy else None
-        for envelope in await (self.work(act, *args) if aside is None else aside(act, *args)):
-            await self.send(source, envelope)
+    async def _act(self, source: Accounted | Machine, what: str, *args: Any) -> None:
+        """As `act`, where the carrier wants long work to be done."""
+        machine = _working(source)
+        aside = self.link.aside if machine.heavy else None
+        for envelope in await (aside or self.work)(getattr(type(machine), what), machine, *args):
+            await self._sent(source, envelope)
 
     async def next_for(self, sources: Sequence[Accounted | Machine]) -> tuple[Packet, Accounted | Machine]:
         """The next message for machines that are followed, and whose it is."""

@@ -26,38 +26,34 @@ the label the loss of a record is its prediction.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.channels import (
-    ENCRYPTED,
-    SUMS,
     Channel,
     build_channel,
     check_channels,
     check_holder_sum,
 )
 from securevfl.algorithms.local import build_local_model
-from securevfl.algorithms.messages import LabelsOfTest, Loss, Metrics, Sum, SumRequest
+from securevfl.algorithms.messages import Embedding, Labels, LabelsOfTest, MeanLoss, Metrics, Sum
 from securevfl.algorithms.roles import SharingParty, SharingServer
 from securevfl.algorithms.sums import read_request
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, ProtocolError
 from securevfl.models import SumHead, metrics, task_loss
 from securevfl.privacy.messages import Packet
-from securevfl.privacy.payloads import Contribution, Inside, Released
+from securevfl.privacy.passing import computed, joined
+from securevfl.privacy.payloads import Contribution, Inside, Passed, Released
 from securevfl.privacy.rows import Rows
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import ENCRYPTED, PROTOCOLS
 from securevfl.transfers import to_device
-
-Outputs = npt.NDArray[np.float32]
 
 LEAST = 2
 """Records that a mean loss must be taken over for the server to be told."""
@@ -81,13 +77,14 @@ class FDMLServer(SharingServer):
         channel: The secure sum; by default one whose totals the server obtains.
     """
 
-    kept = (*SharingServer.kept, "local_predictions", "pushed", "largest_lead")
+    kept = (*SharingServer.kept, "pushed", "largest_lead")
 
     def __init__(self, setup: Setup, *, channel: Channel | None = None) -> None:
         super().__init__(setup, share_labels=True, channel=channel)
         kept = 0 if self.secure else setup.data.n_train  # on a sum nobody's predictions arrive
         shape = (kept, len(self.parties), setup.plan.embedding)
-        self.local_predictions = torch.zeros(shape, device=setup.device)
+        self.local_predictions = self.gate.arrivals("local predictions", shape, device=setup.device)
+        self.link.handing = frozenset({Embedding.kind})
         self.everybody = tuple(sorted(set(setup.hosts.values()) - {setup.label_holder}))
         self.pushed: dict[str, int] = dict.fromkeys(self.parties, 0)
         self.largest_lead = 0
@@ -108,9 +105,10 @@ class FDMLServer(SharingServer):
     async def _train_on_sum(self, rows: Rows) -> None:
         """An iteration where a sum exists only once everybody has contributed: without staleness."""
         pulls = await self._gather_pulls(rows)
-        total = await self._total(rows, "embedding")
+        total = (await self.sums.total(rows, "embedding")).given
+        outputs = to_device(total.values.astype(np.float32), self.setup.device)
         for pull in pulls:
-            await self._send_sum(pull, total)
+            await self._send_sum(pull, total, outputs)
 
     async def _gather_pulls(self, rows: Rows) -> list[Pull]:
         """Every worker's pull, once all of them are ready."""
@@ -130,9 +128,10 @@ class FDMLServer(SharingServer):
         """Stores a worker's predictions; the pull that comes with them waits its turn."""
         rows = self._rows(self.pushed[message.sender] + 1)
         self._check_rows(message, rows)
-        vectors = self._tensor(message.sender, message["values"], len(rows))
+        self._checked_width(message.sender, message["values"], len(rows))
         pull = self._pull(message, rows)
-        self.local_predictions[self._index(rows), self.parties.index(message.sender)] = vectors
+        place = self.parties.index(message.sender)
+        self.local_predictions.put(message.arrived, self._index(rows), place)
         return pull
 
     def _rows(self, iteration: int) -> Rows:
@@ -151,12 +150,13 @@ class FDMLServer(SharingServer):
         self._waiting = [pull for pull in self._waiting if pull.iteration > bound]
         for pull in ready:
             self.largest_lead = max(self.largest_lead, pull.iteration - slowest)
-            await self._send_sum(pull, self._outputs(self.local_predictions[self._index(pull.rows)]))
+            total = self.local_predictions.sums(self._index(pull.rows))
+            await self._send_sum(pull, total, total.source)
         return len(ready)
 
-    async def _send_sum(self, pull: Pull, total: Tensor) -> None:
-        self._count(len(pull.rows), float(self._mean_loss(total, pull.rows)))
-        given = self.gate.hand_on(total.cpu().numpy(), kind="sum", observers=self.everybody)
+    async def _send_sum(self, pull: Pull, total: Passed, outputs: Tensor) -> None:
+        self._count(len(pull.rows), float(self._mean_loss(outputs, pull.rows)))
+        given = self.gate.hand_on(total, kind="sum", observers=self.everybody, dtype=np.float32)
         await self._reply(pull.message, Sum(values=given))
 
     def _outputs(self, vectors: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class AddingServer(FDMLServer):
 
     async def _hear_loss(self) -> float:
         """The mean loss of the pass that ends with the last round."""
-        message = await self._hear(Loss.kind)
+        message = await self._hear(MeanLoss.kind)
         if message.fields.get("round") != self.sums.number:
             raise ProtocolError(f"{message.sender} sends no loss of the pass up to round {self.sums.number}")
         return float(message["value"])
@@ -290,67 +290,67 @@ class KeyHolder(FDMLWorker):
         channel: The sum, whose totals it obtains.
     """
 
-    kept = (*FDMLWorker.kept, "test_labels")
-
     def __init__(self, setup: Setup, party: str, *, channel: Channel) -> None:
         super().__init__(setup, party, source=party, channel=channel, told=(SERVER,))
-        self.test_labels: Tensor | None = None
-        self._outputs: list[Outputs] = []
-        self._losses: list[float] = []
+        self.link.handing = frozenset({Labels.kind, LabelsOfTest.kind})
+        self.train_labels = self.gate.arrivals("train labels", (0,), device=setup.device)
+        self.test_labels = self.gate.arrivals("test labels", (0,), device=setup.device)
+        self._pass: list[tuple[Passed, Rows]] = []
+        self._tested: list[Passed] = []
         self._last = -1
 
     async def prepare(self) -> None:
-        await super().prepare()
-        self.test_labels = await self._receive_labels(LabelsOfTest.kind, self.setup.data.n_test)
+        data = self.setup.data
+        self.train_labels.put((await self._receive_labels(Labels.kind, data.n_train)).arrived)
+        self.test_labels.put((await self._receive_labels(LabelsOfTest.kind, data.n_test)).arrived)
+        self.labels = self.train_labels.values
 
     async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
         """Decrypts the sum and hands it on."""
         request, contribution = await self._join(rows, {"iteration": self.iteration}, learning=True)
-        given = self._hand_on(obtained := await self._obtain(request), "sum")
-        total, task = to_device(obtained, self.setup.device), self.setup.data.task
-        loss = float(task_loss(task, total, self._labels_of(rows), loss=self.setup.loss()))
-        self._losses.append(loss * len(rows))
+        total = (await self.sums.obtain(request)).given
+        everybody = self.setup.everyone_but(self.address)
+        given = self.gate.hand_on(total, kind=Sum.kind, observers=everybody, dtype=np.float32)
+        self._pass.append((total, rows))
         self._last = request.number
         for party in self.setup.data.parties:
             if party != self.address:
                 await self.link.send(party, Sum(values=given))
-        return total, contribution
-
-    async def _obtain(self, request: SumRequest) -> Outputs:
-        return (await self.sums.obtain(request)).values.astype(np.float32)
+        return to_device(np.array(given.values), self.setup.device), contribution
 
     async def epoch(self) -> None:
-        self._losses = []
+        self._pass = []
         await super().epoch()
         # Every record counts the same, however the pass was cut into batches.
-        loss = math.fsum(self._losses) / self.setup.data.n_train
-        await self.link.send(SERVER, Loss(round=self._last, value=self._hand_on(loss, Loss.kind)))
+        outputs = joined([total for total, _ in self._pass])
+        labels = joined([self.train_labels.rows(self._index(rows)) for _, rows in self._pass])
+        loss = computed(task_loss, self.setup.data.task, outputs, labels, loss=self.setup.loss())
+        given = self.gate.hand_on(loss, kind=MeanLoss.kind, observers=self._server)
+        await self.link.send(SERVER, MeanLoss(round=self._last, value=given))
 
-    def _hand_on(self, values: Any, kind: str) -> Released:
-        """What the key holder computes from totals; everybody was written down as an observer of those."""
-        return self.gate.hand_on(values, kind=kind, observers=self.setup.everyone_but(self.address))
+    @property
+    def _server(self) -> tuple[str, ...]:
+        return self.setup.observers(SERVER, self.address)
 
     async def evaluate(self) -> None:
-        self._outputs = []
+        self._tested = []
         await super().evaluate()
 
     async def _sum_evaluation(self, message: Packet) -> None:
         """Takes the test part's records in their order; the server gets metrics of all of them at once."""
         data, request = self.setup.data, read_request(message)
-        done = data.n_train + sum(map(len, self._outputs))
+        done = data.n_train + sum(len(each.values) for each in self._tested)
         due = np.arange(done, done + len(request.rows))
         if not np.array_equal(request.rows, due) or done + len(due) > data.n_train + data.n_test:
             raise ProtocolError(f"{self.address} is asked for other records than the test part's next")
         await super()._sum_evaluation(message)
-        self._outputs.append(await self._obtain(request))
-        if done + len(due) == data.n_train + data.n_test:
-            await self.link.send(SERVER, Metrics(figures=self._hand_on(self._metrics(), Metrics.kind)))
-
-    def _metrics(self) -> dict[str, float | None]:
-        if self.test_labels is None:
-            raise ProtocolError(f"{self.address} measures before it has the test labels")
-        task, outputs = self.setup.data.task, torch.from_numpy(np.concatenate(self._outputs))
-        return metrics(task, outputs, self.test_labels, self.setup.loss())
+        self._tested.append((await self.sums.obtain(request)).given)
+        if done + len(due) < data.n_train + data.n_test:
+            return
+        outputs, labels = joined(self._tested), self.test_labels.rows(slice(None))
+        figures = computed(metrics, data.task, outputs, labels, loss=self.setup.loss())
+        given = self.gate.hand_on(figures, kind=Metrics.kind, observers=self._server)
+        await self.link.send(SERVER, Metrics(figures=given))
 
 
 def key_holder_among(parties: tuple[str, ...], host: str) -> str:
@@ -393,7 +393,7 @@ class FDML(Algorithm):
         "workers push predictions and pull their sum, at most `staleness` iterations apart; shares labels"
     )
 
-    protocols = SUMS
+    protocols = PROTOCOLS
 
     def head_at(self, setup: Setup) -> str:
         return setup.data.parties[0]  # the bias is part of the first worker's prediction

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.algorithms.base import ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
-from securevfl.algorithms.channels import SUMS, check_holder_sum
+from securevfl.algorithms.channels import check_holder_sum
 from securevfl.algorithms.linear_steps import HeadSteps, loss_slope, others_part, weight_slope, written_out
-from securevfl.algorithms.local import Trained, build_local_model, trainable
-from securevfl.algorithms.messages import HEAD, Gradient, Received, Snapshot
+from securevfl.algorithms.local import Learner, build_local_model, trainable
+from securevfl.algorithms.messages import HEAD, Gradient, Snapshot
 from securevfl.algorithms.roles import GradientAnswers, SharingParty, SharingServer
 from securevfl.algorithms.steps import (
     MOMENTUM,
@@ -47,6 +47,7 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows, fixed
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import PROTOCOLS
 from securevfl.transfers import to_device
 
 Floats = npt.NDArray[np.float32]
@@ -200,7 +201,7 @@ class FlexServer(SharingServer):
         self.choose_steps, self.adaptive, self.waits_for_timeout = steps, adaptive, waits_for_timeout
         self.answers = GradientAnswers(setup)
         self.optimiser = build_local_optimiser(setup.head, setup.plan, SERVER)
-        self.top = Trained(SERVER, setup.head, self.optimiser)
+        self.top = Learner(SERVER, setup.head, self.optimiser)
         self.pace = 1.0 / speed_of(setup.plan, SERVER)
         self.written_out = written_out(setup.head) and len(trainable(setup.head)) == len(
             list(setup.head.parameters())
@@ -224,10 +225,9 @@ class FlexServer(SharingServer):
         gradients, loss = self._gradients(snapshot, rows)
         own = self.setup.plan.losses if self.setup.plan.settings.private_labels else {}
         tables = {} if self.setup.plan.settings.private_labels else self._tables(snapshot)
-        for index, (party, message) in enumerate(uploads.items()):
+        for party, message in uploads.items():
             facts = {"steps": steps[party], "rate": rates[party]}
-            every = self._gradients(snapshot, rows, party)[0] if party in own else gradients
-            gradient = every[:, index, : self.widths[party]] if every.ndim == 3 else every
+            gradient = self._gradients(snapshot, rows, party)[0] if party in own else gradients
             await self._answer(message, rows, facts, tables, gradient)
         await self._local_steps(snapshot, rows, steps[SERVER], rates[SERVER])
         self.round += 1
@@ -290,14 +290,8 @@ class FlexServer(SharingServer):
         gradient: Tensor,
     ) -> None:
         """Sends the snapshot, or with private labels the gradient, through the label holder's gate."""
-        observers = self.setup.observers(message.sender, self.setup.label_holder)
-        private = self.setup.plan.settings.private_labels
-        if private and observers and self.setup.plan.encoder_training == "none":
-            await self._reply(message, Received(**facts))  # what cannot learn gets no gradient
-            return
-        if private:
-            released = self.answers.release(gradient.numpy(), rows=rows, observers=observers)
-            await self._reply(message, Gradient(values=released, **facts))
+        if self.setup.plan.settings.private_labels:
+            await self._reply(message, self.answers.content(message.sender, gradient.numpy(), rows, **facts))
             return
         given = self._exact(tables, message.sender, rows=rows, kind="snapshot")
         await self._reply(message, Snapshot(shared=given, **facts))
@@ -484,7 +478,7 @@ class Flex(Algorithm):
 
     name = "flex"
     summary = "each round as many local steps as fit the timeout at each party's speed; shares labels"
-    protocols = SUMS
+    protocols = PROTOCOLS
     optimisers = LOCAL_OPTIMISERS
     adaptive = False
     waits_for_timeout = True

@@ -87,7 +87,7 @@ class Records:
         return out
 
 
-class Trained:
+class Learner:
     """A module and its optimiser, if it learns.
 
     Attributes:
@@ -126,7 +126,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-class LocalModel(Trained):
+class LocalModel(Learner):
     """Computes embeddings of a party's rows, lets them out through the gate, and learns from gradients.
 
     Args:
@@ -166,21 +166,16 @@ class LocalModel(Trained):
             learning: True to keep the graph for the gradient that comes back.
         """
         self._set_mode(kind)
-        if learning and self.stack is not None:
-            self._leaf = vectors = self.stack.embed(self, rows)
-            return self._let_out(vectors, rows, kind, observers)
         with torch.set_grad_enabled(learning and self.optimiser is not None):
-            vectors = self.encoder(self.records[rows])
+            if learning and self.stack is not None:
+                self._leaf = vectors = self.stack.embed(self, rows)
+            else:
+                vectors = self.encoder(self.records[rows])
             if learning and self.private:
                 self._hidden_noise = drawn_noise(self.encoder)
-            return self._let_out(vectors, rows, kind, observers)
-
-    def _let_out(
-        self, vectors: Tensor, rows: Rows, kind: str, observers: tuple[str, ...]
-    ) -> Released | Inside:
-        if not observers:
-            return Inside.of(vectors)
-        return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
+            if not observers:
+                return Inside.of(vectors)
+            return self.gate.release(vectors, rows=rows, kind=kind, observers=observers)
 
     def _set_mode(self, kind: str) -> None:
         """Hidden noise and dropout are for training; walking over all modules pays only on a change."""

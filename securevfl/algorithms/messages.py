@@ -1,7 +1,7 @@
 """Every message that roles exchange: what is in it, who may send it, and when.
 
 A class per kind. Fields are public facts, record indices, and payloads that passed a gate; a link refuses
-anything else, on both ends, see `securevfl.privacy.links`. Names and forms are those of the wire and of the
+anything else, on both ends (`securevfl.privacy.payloads`). Names and forms are those of the wire and of the
 views, so attacks and audits read the same declarations (`MESSAGES`).
 """
 
@@ -23,7 +23,7 @@ from securevfl.privacy.schemas import (
     declare_protocol,
     fact,
     names,
-    numbers,
+    places,
     records,
     released,
     released_number,
@@ -42,6 +42,7 @@ from securevfl.protocols.sums.tree_sums import PlainTreeSum, TwoTreeSum
 __all__ = ["MESSAGES"]
 
 EMBEDDINGS = ("embedding", "initial", "refresh", "evaluation")
+SUMMED = (*EMBEDDINGS, "product", "joint product", "snapshot", "prediction")
 GRADIENTS = ("gradient", *(f"gradient ({name})" for name in DEFENCES))
 MEMBERS = (PARTY, SERVER)
 FLEX = ("flex",)
@@ -73,7 +74,7 @@ class Embed(Content, kind="embed", senders=(SERVER,)):
     """Asks for embeddings."""
 
     rows: Rows = records()
-    purpose: str = fact(str)
+    purpose: str = fact(str, *EMBEDDINGS)
 
 
 class Embedding(Content, kind="embedding", senders=(PARTY,)):
@@ -100,7 +101,7 @@ class Query(Content, kind="query", senders=(PARTY,), phases=(EPOCH,)):
     rows: Rows = records()
 
 
-class Ready(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
+class BatchReady(Content, kind="ready", senders=(PARTY,), phases=(EPOCH,)):
     """The party's batch is ready for a secure sum; iteration in FDML, pace in Flex."""
 
     iteration: int | None = fact(int, default=None, families=("fdml",))
@@ -166,7 +167,7 @@ class SumRequest(Content, kind="sum-request", senders=(SERVER,), phases=(EPOCH, 
     channel: str = fact(str)
     number: int = fact(int, wire="round")
     rows: Rows = records()
-    purpose: str = fact(str)
+    purpose: str = fact(str, *SUMMED)
     requester: str = fact(str, wire="for")
     name: str | None = fact(str, default=None)
 
@@ -188,7 +189,7 @@ class SumResult(Content, kind="sum-result", senders=MEMBERS, phases=(EPOCH, EVAL
     values: Any = released(inside=True)
 
 
-class OpenedTotal(Content, kind=OPENED):
+class NotedTotal(Content, kind=OPENED):
     """Noted in a view, never sent: a total over all others that the observer opened with its own secrets."""
 
     channel: str = fact(str)
@@ -203,7 +204,7 @@ class Sum(Content, kind="sum", senders=MEMBERS, phases=(EPOCH,)):
     values: Any = released("sum")
 
 
-class Loss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
+class MeanLoss(Content, kind="loss", senders=(PARTY,), phases=(EPOCH,)):
     """A mean loss; where another organisation measures it, of the pass that ends with a round."""
 
     value: Any = released_number("loss")
@@ -338,7 +339,7 @@ class SealedOpened(Content, kind="sealed-opened", senders=(PARTY,), phases=(EPOC
 class SealedJoins(Content, kind="sealed-joins", senders=MEMBERS, phases=(EPOCH,)):
     """Which bins a member has joined, by its noisy totals: the new number of every column of its operand."""
 
-    places: list[int] = numbers()
+    places: list[int] = places()
 
 
 class SealedSpread(Content, kind="sealed-spread", senders=MEMBERS, phases=(EVALUATE,)):

@@ -93,7 +93,7 @@ class PredictingParty(Finished, Party):
         await self.sums.join(request, given)
 
     async def _answer(self, message: Packet) -> None:
-        rows = message["rows"].astype(np.int64)
+        rows = message.rows
         vectors, paying = self._embed(rows), rows if self.all_new else None
         released: Released | Inside = Inside.of(vectors)
         if self.observers:
@@ -109,7 +109,9 @@ class PredictingParty(Finished, Party):
             raise ProtocolError(f"{self.address} was asked for a record twice in one prediction")
         self.asked[places] = True
         with torch.no_grad():
-            vectors: Tensor = self.encoder(self.records[places])
+            features = self.records[places]
+            self.gate.keep_predicted(features.numpy(force=True))
+            vectors: Tensor = self.encoder(features)
         return vectors
 
 

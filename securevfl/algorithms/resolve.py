@@ -13,6 +13,7 @@ from securevfl.errors import PlanError
 from securevfl.models.losses import find_loss
 from securevfl.privacy.defences import DEFENCES
 from securevfl.settings.epochs import fitting_epochs
+from securevfl.settings.families import SIZES
 from securevfl.settings.plan import Plan
 
 
@@ -65,6 +66,7 @@ def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Pla
     algorithm.apart = apart
     _check_tabular(plan, data)
     _check_names(plan, data)
+    _check_sizes(plan)
     if plan.protocol not in algorithm.protocols:
         raise PlanError(
             f"algorithm {plan.algorithm!r} cannot run on protocol {plan.protocol!r}; "
@@ -91,7 +93,7 @@ def resolve(plan: Plan, data: VerticalData, *, apart: bool = False) -> tuple[Pla
     data = algorithm.arrange(plan, data)
     _check_bounds(plan, data)
     plan = _with_models(algorithm.complete(plan, data), data)
-    plan = plan.with_changes(epochs=fitting_epochs(plan, data.n_train))
+    plan = plan.with_changes(epochs=fitting_epochs(plan, data.n_train, data.task))
     scaled = _scale(plan, data)
     plan = plan.with_changes(scaling=scaled.scaling)
     if not algorithm.federated:
@@ -105,6 +107,20 @@ def _check_tabular(plan: Plan, data: VerticalData) -> None:
             f"the rows of {data.name or 'the data'} are no table but images or sequences; name an algorithm "
             "for them: algorithm='vafl' or 'sealed', --algorithm on the command line"
         )
+
+
+def _check_sizes(plan: Plan) -> None:
+    """A size that a party's model does not have would be left out in silence."""
+    known = {size for sizes in SIZES.values() for size in sizes}
+    for party, own in plan.encoders.items():
+        model = str(own.get("model", plan.model))
+        idle = sorted(known & set(own) - set(SIZES.get(model, known)))
+        if idle:
+            has = ", ".join(SIZES[model]) or "no sizes"
+            raise PlanError(
+                f"encoders of {party!r} names {', '.join(idle)}, but its model {model!r} has {has}; "
+                "name its model"
+            )
 
 
 def _check_names(plan: Plan, data: VerticalData) -> None:

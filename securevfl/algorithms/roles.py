@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,16 @@ from torch.nn import functional
 from securevfl.algorithms.base import SERVER, Role, ServerRole, Setup, expect
 from securevfl.algorithms.channels import Channel, build_channel
 from securevfl.algorithms.local import LocalModel
-from securevfl.algorithms.messages import Embed, Embedding, End, Labels, Ready, SumRequest
+from securevfl.algorithms.messages import (
+    BatchReady,
+    Embed,
+    Embedding,
+    End,
+    Gradient,
+    Labels,
+    Received,
+    SumRequest,
+)
 from securevfl.algorithms.steps import build_batches, build_delay
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.errors import ProtocolError
@@ -35,9 +45,11 @@ from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows, fixed
+from securevfl.settings.protocols import FACTS
 from securevfl.transfers import Index, to_device
 
 CHUNK = 1024
+Gradients = Sequence[npt.NDArray[np.float32]]
 
 
 def pieces(start: int, end: int) -> list[Rows]:
@@ -79,7 +91,8 @@ class LabelHolder(ServerRole):
         self.processed += records
         if loss is not None:
             self._losses.append(loss)
-        self.setup.report(self.processed, loss)
+        if self.setup.report is not None:
+            self.setup.report(self.processed, loss)
 
     def _close_epoch(self) -> None:
         """Counts the epoch; its loss is the mean of its steps' losses."""
@@ -156,10 +169,14 @@ class LabelHolder(ServerRole):
 
 
 class GradientAnswers:
-    """Lets gradients of the batch's mean loss out, one row per record, as the plan's defence changes them."""
+    """Answers uploads with gradients of the batch's mean loss, as the plan's defence changes them."""
 
     def __init__(self, setup: Setup) -> None:
-        plan = setup.plan
+        plan, parties = setup.plan, setup.data.parties
+        self.link, self.frozen = setup.links[SERVER], plan.encoder_training == "none"
+        self.observers = {party: setup.observers(party, setup.label_holder) for party in parties}
+        self.places = {party: place for place, party in enumerate(parties)}
+        self.widths = plan.widths(parties)
         self.name = plan.defence
         self.defence = DEFENCES[plan.defence]
         self.level = plan.defence_level or self.defence.level
@@ -167,11 +184,48 @@ class GradientAnswers:
         self.labels = np.asarray(setup.data.y_train)
         # What a party learns is in its later embeddings, and in a plain tree other parties read these.
         others = tuple(sorted(set(setup.hosts.values()) - {setup.label_holder}))
-        self.readers = others if plan.protocol == "plain-tree" else ()
+        self.readers = others if FACTS[plan.protocol].parts_are_read else ()
         self.mechanism = Mechanism(clip=plan.gradient_clip, sigma=self.level * plan.gradient_clip)
 
-    def release(
-        self, values: npt.NDArray[np.float32], *, rows: Rows, observers: tuple[str, ...]
+    async def send(self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Gradients) -> None:
+        """Answers uploads, all together.
+
+        Args:
+            messages: The uploads.
+            rows: The records of each.
+            gradients: For each, as `content` takes it.
+        """
+        with self.gate.ledger.together() if len(messages) > 1 else nullcontext():
+            contents = [
+                self.content(message.sender, gradient, batch)
+                for message, batch, gradient in zip(messages, rows, gradients, strict=True)
+            ]
+        for message, content in zip(messages, contents, strict=True):
+            await self.link.reply(message, content)
+
+    def content(
+        self, party: str, gradient: npt.NDArray[np.float32], rows: Rows, **facts: Any
+    ) -> Gradient | Received:
+        """What a party is answered: its own part of a gradient.
+
+        Frozen encoders of others cannot learn and get none.
+
+        Args:
+            party: Who has uploaded.
+            gradient: One row per record; of tables of all parties' embeddings (rows, parties, width).
+            rows: The records.
+            facts: Other fields of the answer.
+        """
+        observers = self.observers[party]
+        if observers and self.frozen:
+            return Received(**facts)
+        if gradient.ndim == 3:
+            place = self.places[party]
+            gradient = gradient[:, place, : self.widths[place]]
+        return Gradient(values=self._release(gradient, rows, observers), **facts)
+
+    def _release(
+        self, values: npt.NDArray[np.float32], rows: Rows, observers: tuple[str, ...]
     ) -> Released | Inside:
         """What may be sent; without observers nothing is changed, and it stays inside."""
         if not observers:
@@ -287,11 +341,11 @@ class SharingServer(LabelHolder):
         return {party: found[party] for party in self.parties}
 
     async def _next_upload(self) -> Packet:
-        return expect(await self.sums.receive(), Ready.kind if self.secure else Embedding.kind)
+        return expect(await self.sums.receive(), BatchReady.kind if self.secure else Embedding.kind)
 
     def _check_rows(self, message: Packet, rows: Rows) -> None:
         """Raises `ProtocolError` unless the upload is of exactly the records that are due."""
-        if not np.array_equal(message["rows"], rows):
+        if message.rows is not rows and not np.array_equal(message["rows"], rows):
             raise ProtocolError(f"{message.sender} uploads other records than the schedule says")
 
     async def _reply(self, message: Packet, content: Any) -> None:
@@ -339,13 +393,14 @@ class SharingParty(Party):
 
     async def prepare(self) -> None:
         if self.share_labels:
-            self.labels = await self._receive_labels("labels", self.setup.data.n_train)
+            message = await self._receive_labels(Labels.kind, self.setup.data.n_train)
+            self.labels = to_device(np.array(message["values"]), self.setup.device)
 
-    async def _receive_labels(self, kind: str, count: int) -> Tensor:
-        labels = expect(await self.link.receive(), kind)["values"]
-        if len(labels) != count:
-            raise ProtocolError(f"{self.address} received {len(labels)} labels, not one per record ({count})")
-        return to_device(np.array(labels), self.setup.device)
+    async def _receive_labels(self, kind: str, count: int) -> Packet:
+        message = expect(await self.link.receive(), kind)
+        if (found := len(message["values"])) != count:
+            raise ProtocolError(f"{self.address} received {found} labels, not one per record ({count})")
+        return message
 
     def _labels_of(self, rows: Rows) -> Tensor:
         if self.labels is None:
@@ -376,7 +431,7 @@ class SharingParty(Party):
         self, rows: Rows, facts: Mapping[str, Any], *, learning: bool
     ) -> tuple[SumRequest, Contribution | Inside]:
         """Says that the batch is ready and, once its sum is announced, lets the vectors into it."""
-        await self.link.send(SERVER, Ready(**facts))
+        await self.link.send(SERVER, BatchReady(**facts))
         request = read_request(expect(await self.sums.receive(), REQUEST))
         if not np.array_equal(request.rows, rows):
             raise ProtocolError(f"{self.address} is asked for other records than the schedule says")
@@ -395,7 +450,7 @@ class SharingParty(Party):
         await self._listen()
 
     async def _answer_evaluation(self, message: Packet) -> None:
-        rows, observers = self.model.check_rows(message["rows"]), self.setup.observers(SERVER, self.address)
+        rows, observers = self.model.check_rows(message.rows), self.setup.observers(SERVER, self.address)
         released = self.model.release(rows, kind="evaluation", observers=observers, learning=False)
         await self.link.reply(message, Embedding(values=released))
 

@@ -74,7 +74,7 @@ def reason_of(error: BudgetExceeded | RunError) -> str:
     return "quota" if isinstance(error, QuotaExceeded) else "budget"
 
 
-class Places:
+class RecordPlaces:
     """Finds the rows of records.
 
     Args:
@@ -140,7 +140,7 @@ class ServingParty(PredictingParty):
 
     def __init__(self, setup: Setup, party: str, numbers: Rows) -> None:
         super().__init__(setup, party, numbers, all_new=True)
-        self._places = Places(numbers)
+        self._places = RecordPlaces(numbers)
 
     async def _join(self, message: Packet) -> None:
         request = read_request(message)
@@ -152,7 +152,7 @@ class ServingParty(PredictingParty):
         await self.sums.join(request, given)
 
     async def _answer(self, message: Packet) -> None:
-        rows, name = message["rows"].astype(np.int64), message.fields.get("name")
+        rows, name = message.rows, message.fields.get("name")
         released: Released | Inside
         try:
             vectors = self._embed(rows)
@@ -171,7 +171,9 @@ class ServingParty(PredictingParty):
         if places is None:
             raise RunError(f"{self.address} was asked for records that it was not told to score")
         with torch.no_grad():
-            vectors: torch.Tensor = self.encoder(self.records[places])
+            features = self.records[places]
+            self.gate.keep_predicted(features.numpy(force=True))
+            vectors: torch.Tensor = self.encoder(features)
         return vectors
 
 

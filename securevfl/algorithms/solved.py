@@ -130,8 +130,12 @@ class BoostedTrees(OnHost):
         kind = HistGradientBoostingRegressor if task == "regression" else HistGradientBoostingClassifier
         flags = [self.categorical[column] for column in self._order]
         model = kind(categorical_features=flags if any(flags) else None, random_state=seed)
+        rows = self._coded(raw)
+        rows[:, np.isnan(rows).all(axis=0)] = (
+            0.0  # a column without a value is never split; the bins need one
+        )
         with few_threads(raw.size):
-            model.fit(self._coded(raw), labels)
+            model.fit(rows, labels)
         self._take(model._predictors, place, biases, np.ravel(model._baseline_prediction))
 
     def _take(

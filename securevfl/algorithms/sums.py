@@ -19,18 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.algorithms.base import ABSENT, Setup
-from securevfl.algorithms.channels import HIDING, Channel
+from securevfl.algorithms.channels import Channel
 from securevfl.algorithms.exchange import Exchange
 from securevfl.algorithms.messages import SumOwn, SumRequest, SumResult
 from securevfl.errors import DropoutError, EncodingError, ProtocolError, TrainingDiverged
-from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.messages import Packet
-from securevfl.privacy.payloads import Accounted, Contribution, Inside
+from securevfl.privacy.payloads import Accounted, Contribution, Inside, Passed
 from securevfl.privacy.rows import Rows
 from securevfl.privacy.views import OPENED
 from securevfl.protocols.contract import SETUP_ROUND, Address, Envelope, Machine, Node
 from securevfl.protocols.sums.pairwise_aggregator import RecoveringAggregator
 from securevfl.protocols.wire import Value
+from securevfl.settings.protocols import FACTS
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,12 +40,12 @@ WINDOW = 1 << 12  # more rounds than are ever under way at once
 
 
 def read_request(packet: Packet) -> SumRequest:
-    """Reads an announcement; the rows are checked by whoever computes something from them."""
+    """Reads an announcement; whoever computes something from its records looks whether they exist."""
     fields: Mapping[str, Any] = packet.fields
     return SumRequest(
         channel=str(fields["channel"]),
         number=fields["round"],
-        rows=fields["rows"].astype(np.int64),
+        rows=packet.rows,
         purpose=str(fields["purpose"]),
         requester=str(fields["for"]),
         name=fields.get("name"),
@@ -56,19 +56,36 @@ class Total(NamedTuple):
     """What the receiver of a round has.
 
     Attributes:
-        summed: What came out of the secure sum.
+        passed: What came out of the secure sum.
         own: The receiver's own part, which stayed at home; zeros where it went into the sum like all others.
         missing: Parties that dropped out, whose values are not in the sum.
     """
 
-    summed: Floats
+    passed: Passed
     own: Floats
     missing: tuple[str, ...] = ()
+
+    @property
+    def summed(self) -> Floats:
+        """What came out of the secure sum, as numbers."""
+        values: Floats = self.passed.values
+        return values
 
     @property
     def values(self) -> Floats:
         """The sum over all parties that are not missing."""
         return self.summed + self.own
+
+    @property
+    def given(self) -> Passed:
+        """The sum, to be handed on.
+
+        Raises:
+            ProtocolError: The receiver's own part is not in it.
+        """
+        if self.own.any():
+            raise ProtocolError("a total is handed on without the receiver's own part, which stayed at home")
+        return self.passed
 
 
 @dataclass(eq=False)
@@ -112,7 +129,11 @@ class SumParticipant:
         self.channels = {channel.name: channel for channel in channels}
         self.exchanges = {
             name: Exchange(
-                self.link, each.places, each.protocol.read, channel=name, hides=each.kind in HIDING
+                self.link,
+                each.places,
+                each.protocol.read,
+                channel=name,
+                totals=self.gate.totals,
             )
             for name, each in self.channels.items()
         }
@@ -186,7 +207,7 @@ class SumParticipant:
         for channel in self.channels.values():
             handlers = channel.handlers(self.address) if self.address in self.parties else ()
             if handlers:
-                found[HIDING[channel.kind][0], channel.assumption].update(handlers)
+                found[FACTS[channel.kind].hides, channel.assumption].update(handlers)
         for (mechanism, assumption), observers in found.items():
             names = tuple(sorted(observers))
             self.gate.hide(mechanism=mechanism, observers=names, assumption=assumption)
@@ -342,14 +363,13 @@ class SumParticipant:
             channel = self.channels[name]
             for machine in list(state.machines.values()):
                 for address in _addresses(channel, {party}):
-                    await self._send(channel, machine, self._without(machine, address))
+                    await self._leave(channel, machine, address)
             await self._settle(channel, number, state)
 
-    def _without(self, machine: Accounted, address: Address) -> list[Envelope]:
+    async def _leave(self, channel: Channel, machine: Accounted, address: Address) -> None:
         """Takes a participant out of a round; if too few are left, says by name who is gone."""
         try:
-            gone: list[Envelope] = machine.machine.drop(address)
-            return gone
+            await self._act(channel, machine, "drop", address)
         except DropoutError as error:
             raise DropoutError(f"without {', '.join(sorted(self.gone))}: {error}") from error
 
@@ -401,14 +421,12 @@ class SumParticipant:
         machine = state.machines.get(envelope.receiver)
         if machine is None:
             raise ProtocolError(f"a message of round {key[1]} reached {self.address} after its end")
-        await self._send(channel, machine, machine.machine.receive(envelope))
+        await self._act(channel, machine, "receive", envelope)
         await self._settle(channel, key[1], state)
 
-    async def _send(self, channel: Channel, machine: Accounted, envelopes: list[Envelope]) -> None:
-        exchange = self.exchanges[channel.name]
-        for envelope in envelopes:
-            if not await exchange.send(machine, envelope):
-                await self._deliver(channel, envelope)
+    async def _act(self, channel: Channel, machine: Accounted, what: str, *args: Any) -> None:
+        for envelope in await self.exchanges[channel.name].act(machine, what, *args):
+            await self._deliver(channel, envelope)
 
     async def _hand_over(self, channel: Channel, part: SumOwn | SumResult) -> None:
         """Gives the receiver, in the same organisation, its own part or the result."""
@@ -443,11 +461,11 @@ class SumParticipant:
         state.machines.update(machines)
         waiting, state.early = state.early, []
         for address, machine in machines.items():
-            await self._send(channel, machine, machine.machine.start())
+            await self._act(channel, machine, "start")
             if self.gone:
                 present = dict(self._here(name))[address].present
                 for gone in _addresses(channel, self.gone) & present:
-                    await self._send(channel, machine, self._without(machine, gone))
+                    await self._leave(channel, machine, gone)
         for message, envelope in waiting:
             self.link.let_go(message)
             await self._deliver(channel, envelope)
@@ -456,10 +474,10 @@ class SumParticipant:
     async def _settle(self, channel: Channel, number: int, state: _Round) -> None:
         """Takes results and puts machines away that are done, and the round with the last of them."""
         for address in [address for address, each in state.machines.items() if each.machine.done]:
-            machine = state.machines.pop(address).machine
+            machine = state.machines.pop(address)
             if number != SETUP_ROUND and address in self._receivers[channel.name]:
-                state.missing = _missing(channel, machine)
-                total = Inside(values=machine.result())
+                state.missing = _missing(channel, machine.machine)
+                total = Inside(values=self.gate.totals.open(channel.name, number, machine))
                 await self._hand_over(channel, SumResult(channel=channel.name, round=number, values=total))
         if not state.machines and (number == SETUP_ROUND or channel.name != self.address):
             self._rounds.pop((channel.name, number), None)
@@ -479,23 +497,22 @@ class SumParticipant:
         if channel.receiver not in self.parties:
             state.own = state.entered = np.zeros(state.result.shape)
         if state.own is not None and state.entered is not None:
-            if channel.noise is not None:
-                state.result = self._keep(channel, number, state.result, len(state.missing))
-            if channel.opens and self.view is not None:
-                others = state.result - state.entered
+            std = self._std(channel, len(state.missing))
+            passed = self.gate.total(channel.name, number, std=std)
+            if self.view is not None and channel.opens(words=self.view.words):
+                others = passed.values - state.entered
                 fields: dict[str, Value] = {"channel": channel.name, "round": number, "values": others}
                 if state.missing:
                     fields["missing"] = list(state.missing)
                 self.view.note(OPENED, fields, address=self.address, time=self.clock.now())
-            state.total.set_result(Total(state.result, state.own, state.missing))
+            state.total.set_result(Total(passed, state.own, state.missing))
 
-    def _keep(self, channel: Channel, number: int, total: Floats, missing: int) -> Floats:
-        """Keeps a noisy total in the journal."""
+    def _std(self, channel: Channel, missing: int) -> float:
+        """Of the noise in a total."""
         if channel.noise is None:
-            return total
-        present = 1 - missing / channel.protocol.workers
-        std = channel.noise.noise.total_sigma * present**0.5
-        return self.gate.keep(TOTAL, total, std=std, where=f"{channel.name}/{number}")
+            return 0.0
+        std: float = channel.noise.noise.total_sigma * (1 - missing / channel.protocol.workers) ** 0.5
+        return std
 
     def _close(self, request: SumRequest) -> Total:
         state = self._rounds.pop((request.channel, request.number))

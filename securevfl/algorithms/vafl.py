@@ -27,7 +27,6 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -36,10 +35,10 @@ import torch
 from torch import Tensor
 
 from securevfl.algorithms.base import ABSENT, ONE_ORDER, SERVER, Algorithm, Role, Setup, expect
-from securevfl.algorithms.channels import SUMS, build_channel, check_holder_sum
-from securevfl.algorithms.local import StackedModels, Trained, build_local_model
+from securevfl.algorithms.channels import build_channel, check_holder_sum
+from securevfl.algorithms.local import Learner, StackedModels, build_local_model
 from securevfl.algorithms.messages import Also, Embed, Embedding, End, Ended, Gradient, Late, Query, Received
-from securevfl.algorithms.roles import GradientAnswers, LabelHolder, Party, pieces
+from securevfl.algorithms.roles import GradientAnswers, Gradients, LabelHolder, Party, pieces
 from securevfl.algorithms.steps import build_batches, build_delay, build_optimiser, regularised, step_shares
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
 from securevfl.data import VerticalData
@@ -50,14 +49,13 @@ from securevfl.privacy.messages import Packet, Stop
 from securevfl.privacy.payloads import Contribution, Inside, Released
 from securevfl.privacy.rows import Rows, fixed
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import PROTOCOLS
 
 TRAINING, EVALUATION = "embedding", "evaluation"
 PURPOSES = ("initial", "refresh", EVALUATION)
 """What a party lets the server ask for embeddings for."""
 SUMMED = (TRAINING, EVALUATION)
 """What a party lets its embeddings be summed for."""
-_NONE = np.empty(0, np.int32)
-Gradients = npt.NDArray[np.float32]
 
 
 # -- the party ----------------------------------------------------------------------------------------------
@@ -100,7 +98,7 @@ class VAFLParty(Party):
         await self.link.send(SERVER, Ended())
 
     async def _answer(self, message: Packet) -> None:
-        rows, purpose = self.model.check_rows(message["rows"]), str(message["purpose"])
+        rows, purpose = self.model.check_rows(message.rows), str(message["purpose"])
         if purpose not in PURPOSES:
             raise ProtocolError(f"{self.address} is asked for embeddings for {purpose!r}, not for training")
         observers = self.observers if purpose == EVALUATION else self.training_observers
@@ -178,12 +176,12 @@ class SummingParty(VAFLParty):
         await super().epoch()
 
     async def _join(self, message: Packet) -> None:
-        given = self._contribute(message.fields["rows"], str(message.fields["purpose"]))
+        given = self._contribute(message.rows, str(message.fields["purpose"]))
         await self.sums.join(read_request(message), given)
 
     async def _answer(self, message: Packet) -> None:
         """Gives the server, in the same organisation, the party's own part."""
-        contribution = self._contribute(message["rows"], str(message["purpose"]))
+        contribution = self._contribute(message.rows, str(message["purpose"]))
         inside = Inside(values=contribution.values.astype(np.float32))
         await self.link.reply(message, Embedding(values=inside))
 
@@ -229,10 +227,9 @@ class TopModelServer(LabelHolder):
         super().__init__(setup)
         self.wait_for, self.shared_schedule = wait_for, shared_schedule
         self.answers = GradientAnswers(setup)
-        self.observers = {party: setup.observers(party, setup.label_holder) for party in self.parties}
         groups = regularised(setup.head.named_parameters(), setup.plan, SERVER)
         optimiser = build_optimiser(groups, setup.plan, setup.server_rate) if groups else None
-        self.top = Trained(SERVER, setup.head, optimiser)
+        self.top = Learner(SERVER, setup.head, optimiser)
         self.n_train = setup.data.n_train
         self.loss_of_run = setup.loss()
         self.direct = DirectHead.of(setup.head, self.fusion, setup.data.task, self.loss_of_run)
@@ -298,9 +295,8 @@ class TopModelServer(LabelHolder):
 
     def _rows(self, message: Packet) -> Rows:
         """The records of an upload."""
-        named: Any = message.fields.get("rows", _NONE)
-        rows = fixed(named)
-        if rows.size == 0 or rows.max() >= self.n_train:
+        rows: Rows | None = message.rows
+        if rows is None or rows.size == 0 or rows.max() >= self.n_train:
             raise ProtocolError(f"{message.sender} uploads rows that are not training records")
         return rows
 
@@ -308,12 +304,11 @@ class TopModelServer(LabelHolder):
         """The distinct batches of uploads: one each, or one of all parties on a shared schedule."""
         if not self.shared_schedule:
             return [self._rows(message) for message in messages]
-        first: Any = messages[0].fields.get("rows", _NONE)
+        first = self._rows(messages[0])
         for message in messages[1:]:
-            named: Any = message.fields.get("rows", _NONE)
-            if named is not first and not np.array_equal(named, first):
+            if message.rows is not first and not np.array_equal(message.rows, first):
                 raise ProtocolError("parties of synchronous training uploaded different batches")
-        return [self._rows(messages[0])]
+        return [first]
 
     # -- one iteration --------------------------------------------------------------------------------------
 
@@ -333,7 +328,7 @@ class TopModelServer(LabelHolder):
 
     def _step(
         self, inputs: Tensor, index: Tensor, sizes: list[int], senders: Sequence[str]
-    ) -> tuple[list[Gradients], float]:
+    ) -> tuple[Gradients, float]:
         """One step on the mean of the batches' mean losses.
 
         Args:
@@ -354,9 +349,13 @@ class TopModelServer(LabelHolder):
             loss, gradient = self._differentiate(inputs, labels, sizes)
         if self.top.optimiser is not None:
             self.top.optimiser.step()
-        pieces = torch.split(gradient.cpu(), sizes) if len(sizes) > 1 else (gradient.cpu(),)
-        usual = [piece.numpy() for piece in pieces] * (len(senders) if self.shared_schedule else 1)
-        return [own.get(place, each) for place, each in enumerate(usual)], loss
+        every = gradient.cpu().numpy()
+        found = np.split(every, np.cumsum(sizes[:-1])) if len(sizes) > 1 else [every]
+        if self.shared_schedule:
+            found *= len(senders)
+        for place, each in own.items():
+            found[place] = each
+        return found, loss
 
     def _differentiate(self, inputs: Tensor, labels: Tensor, sizes: list[int]) -> tuple[float, Tensor]:
         """The mean loss, and the gradient of the batches' losses in what the model takes."""
@@ -379,7 +378,7 @@ class TopModelServer(LabelHolder):
 
     def _own_gradients(
         self, inputs: Tensor, index: Tensor, sizes: list[int], senders: Sequence[str]
-    ) -> dict[int, Gradients]:
+    ) -> dict[int, npt.NDArray[np.float32]]:
         """Place -> gradient, for the parties that descend on a loss of their own."""
         found = {}
         for place, sender in enumerate(senders):
@@ -391,23 +390,6 @@ class TopModelServer(LabelHolder):
                 mean = task_loss(self.setup.data.task, self._outputs(leaf), labels, loss=loss)
                 found[place] = torch.autograd.grad(mean, leaf)[0].cpu().numpy()
         return found
-
-    async def _answer(
-        self, messages: Sequence[Packet], rows: Sequence[Rows], gradients: Sequence[Gradients]
-    ) -> None:
-        """Sends gradients through the label holder's gate, all together; frozen encoders get none."""
-        frozen = self.setup.plan.encoder_training == "none"
-        contents: list[Received | Gradient] = []
-        with self.answers.gate.ledger.together() if len(messages) > 1 else nullcontext():
-            for message, batch, gradient in zip(messages, rows, gradients, strict=True):
-                observers = self.observers[message.sender]
-                if observers and frozen:
-                    contents.append(Received())
-                else:
-                    released = self.answers.release(gradient, rows=batch, observers=observers)
-                    contents.append(Gradient(values=released))
-        for message, content in zip(messages, contents, strict=True):
-            await self.link.reply(message, content)
 
 
 class Upload(NamedTuple):
@@ -459,17 +441,13 @@ class VAFLServer(TopModelServer):
 
     async def _answer_query(self, message: Packet) -> None:
         """Algorithm 1, lines 11 to 13: the gradient by the embeddings that there are now."""
-        rows, place = self._rows(message), self.parties.index(message.sender)
-        if not np.array_equal(self._open.pop(message.sender, _NONE), rows):
+        rows = self._rows(message)
+        if not np.array_equal(self._open.pop(message.sender, ()), rows):
             raise ProtocolError(f"{message.sender} asks for gradients of records that it did not upload last")
         leaf = self.embeddings.index_select(0, self._index(rows)).requires_grad_()
         loss = self._mean_loss(self._outputs(leaf), rows, message.sender)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        await self._answer([message], [rows], [self._of_party(gradient.cpu().numpy(), place)])
-
-    def _of_party(self, gradient: Gradients, place: int) -> Gradients:
-        """A party's part of a gradient by the table of embeddings."""
-        return gradient[:, place, : self.fusion.widths[place]]
+        await self.answers.send([message], [rows], [gradient.cpu().numpy()])
 
     async def _late(self, message: Packet) -> None:
         """Keeps an upload that came after the end; it is too late for a step."""
@@ -507,15 +485,13 @@ class VAFLServer(TopModelServer):
         senders, sizes = [message.sender for message in messages], [len(rows) for rows in batches]
         gradients, loss = self._step(inputs, index, sizes, senders)
         named = batches * len(messages) if self.shared_schedule else batches
+        self._count(sum(map(len, named)), loss)
         if self.query_first:
             for message, rows in zip(messages, named, strict=True):
                 self._open[message.sender] = rows
                 await self.link.reply(message, Received())
         else:
-            places = map(self.parties.index, senders)
-            answers = [self._of_party(each, place) for each, place in zip(gradients, places, strict=True)]
-            await self._answer(messages, named, answers)
-        self._count(sum(map(len, named)), loss)
+            await self.answers.send(messages, named, gradients)
 
     async def _refresh(self, upload: Upload) -> None:
         """Asks for embeddings older than the delay bound D before they are used (VAFL, section 2.3)."""
@@ -602,13 +578,13 @@ class SummingServer(TopModelServer):
         totals = torch.cat([await self._collect(rows, TRAINING) for rows in batches])
         index, senders = self._index(np.concatenate(batches)), [message.sender for message in messages]
         gradients, loss = self._step(totals, index, [len(rows) for rows in batches], senders)
-        times = len(messages) if self.shared_schedule else 1
-        for message, rows, gradient in zip(messages, batches * times, gradients, strict=True):
+        named = batches * len(messages) if self.shared_schedule else batches
+        self._count(sum(map(len, named)), loss)
+        for message, rows, gradient in zip(messages, named, gradients, strict=True):
             if message.sender in self.sums.gone:
                 await self._late(message)  # its part is not in the sum, so the gradient is not for it
             else:
-                await self._answer([message], [rows], [gradient])
-        self._count(sum(len(rows) for rows in batches) * times, loss)
+                await self.answers.send([message], [rows], [gradient])
 
     def absences(self) -> dict[str, int]:
         """Sums of training that are without a party."""
@@ -628,7 +604,7 @@ class VAFL(Algorithm):
 
     name = "vafl"
     summary = "asynchronous: the server steps on every upload, with the latest embeddings of the others"
-    protocols = SUMS
+    protocols = PROTOCOLS
     optimisers = ("sgd", "momentum", "adam", "malicious")
     shared_schedule = False
     initial_upload = True

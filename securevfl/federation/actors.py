@@ -24,7 +24,7 @@ from securevfl.algorithms import Progress
 from securevfl.data import VerticalData
 from securevfl.errors import DeadlockError, InputError, MissingExtra, PlanError, RunError, SecureVFLError
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.stepped import Share, SteppedSite, StepReport, pack_share, unpack_share
+from securevfl.federation.stepped import PackedShare, SteppedSite, StepReport, pack_share, unpack_share
 from securevfl.federation.virtual import SimulatedCarrier
 from securevfl.settings.plan import Plan
 
@@ -53,7 +53,7 @@ class Handle(Protocol):
 class Pool(Protocol):
     """Where sites are made."""
 
-    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Handle:
+    def open_site(self, name: str, plan: Plan, share: PackedShare, folder: RunFolder) -> Handle:
         """Begins to make the site of an organisation."""
 
     def close(self) -> None:
@@ -89,7 +89,8 @@ class ActorCarrier(SimulatedCarrier):
             super().__init__(plan, data, folder=folder, progress=progress)
             if not self.algorithm.federated:
                 raise PlanError(f"algorithm {plan.algorithm!r} has a single participant; leave Ray out")
-            self._own = SteppedSite(self.label_holder, plan, data, folder, self.report)
+            report = self.report if progress else None
+            self._own = SteppedSite(self.label_holder, plan, data, folder, report)
             for name in dict.fromkeys(self.hosts.values()):
                 if name != self.label_holder:
                     self.away[name] = pool.open_site(name, plan, pack_share(data, name), folder)
@@ -187,10 +188,10 @@ class ActorCarrier(SimulatedCarrier):
 
 # -- on Ray -------------------------------------------------------------------------------------------------
 
-Answer = tuple[str, Any]
+Returned = tuple[str, Any]
 
 
-def answer(action: Callable[[], Any]) -> Answer:
+def answer(action: Callable[[], Any]) -> Returned:
     """What an action gave: ("", value), or the name and the text of an error of ours."""
     try:
         return "", action()
@@ -198,7 +199,7 @@ def answer(action: Callable[[], Any]) -> Answer:
         return type(error).__name__, str(error)
 
 
-def value_of(given: Answer) -> Any:
+def value_of(given: Returned) -> Any:
     """The value of an answer; an error is raised again on this side."""
     name, value = given
     if name:
@@ -211,17 +212,17 @@ class SiteActor:
 
     site: Any
 
-    def open(self, *arguments: Any) -> Answer:
+    def open(self, *arguments: Any) -> Returned:
         """Makes the site."""
         return answer(lambda: self._open(*arguments))
 
-    def _open(self, name: str, plan: Plan, share: Share, folder: Path) -> None:
+    def _open(self, name: str, plan: Plan, share: PackedShare, folder: Path) -> None:
         import torch
 
         torch.set_num_threads(1)  # as in a sweep: the actors share the machine
         self.site = SteppedSite(name, plan, unpack_share(share), RunFolder(folder))
 
-    def call(self, method: str, *arguments: Any) -> Answer:
+    def call(self, method: str, *arguments: Any) -> Returned:
         """Calls a method of the site."""
         return answer(lambda: getattr(self.site, method)(*arguments))
 
@@ -275,7 +276,7 @@ class RayPool:
         # have more of them than the cluster has processors.
         self._make = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(SiteActor)
 
-    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> RayHandle:
+    def open_site(self, name: str, plan: Plan, share: PackedShare, folder: RunFolder) -> RayHandle:
         """Starts an actor for the organisation's site; all start at the same time."""
         actor = self._make.remote()
         opened = actor.open.remote(name, plan, share, folder.path.absolute())

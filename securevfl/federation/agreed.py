@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.accountants.records import HIDDEN, Filter, ReleaseRecord
+from securevfl.accountants.records import Filter
 from securevfl.errors import AgreementError, QuotaExceeded
-from securevfl.privacy.ledger import PHASE, Entry
+from securevfl.privacy.chain import PHASE, Entry
 from securevfl.settings.plan import Plan
 
 TRAINING = ("prepare", "epoch", "evaluate", "final")
@@ -42,16 +42,16 @@ class Quota:
     people: int
     requests: int
 
-    def check(self, record: ReleaseRecord, budget: Filter) -> None:
+    def check(self, owner: str, vectors: int, budget: Filter) -> None:
         """Raises `QuotaExceeded` where a release would open more, by what the ledger has counted."""
-        people, requests = budget.predicted + record.vectors, budget.predictions + 1
+        people, requests = budget.predicted + vectors, budget.predictions + 1
         if people > self.people:
             raise QuotaExceeded(
-                f"{record.owner}: {budget.predicted} of {self.people} people were scored; "
-                f"{record.vectors} more exceed the quota"
+                f"{owner}: {budget.predicted} of {self.people} people were scored; "
+                f"{vectors} more exceed the quota"
             )
         if requests > self.requests:
-            raise QuotaExceeded(f"{record.owner}: all {self.requests} requests of the quota were made")
+            raise QuotaExceeded(f"{owner}: all {self.requests} requests of the quota were made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,7 @@ class Timetable:
         per_epoch: Vectors of one kind that an organisation releases in one epoch at most.
         restarts: How often everybody may go back after a crash; None sets no limit.
         quota: Of a scoring service: how much it may open; None elsewhere.
+        begun: Epochs that the profile has had which the run goes on from; nothing of them comes again.
     """
 
     parts: tuple[str, ...]
@@ -79,6 +80,7 @@ class Timetable:
     per_epoch: int
     restarts: int | None = None
     quota: Quota | None = None
+    begun: int = 0
 
     @classmethod
     def of_training(
@@ -100,6 +102,7 @@ class Timetable:
             n_test=n_test,
             per_epoch=(2 * parties + 2) * (n_train + min(plan.batch, n_train)),
             restarts=restarts,
+            begun=int(plan.profiled and restarts is not None),
         )
 
     @classmethod
@@ -122,6 +125,8 @@ class Timetable:
         content = {**asdict(self), "parts": list(self.parts)}
         if self.quota is None:
             del content["quota"]
+        if not self.begun:
+            del content["begun"]
         return content
 
     def check(self, part: str, epoch: int) -> None:
@@ -132,6 +137,8 @@ class Timetable:
             raise AgreementError(f"{part} of epoch {epoch} was not agreed on; there are {self.epochs} epochs")
         if part in ("prepare", "predict", "score") and epoch:
             raise AgreementError(f"{part} of epoch {epoch} was not agreed on; it comes before the first")
+        if self.begun and (part == "prepare" or (part == "epoch" and epoch <= self.begun)):
+            raise AgreementError(f"{part} of epoch {epoch} belongs to the profile, which is over")
         due = self.evaluate_every and epoch and epoch % self.evaluate_every == 0 and epoch < self.epochs
         if part == "evaluate" and not due:
             raise AgreementError(f"an evaluation after epoch {epoch} was not agreed on")
@@ -144,15 +151,20 @@ class Enforcer:
         timetable: What was agreed on.
         history: Entries of the site's ledger, from which it takes what was begun before.
         budget: What the site's ledger has counted; a quota is checked against it.
+        owner: Whose site it is.
 
     Attributes:
         restarts: How often the run has gone back so far.
     """
 
     def __init__(
-        self, timetable: Timetable, history: Iterable[Entry] = (), budget: Filter | None = None
+        self,
+        timetable: Timetable,
+        history: Iterable[Entry] = (),
+        budget: Filter | None = None,
+        owner: str = "this site",
     ) -> None:
-        self.timetable, self._budget = timetable, budget
+        self.timetable, self._budget, self._owner = timetable, budget, owner
         self.restarts = 0
         self._begun: tuple[int, int] | None = None
         self._over, self._part = False, ""
@@ -220,37 +232,47 @@ class Enforcer:
 
     # -- what is released in a part -------------------------------------------------------------------------
 
-    def check_release(self, record: ReleaseRecord) -> None:
-        """Raises `AgreementError` where a release is not part of what has begun."""
-        if record.mechanism in HIDDEN or not record.vectors:
+    def check_release(
+        self, kind: str, observers: tuple[str, ...], rows: npt.NDArray[np.int64] | None, vectors: int
+    ) -> None:
+        """Raises `AgreementError` where a release is not part of what has begun.
+
+        Args:
+            kind: What it is for.
+            observers: Who sees it.
+            rows: The records; None stands for all.
+            vectors: How many vectors leave.
+        """
+        if not vectors:
             return
-        rows, table, key = record.rows, self.timetable, (record.kind, record.observers)
-        if table.quota is not None and self._budget is not None:
-            table.quota.check(record, self._budget)
+        table, budget, key = self.timetable, self._budget, (kind, observers)
+        if table.quota is not None and budget is not None:
+            table.quota.check(self._owner, vectors, budget)
             return
-        tests = self._part in ("evaluate", "final") or record.kind == TEST_LABELS
+        tests = self._part in ("evaluate", "final") or kind == TEST_LABELS
         if rows is not None and rows.size and self._part != "predict":
             low, high = (table.n_train, table.n_train + table.n_test) if tests else (0, table.n_train)
             first, last = _span(rows)
             if first < low or last >= high:
                 raise AgreementError(
-                    f"{record.owner} is asked for other records than {self._part} was agreed on for"
+                    f"{self._owner} is asked for other records than {self._part} was agreed on for"
                 )
-        if self._part != "epoch" and rows is not None and not record.pays_per_batch:
-            self._check_once(key, rows, record.owner)
-        released = self._released.get(key, 0) + record.vectors
+        # Totals of sealed training are opened of one batch again and again.
+        if self._part != "epoch" and rows is not None and (budget is None or budget.mode != "sealed"):
+            self._check_once(key, rows)
+        released = self._released.get(key, 0) + vectors
         if released > table.per_epoch:
             raise AgreementError(
-                f"{record.owner} is asked for {released:,} vectors in one {self._part}; "
+                f"{self._owner} is asked for {released:,} vectors in one {self._part}; "
                 f"at most {table.per_epoch:,} were agreed on"
             )
         self._released[key] = released
 
-    def _check_once(self, key: tuple[str, tuple[str, ...]], rows: npt.NDArray[np.int64], owner: str) -> None:
+    def _check_once(self, key: tuple[str, tuple[str, ...]], rows: npt.NDArray[np.int64]) -> None:
         asked = self._asked.setdefault(key, set())
         found = set(rows.tolist())
         if len(found) < rows.size or not asked.isdisjoint(found):
-            raise AgreementError(f"{owner} is asked for a record twice in one {self._part}")
+            raise AgreementError(f"{self._owner} is asked for a record twice in one {self._part}")
         asked |= found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError
@@ -35,7 +36,7 @@ class Profile:
     folder: RunFolder
 
     @classmethod
-    def open(cls, path: Path | str) -> Profile:
+    def open(cls, path: Path | str) -> Self:
         """Opens a run's folder.
 
         Raises:
@@ -71,11 +72,11 @@ class Profile:
             )
         return plan.with_changes(settings={"profile_epsilon": self.epsilon})
 
-    def check(self, plan: Plan, data: VerticalData) -> None:
-        """Whether a card by this resolved plan is about the same records, members and rules.
+    def check_rules(self, plan: Plan) -> None:
+        """Whether a card by this resolved plan has the same rules.
 
         Raises:
-            PlanError: It is not; the message names what differs.
+            PlanError: It has not; the message names what differs.
         """
         before, now = self.plan.to_flat(), plan.to_flat()
         for name, value in before.items():
@@ -84,6 +85,19 @@ class Profile:
                     f"the profile has {name} {value!r}, this run {now.get(name)!r}: a card starts from a "
                     "profile of the same records under the same rules"
                 )
+        if plan.record_views and not self.plan.record_views:
+            raise PlanError(
+                "the profile recorded no views, so that no audit could follow this run from its beginning; "
+                "make the profile with --record-views, or leave it out here"
+            )
+
+    def check(self, plan: Plan, data: VerticalData) -> None:
+        """Whether a card by this resolved plan is about the same records, members and rules.
+
+        Raises:
+            PlanError: It is not; the message names what differs.
+        """
+        self.check_rules(plan)
         kept, found = Trained.load(self.folder), Trained.of(data, messages=0, time=0.0)
         mine, theirs = found.template, kept.template
         opened = [each for each in read_records(self.folder.path) if each.kind == "label histogram"]
@@ -97,17 +111,19 @@ class Profile:
         for what, differs in differ.items():
             if differs:
                 raise PlanError(f"the profile in {self.folder.path} is of other {what}; make one of these")
-        if plan.record_views and not self.plan.record_views:
-            raise PlanError(
-                "the profile recorded no views, so that no audit could follow this run from its beginning; "
-                "make the profile with --record-views, or leave it out here"
-            )
 
-    def hand_over(self, target: RunFolder) -> None:
-        """Copies into a new run's folder what it goes on with; the profile itself stays as it is."""
-        recorded = target.read_plan().record_views
-        for name in (*TAKEN, *(EVIDENCE if recorded else ())):
-            if (self.folder.path / name).is_dir():
-                shutil.copytree(self.folder.path / name, target.path / name)
-        for name in (CHECKPOINT, self.folder.metrics_file.name):
-            shutil.copy2(self.folder.path / name, target.path / name)
+    def hand_over(self, target: RunFolder, *, recorded: bool, state: str = CHECKPOINT) -> None:
+        """Copies into a new run's folder what it goes on with; the profile itself stays as it is.
+
+        Args:
+            target: The new run's folder.
+            recorded: Whether that records views, which begin with the profile's.
+            state: Where a folder has the state after the last opening.
+        """
+        for name in (*TAKEN, *(EVIDENCE if recorded else ()), state, self.folder.metrics_file.name):
+            source = self.folder.path / name
+            if source.is_dir():
+                shutil.copytree(source, target.path / name)
+            elif source.is_file():
+                (target.path / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target.path / name)

@@ -23,7 +23,7 @@ from safetensors.torch import save
 
 from securevfl.errors import RunError
 from securevfl.files import append_line, read_json, write_bytes, write_text
-from securevfl.settings.plan import Plan
+from securevfl.settings.plan import Plan, plan_file
 
 EVIDENCE = ("views", "journal")
 """Folders of a run that are as private as the data."""
@@ -70,7 +70,11 @@ class RunFolder:
             raise RunError(f"folder {self.path} cannot be made: {error.strerror}") from error
         if not os.access(self.path, os.W_OK):
             raise RunError(f"folder {self.path} cannot be written")
-        write_text(self.plan_file, plan.to_toml())
+        try:
+            write_text(self.plan_file, plan.to_toml())
+        except Exception:
+            self.remove()  # or the same command would be refused later
+            raise
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -106,9 +110,7 @@ class RunFolder:
         Raises:
             RunError: The folder holds no run.
         """
-        if not self.plan_file.is_file():
-            raise RunError(f"{self.path} holds no run: there is no plan.toml in it")
-        return Plan.from_toml(self.plan_file)
+        return Plan.from_toml(plan_file(self.path))
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Adds one line to ``metrics.jsonl``."""

@@ -26,9 +26,10 @@ from securevfl.federation.continued import Profile
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.prediction import Floats, Predictor, written_records
 from securevfl.federation.schedule import Schedule, drive
-from securevfl.federation.site import load_own
+from securevfl.federation.site import load_own, own_arrays
 from securevfl.federation.threads import fitting_threads
 from securevfl.federation.virtual import SimulatedCarrier, VirtualCarrier
+from securevfl.privacy.journal import fingerprint
 from securevfl.settings.plan import UNPROTECTED, Plan
 
 WORST_R2 = -3.0
@@ -188,13 +189,16 @@ def train(
             before.check(resolved, scaled)
         folder.create(resolved)
         if before is not None:
-            before.hand_over(folder)
+            before.hand_over(folder, recorded=resolved.record_views)
     elif before is not None:
         raise PlanError("a profile's ledgers go on in the new run; give an output folder")
     make = partial(VirtualCarrier, encoders=encoders or {}, head=head) if ray is None else _actors_on(ray)
     begun = time.monotonic()
     with nullcontext() if folder is None else folder.locked(), fitting_threads(resolved, scaled):
-        schedule, carrier = _run(make, resolved, scaled, folder, progress, callbacks, resume=resume)
+        given = data if resolved.record_views and not resume else None
+        schedule, carrier = _run(
+            make, resolved, scaled, folder, progress, callbacks, resume=resume, given=given
+        )
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
     measure = partial(reached_alone, data, holds_features=resolved.label_holder == "party")
@@ -232,8 +236,12 @@ def _run(
     callbacks: Sequence[Callback],
     *,
     resume: bool,
+    given: VerticalData | None,
 ) -> tuple[Schedule, SimulatedCarrier]:
-    """Builds the sites and runs the schedule; a folder in which nothing has begun is removed again."""
+    """Builds the sites and runs the schedule; a folder in which nothing has begun is removed again.
+
+    Of the rows as they were given, each site keeps a digest, if `given` has them.
+    """
     try:
         carrier = make(resolved, scaled, folder=folder, progress=progress)
     except SecureVFLError:
@@ -242,6 +250,12 @@ def _run(
         raise
     schedule = Schedule(carrier, on_epoch=partial(call_each, callbacks, "on_epoch"))
     try:
+        if given is not None:
+            rows = {
+                name: (fingerprint(own_arrays(given, name, carrier.hosts)),)
+                for name in carrier.hosts.values()
+            }
+            carrier.ask("keep_given", rows)
         call_each(callbacks, "on_start", resolved)
         drive(schedule.train())
     except BaseException as error:

@@ -19,11 +19,10 @@ import torch
 from torch import nn
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.records import Filter, ReleaseRecord
+from securevfl.accountants.records import PREDICTION, Filter, ReleaseRecord
 from securevfl.algorithms import SERVER, Algorithm, Role, ServerRole, Setup, find_algorithm
 from securevfl.algorithms.base import Authenticate
 from securevfl.algorithms.baselines import TREES, pooled_trees
-from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.algorithms.local import planned_encoder
 from securevfl.data import VerticalData
 from securevfl.errors import PlanError, RunError, SecureVFLError
@@ -41,14 +40,16 @@ from securevfl.models import (
 )
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.answers import Answers
+from securevfl.privacy.chain import PHASE, SESSION, Entry, LedgerReader, with_agreement
 from securevfl.privacy.gate import Gate, Mechanism
-from securevfl.privacy.journal import DATA, MODEL, Journal, fingerprint
-from securevfl.privacy.ledger import Ledger, kept_records, read_ledger, to_record
+from securevfl.privacy.journal import AS_GIVEN, DATA, GIVEN, MODEL, ORIGIN, ROWS, Journal, fingerprint
+from securevfl.privacy.ledger import Ledger, kept_records, to_record
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
 from securevfl.privacy.payloads import Link
 from securevfl.privacy.views import Receipts, ViewWriter
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import FACTS
 
 PARTS = {
     "prepare": "prepare",
@@ -104,7 +105,7 @@ class Site:
         encoder: Callable[[str], nn.Module | None] = lambda party: None,
         head: nn.Module | None = None,
         gate: Gate | None = None,
-        report: Callable[[int, float | None], None] = lambda processed, loss: None,
+        report: Callable[[int, float | None], None] | None = None,
         authenticate: Authenticate | None = None,
         agreement: str = "",
         restarts: int | None = None,
@@ -145,20 +146,23 @@ class Site:
         if self.folder is not None:
             self.receipts.load(self.folder.path)
             if self.plan.record_views:
-                # Who takes part in a tree can put its words together, and attacks try that.
-                words = self.plan.record_words or self.plan.protocol in TREE_SUMS
+                # Along a plain tree travel the values themselves: nothing masks them.
+                words = self.plan.record_words or FACTS[self.plan.protocol].parts_are_read
                 self.view = ViewWriter(self.folder.view(self.name), self.name, words=words)
-                if not self.predicts:
-                    self.gate.journal = Journal(self.folder.journal(self.name), self.name)
+                journal = Journal(self.folder.journal(self.name), self.name)
+                if self.predicts:
+                    self.gate.predicted = journal
+                else:
+                    self.gate.journal = journal
                     if self.gate.journal.new:
                         own = fingerprint(own_arrays(self.data, self.name, self.hosts))
-                        self.gate.journal.keep(DATA, own, std=0.0, where="rows")
+                        self.gate.journal.keep(DATA, own, std=0.0, where=ROWS)
         for link in self.links.values():
             link.heads = self.receipts.heads
 
     def _enforce(self, restarts: int | None, quota: Quota | None) -> None:
         """From now on nothing happens here that the plan, or the agreement on it, does not contain."""
-        data, history = self.data, []
+        data, history = self.data, iter(tuple[Entry]())
         if self.predicts:
             table = Timetable.of_prediction(data.n_train, quota)
         else:
@@ -170,15 +174,17 @@ class Site:
                 restarts=restarts,
             )
         if self._agreement and self.folder is not None and not self.predicts:
-            history = read_ledger(self.folder.ledger(self.name))
-        self._enforcer = Enforcer(table, history, None if self.gate is None else self.gate.budget)
+            entries = LedgerReader(self.folder.ledger(self.name), thorough=False).entries(SESSION, PHASE)
+            history = (entry for agreed, entry in with_agreement(entries) if agreed == self._agreement)
+        budget = None if self.gate is None else self.gate.budget
+        self._enforcer = Enforcer(table, history, budget, self.name)
         if self.gate is not None:
             self.gate.allows = self._enforcer.check_release
         if quota is not None and self.gate is not None and self.folder is not None:
-            entries = read_ledger(self.folder.ledger(self.name))
+            ledger = LedgerReader(self.folder.ledger(self.name), thorough=False)
             self.gate.answers = Answers(
                 self.folder.path / SERVING / "answers.db",
-                lambda place: entries[place].content if place < len(entries) else None,
+                lambda place: any(entry.index == place for entry in ledger.entries(PREDICTION)),
             )
 
     # -- building -------------------------------------------------------------------------------------------
@@ -220,10 +226,23 @@ class Site:
             if not tensors:
                 continue
             flat = torch.cat([each.flatten() for each in tensors]).numpy(force=True)
+            brought = self._head if name == SERVER else self._encoder(name)
+            origin = torch.__version__ if brought is None else GIVEN
+            self.gate.keep(ORIGIN, np.array(list(origin.encode()), np.uint8), std=0.0, where=name)
             kept = torch.from_numpy(self.gate.keep(MODEL, flat, std=0.0, where=name))
             pieces = torch.split(kept, [each.numel() for each in tensors])
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
+
+    def keep_given(self, digest: Any = None) -> None:
+        """Keeps a digest of this organisation's rows as they were given, before anything was made of them.
+
+        Args:
+            digest: What `fingerprint` gives; None for an organisation without rows.
+        """
+        journal = None if self.gate is None else self.gate.journal
+        if journal is not None and digest is not None:
+            journal.keep(DATA, digest, std=0.0, where=AS_GIVEN)
 
     def _build_roles(self) -> None:
         addresses = [SERVER] if not self.algorithm.federated else sorted(self.links, key=SERVER.__ne__)
@@ -363,8 +382,8 @@ class Site:
         """
         if state["labels"] is not None:
             self._take_labels(state["labels"])
-        if fresh and self.gate is not None:
-            self.gate.load(state["gate"])
+        if self.gate is not None:
+            self.gate.load(state["gate"], fresh=fresh)
         for address, number in state["numbers"].items():
             self.links[address].number = max(self.links[address].number, int(number))
         for address, role in self.roles.items():
@@ -414,8 +433,12 @@ class Site:
             self.receipts.save(self.folder.path)
         if self.view is not None:
             self.view.flush()
-        if self.gate is not None and self.gate.journal is not None:
-            self.gate.journal.flush()
+        for journal in self._journals():
+            journal.flush()
+
+    def _journals(self) -> list[Journal]:
+        gate = self.gate
+        return [] if gate is None else [each for each in (gate.journal, gate.predicted) if each is not None]
 
     def finish(self) -> None:
         """Writes receipts and view, and after training the models that belong here."""
@@ -434,8 +457,8 @@ class Site:
             self.gate.ledger.close()
             if self.gate.answers is not None:
                 self.gate.answers.close()
-            if self.gate.journal is not None:
-                self.gate.journal.close()
+            for journal in self._journals():
+                journal.close()
         if self.view is not None:
             self.view.close()
 
@@ -513,6 +536,9 @@ def checked_encoder(
             given = perturb(given, own.hidden_noise, gate.noise)
     # Random rows: equal ones could not show that a module mixes them.
     sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
+    sample = sample.to(
+        next(given.parameters(), sample).device
+    )  # one that was trained may be on a GPU already
     check_encoder(given, sample, None if plan.model == TREES else own.embedding)
     mixing = couples_records(given, sample)
     if mixing and plan.mode != "strict":
@@ -564,6 +590,7 @@ def open_gate(
     holds_labels: bool,
     folder: RunFolder | None,
     agreement: str = "",
+    made: type[Gate] = Gate,
 ) -> Gate:
     """Opens an organisation's gate and ledger; an existing ledger is verified and its spending taken up.
 
@@ -576,6 +603,7 @@ def open_gate(
             (except where training is sealed).
         folder: Where its files are; None keeps everything in memory.
         agreement: Digest of what was agreed on and signed, for the ledger.
+        made: The kind of gate; a replay's own notes what passes it.
     """
     noise = Noise.insecure(plan.seed, name) if plan.insecure_reproducible_noise else Noise()
     budget = spent_so_far(name, plan, records=records, folder=folder)
@@ -584,7 +612,7 @@ def open_gate(
         ledger = opened.enter_context(
             closing(Ledger(name, path, reproducible=not noise.secure, agreement=agreement))
         )
-        gate = Gate(
+        gate = made(
             owner=name,
             mode=plan.mode,
             ledger=ledger,
@@ -605,7 +633,7 @@ def spent_so_far(name: str, plan: Plan, *, records: int, folder: RunFolder | Non
     budget = Filter(mode=plan.mode, budget_mu=float("inf"), records=records)
     path = None if folder is None else folder.ledger(name)
     if path is not None and path.exists():
-        for entry in read_ledger(path):
+        for entry in LedgerReader(path, thorough=False).entries():
             if entry.is_release:
                 budget.charge(to_record(name, entry.content))
     return budget

@@ -141,7 +141,7 @@ class SteppedSite(Site):
         plan: Plan,
         data: VerticalData,
         folder: RunFolder,
-        report: Callable[[int, float | None], None] = lambda processed, loss: None,
+        report: Callable[[int, float | None], None] | None = None,
     ) -> None:
         hosts = hosts_of(plan, data, find_algorithm(plan.algorithm))
         self.network = SteppedNetwork(
@@ -191,10 +191,10 @@ class SteppedSite(Site):
 
 # -- what a site is sent of the data ------------------------------------------------------------------------
 
-Share = dict[str, Any]
+PackedShare = dict[str, Any]
 
 
-def pack_share(data: VerticalData, name: str) -> Share:
+def pack_share(data: VerticalData, name: str) -> PackedShare:
     """An organisation's own block and public facts; no other features, no scalings of them, no labels."""
     content = {each.name: getattr(data, each.name) for each in fields(data)}
     for part in ("train", "test"):
@@ -209,7 +209,7 @@ def pack_share(data: VerticalData, name: str) -> Share:
     return content
 
 
-def unpack_share(share: Share) -> VerticalData:
+def unpack_share(share: PackedShare) -> VerticalData:
     """The data as the organisation has it; what is absent is NaN throughout and takes no memory."""
     content = dict(share)
     for part in ("train", "test"):

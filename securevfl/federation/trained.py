@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ from scipy import sparse
 from securevfl.data import VerticalData
 from securevfl.data.blocks import as_block, not_finite
 from securevfl.data.columns import Column, Columns
+from securevfl.data.mapped import CHUNK
 from securevfl.data.scaling import Scale
 from securevfl.data.share import absent_block, read_outline
 from securevfl.errors import DataError, ProtocolError, RunError
 from securevfl.federation.folder import RunFolder
-from securevfl.files import write_text
+from securevfl.files import replacing, write_text
 from securevfl.privacy.rows import Rows
 
 SERVER_FILE = "server"
@@ -87,7 +89,7 @@ class Trained:
         counts = {block.shape[0] for block in taken}
         if len(counts) != 1 or 0 in counts:
             raise DataError(f"blocks have {sorted(counts)} rows; expected the same records, at least one")
-        return self._rows(taken, counts.pop())
+        return self.with_rows(taken, counts.pop())
 
     def take_share(self, block: Any, count: int) -> VerticalData:
         """As `take`, for one organisation of a run over a network; of the others' rows it has none.
@@ -101,9 +103,10 @@ class Trained:
             absent_block(count, columns) if party in data.absent else self._block(index, block)
             for index, (party, columns) in enumerate(zip(data.parties, data.widths, strict=True))
         ]
-        return self._rows(taken, count)
+        return self.with_rows(taken, count)
 
-    def _rows(self, blocks: Sequence[Any], count: int) -> VerticalData:
+    def with_rows(self, blocks: Sequence[Any], count: int) -> VerticalData:
+        """Rows that are scaled already, as the training part of data without labels."""
         return replace(
             self.template,
             train=tuple(blocks),
@@ -207,12 +210,18 @@ class Trained:
             "image_size": data.image_size,
             "scaling": data.scaling,
             "name": data.name,
-            "ids": list(self.numbers.items()),
             "records": self.records,
             "messages": self.messages,
             "time": self.time,
         }
-        _write_private(_records_file(folder, elsewhere=data.labels_absent), content)
+        items = iter(self.numbers.items())
+        with replacing(_records_file(folder, elsewhere=data.labels_absent)) as file:
+            file.write(json.dumps(content)[:-1].encode() + b', "ids": [')
+            comma = ""
+            while some := list(itertools.islice(items, CHUNK)):  # there may be millions
+                file.write((comma + json.dumps(some)[1:-1]).encode())
+                comma = ", "
+            file.write(b"]}")
 
     @classmethod
     def load(cls, folder: RunFolder) -> Trained:

@@ -71,7 +71,8 @@ class VirtualNetwork:
                 f"{message.sender} sends {message.kind!r} to unknown address {message.receiver!r}"
             )
         if self.codec:
-            message = Packet.from_bytes(message.to_bytes())
+            reach, message = message.reach, Packet.from_bytes(message.to_bytes())
+            message.reach = reach
         if self.hosts[message.sender] == self.hosts[message.receiver]:
             target.deliver(message)
             return
@@ -272,7 +273,7 @@ class VirtualCarrier(SimulatedCarrier):
                     encoder=own.get,
                     head=head,
                     gate=(gates or {}).get(name),
-                    report=self.report,
+                    report=self.report if self.progress else None,
                 )
                 opened.callback(self.sites[name].close)
             self._combine()

@@ -6,7 +6,7 @@ from typing import Any
 
 from securevfl.federation.actors import answer, value_of
 from securevfl.federation.folder import RunFolder
-from securevfl.federation.stepped import Share, SteppedSite, unpack_share
+from securevfl.federation.stepped import PackedShare, SteppedSite, unpack_share
 from securevfl.settings.plan import Plan
 
 
@@ -27,7 +27,7 @@ class NearPool:
         self.address, self.closed = address, False
         self.sites: dict[str, SteppedSite] = {}
 
-    def open_site(self, name: str, plan: Plan, share: Share, folder: RunFolder) -> Any:
+    def open_site(self, name: str, plan: Plan, share: PackedShare, folder: RunFolder) -> Any:
         site = SteppedSite(name, plan, unpack_share(share), folder)
         self.sites[name] = site
 

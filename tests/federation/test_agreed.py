@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from securevfl import Plan, VerticalData, train
-from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms.resolve import resolve
 from securevfl.errors import AgreementError
 from securevfl.federation.agreed import Enforcer, Timetable
 from securevfl.federation.forecast import forecast, rounded
 from securevfl.privacy.ledger import Ledger, read_ledger
+from securevfl.privacy.rows import Rows
 
 PLAN = Plan(algorithm="vafl", epochs=3, batch=4, evaluate_every=1)
 WHOLE = [
@@ -93,50 +93,49 @@ def test_going_back_leads_to_what_follows(part: str, epoch: int, back: int) -> N
 # -- records ------------------------------------------------------------------------------------------------
 
 
-def release(rows: list[int], kind: str = "evaluation", **given: Any) -> ReleaseRecord:
-    about: dict[str, Any] = {"mechanism": "exact", "observers": ("bank",), "vectors": len(rows), **given}
-    return ReleaseRecord(owner="clinic", kind=kind, rows=np.array(rows, np.int64), **about)
+def release(rows: list[int], kind: str = "evaluation") -> tuple[str, tuple[str, ...], Rows, int]:
+    return kind, ("bank",), np.array(rows, np.int64), len(rows)
 
 
 def test_an_evaluation_is_of_the_test_part_and_of_each_record_once() -> None:
     enforcer = after(3)  # evaluate 1
-    enforcer.check_release(release([10, 11]))
-    enforcer.check_release(release([12, 14]))
+    enforcer.check_release(*release([10, 11]))
+    enforcer.check_release(*release([12, 14]))
     for rows in ([11], [13, 13], [9], [15]):
         with pytest.raises(AgreementError):
-            enforcer.check_release(release(rows))
+            enforcer.check_release(*release(rows))
     enforcer.begin("epoch", 2)
     enforcer.begin("evaluate", 2)
-    enforcer.check_release(release([11]))
+    enforcer.check_release(*release([11]))
 
 
 def test_training_is_of_the_training_part_and_ends() -> None:
     enforcer = after(2)  # epoch 1
     with pytest.raises(AgreementError, match="other records"):
-        enforcer.check_release(release([10], "training"))
+        enforcer.check_release(*release([10], "training"))
     most = table().per_epoch
     for _ in range(most // 10):
-        enforcer.check_release(release(list(range(10)), "training"))
+        enforcer.check_release(*release(list(range(10)), "training"))
     with pytest.raises(AgreementError, match=f"at most {most}"):
-        enforcer.check_release(release(list(range(most % 10 + 1)), "training"))
+        enforcer.check_release(*release(list(range(most % 10 + 1)), "training"))
     enforcer.begin("evaluate", 1)
     enforcer.begin("epoch", 2)
-    enforcer.check_release(release(list(range(10)), "training"))
+    enforcer.check_release(*release(list(range(10)), "training"))
 
 
 def test_test_records_do_not_leave_before_they_are_evaluated() -> None:
     enforcer = after(1)  # prepare
     with pytest.raises(AgreementError):
-        enforcer.check_release(release([12], "initial"))
-    enforcer.check_release(release([12], "test labels"))
+        enforcer.check_release(*release([12], "initial"))
+    enforcer.check_release(*release([12], "test labels"))
 
 
 def test_a_prediction_is_once() -> None:
     enforcer = Enforcer(Timetable.of_prediction(3))
     enforcer.begin("predict", 0)
-    enforcer.check_release(release([70, 80, 90], "prediction"))
+    enforcer.check_release(*release([70, 80, 90], "prediction"))
     with pytest.raises(AgreementError):
-        enforcer.check_release(release([100], "prediction"))
+        enforcer.check_release(*release([100], "prediction"))
     with pytest.raises(AgreementError):
         enforcer.begin("predict", 0)
 

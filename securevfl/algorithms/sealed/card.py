@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.accountants.scorecard import SHARES, TOTALS, ScorecardNoise, most_bins_for
+from securevfl.accountants.scorecard import TOTALS, ScorecardNoise, most_bins_for
 from securevfl.accountants.sealed import SealedShifts, Variances
 from securevfl.algorithms.base import SERVER, expect
 from securevfl.algorithms.messages import SealedJoins
@@ -43,6 +43,7 @@ from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import (
     DEALT,
+    ENCRYPTED,
     OPERAND_BITS,
     TAIL,
     SealedProtocol,
@@ -78,7 +79,10 @@ KINDS = {
 
 
 class CardGeometry(SealedGeometry):
-    """What all roles of a scorecard agree on; `shifts`, `share_stds`, `cost` are those of the first fit."""
+    """What all roles of a scorecard agree on; `shifts`, `share_stds`, `cost` are those of one fit."""
+
+    fit = "first"
+    """Which."""
 
     @cached_property
     def columns(self) -> tuple[tuple[Column, ...], ...]:
@@ -151,10 +155,14 @@ class CardGeometry(SealedGeometry):
         """The noise of an opening that is really added, as real Gaussians that protect no better."""
         return real_variances(self.stds_of(opening), bits=self.total_bits(opening))
 
+    def fewer(self, opening: str) -> bool:
+        """Whether operands of an opening have the columns that the bins need and no more."""
+        return opening in HISTOGRAMS and (self.dealing == ENCRYPTED or self.fraction_of(opening) is not None)
+
     def session_of(self, opening: str) -> str:
-        """Openings of one session use the same masked operands: short ones are opened once for both."""
+        """Openings of one session use the same operands: short or encrypted ones are sent once for both."""
         both = ("labels", "residuals")
-        shared = all(name in self.openings and self.fraction_of(name) is not None for name in both)
+        shared = all(name in self.openings and self.fewer(name) for name in both)
         shared = shared and not self.plan.profiled  # a profile's masks have ended with it
         return "histograms" if shared and opening in both else opening
 
@@ -183,13 +191,15 @@ class CardGeometry(SealedGeometry):
 
     @property
     def totals(self) -> int:
-        """Totals of the first fit."""
-        return TOTALS["first"]
+        """Totals of the fit."""
+        return TOTALS[self.fit]
 
     @property
     def sigma(self) -> float:
-        """Noise of one total of the first fit."""
-        return self.plan.sigma / math.sqrt(SHARES["first"] / TOTALS["first"])
+        """Noise of one total of the fit."""
+        if not self.plan.sigma or self.fit not in self.noise.shares:
+            return self.plan.sigma
+        return self.shifts.diameter * math.sqrt(self.totals) / self.noise.mu_of(self.fit)
 
     def stds_of(self, opening: str) -> tuple[tuple[int, ...], ...]:
         """Integer noise [target][member] of an opening."""
@@ -328,8 +338,12 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
     ]
     if reason:
         return "linear", reason
+    public = data.scaling == "none" and plan.scaling in ("auto", "public")
+    bare = public and bool(data.unbounded) and not changed and not plan.sigma and plan.epsilon > 0
     if data.task != "binary":
         what = "numbers" if data.task == "regression" else "several classes"
+        if bare:
+            return CARD, "columns have no public bounds, which a linear model needs"
         return "linear", f"a scorecard of {what} is made where it is asked for"
     if plan.settings.profile_epsilon:
         return CARD, "it goes on from a profile"
@@ -344,7 +358,7 @@ def choose(plan: Plan, data: VerticalData) -> tuple[str, str]:
         return "linear", "sigma is given; scorecards divide an epsilon among openings of their own"
     size = gdp_mu(plan.epsilon, plan.delta) * data.n_train / math.sqrt(len(columns))
     figures = f"mu N / sqrt(f) = {size:.0f} for {data.n_train:,} records and {len(columns)} columns"
-    if size < CARD_FROM and data.scaling == "none" and plan.scaling in ("auto", "public") and data.unbounded:
+    if size < CARD_FROM and bare:
         return CARD, f"{figures}, but columns have no public bounds, which a linear model needs"
     if size < CARD_FROM:
         return "linear", f"{figures}, below {CARD_FROM:.0f}"
@@ -380,7 +394,7 @@ class Feature:
 
     bins: NumberBins | CodeBins
     counts: tables.Counts | None = None
-    tables: list[tables.Table] = field(default_factory=list)
+    tables: list[tables.BinTable] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
@@ -400,7 +414,7 @@ class Feature:
         return cls(
             bins=bins_of(column, state["bins"]),
             counts=None if state["counts"] is None else tables.Counts(**state["counts"]),
-            tables=[tables.Table(**found[str(i)]) for i in range(len(found))],
+            tables=[tables.BinTable(**found[str(i)]) for i in range(len(found))],
             weights=[float(weight) for weight in state["weights"]],
         )
 
@@ -537,7 +551,7 @@ class CardMember(SealedMember):
     def _one_hot(self) -> npt.NDArray[np.int32]:
         protocol, count = self._protocol(), self.setup.data.n_train
         width, one = protocol.widths[self.index], protocol.operand_one
-        if protocol.narrow and self.columns:
+        if protocol.fewer and self.columns:
             width = sum(feature.bins.size for feature in self.features)
         operand = np.zeros((width, count), np.int32)
         if width and not self.columns:
@@ -549,9 +563,9 @@ class CardMember(SealedMember):
 
     def _starts(self) -> list[int]:
         """Where each column's cells begin."""
-        narrow = self.settings.fraction_of(self.opening) is not None
+        fewer = self.settings.fewer(self.opening)
         sizes = [
-            f.bins.size if narrow else most_bins(c) for f, c in zip(self.features, self.columns, strict=True)
+            f.bins.size if fewer else most_bins(c) for f, c in zip(self.features, self.columns, strict=True)
         ]
         return [int(start) for start in np.cumsum([0, *sizes])[:-1]]
 

@@ -47,7 +47,7 @@ class ClassFeature:
 
     bins: NumberBins | CodeBins
     cells: Floats | None = None
-    tables: list[tables.Table] = field(default_factory=list)
+    tables: list[tables.BinTable] = field(default_factory=list)
     weight: float = 0.0
 
     @property
@@ -81,7 +81,7 @@ class ClassFeature:
         return cls(
             bins=bins_of(column, state["bins"]),
             cells=None if state["cells"] is None else np.asarray(state["cells"], np.float64),
-            tables=[tables.Table(**found[str(i)]) for i in range(len(found))],
+            tables=[tables.BinTable(**found[str(i)]) for i in range(len(found))],
             weight=float(state["weight"]),
         )
 

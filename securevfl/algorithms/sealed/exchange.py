@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from securevfl.accountants.records import CHECKED
 from securevfl.algorithms.exchange import Exchange, machine_of
 from securevfl.algorithms.messages import SealedBegin, SealedHello, SealedReady
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
-from securevfl.errors import Deviation, ProtocolError
+from securevfl.errors import Deviation, ProtocolError, RunError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Accounted, Link
@@ -58,9 +59,11 @@ class SealedExchange(Exchange):
     Args:
         link: The role's link.
         settings: What all roles agree on.
+        gate: A member's: its ledger notes who was seen not to follow the protocol.
     """
 
-    def __init__(self, link: Link, settings: SealedGeometry) -> None:
+    def __init__(self, link: Link, settings: SealedGeometry, gate: Gate | None = None) -> None:
+        self._gate = gate
         self._dealt = settings.dealing == DEALT
         places: dict[int, str] = dict(enumerate(settings.members))
         super().__init__(link, places | ({DEALER_PLACE: DEALER} if self._dealt else {}), read)
@@ -155,13 +158,13 @@ class SealedExchange(Exchange):
         if self._dealt:
             await self.link.send(DEALER, SealedReady(round=machine.round, stage=0))
 
-    async def send(self, source: Accounted | Machine, envelope: Envelope) -> bool:
+    async def _sent(self, source: Accounted | Machine, envelope: Envelope) -> bool:
         """Sends what a machine says; that it is ready goes to the dealer as the public fact that it is."""
         message = envelope.message
         if isinstance(message, Ready):
             await self.link.send(DEALER, SealedReady(round=message.round, stage=message.stage))
             return True
-        return await super().send(source, envelope)
+        return await super()._sent(source, envelope)
 
     async def follow(self, *sources: Accounted | Machine) -> None:
         """Follows machines to their end; a member that deviates is called by its organisation's name.
@@ -172,9 +175,12 @@ class SealedExchange(Exchange):
         try:
             await super().follow(*sources)
         except Deviation as found:
-            if not isinstance(found.member, int):
-                raise
-            raise Deviation(found.how, self.link.hosts[self.places[found.member]]) from None
+            named = found.member
+            member = self.link.hosts[self.places[named]] if isinstance(named, int) else named
+            if self._gate is not None:
+                with suppress(RunError):  # a full disk hides nothing: whoever runs this is told below
+                    self._gate.ledger.note_deviation(member=member or "", how=found.how)
+            raise Deviation(found.how, member) from None
 
 
 def _awaits(machine: Machine, packet: Packet) -> bool:

@@ -14,7 +14,7 @@ from securevfl.accountants.records import HELD_BACK
 from securevfl.algorithms.base import SERVER, Setup
 from securevfl.algorithms.sealed.evaluation import UNKNOWN, Evaluator
 from securevfl.algorithms.sealed.exchange import SealedExchange, ahead, hidden
-from securevfl.algorithms.sealed.models import Operand, SealedModel, build_model, encoder_form, is_linear
+from securevfl.algorithms.sealed.models import OperandRows, SealedModel, build_model, encoder_form, is_linear
 from securevfl.algorithms.sealed.rows import Preparation, prepare_rows, records_named
 from securevfl.algorithms.sealed.settings import BIAS, SealedGeometry
 from securevfl.algorithms.steps import (
@@ -69,8 +69,8 @@ class SealedMember:
         self.setup, self.settings, self.address = setup, settings, address
         self.index = settings.members.index(address)
         self.link = setup.links[address]
-        self.exchange = SealedExchange(self.link, settings)
         self.gate = setup.gates[setup.hosts[address]]
+        self.exchange = SealedExchange(self.link, settings, self.gate)
         self.observers = tuple(sorted({setup.hosts[m] for m in settings.members} - {setup.hosts[address]}))
         self.batches = shared_schedule(settings)
         self.delay = None if address == SERVER else build_delay(setup, address)
@@ -163,7 +163,7 @@ class SealedMember:
     def _protocol(self) -> SealedProtocol:
         return self.settings.protocol(*member_shapes(self.setup, self.settings))
 
-    def _operand(self) -> Operand | None:
+    def _operand(self) -> OperandRows | None:
         """The static operand, if there is one."""
         model = self.ready_model
         return model.operand(None) if model.static else None

@@ -21,7 +21,7 @@ from securevfl.privacy.rows import Rows
 from securevfl.protocols.sealed.protocol import OPERAND_BITS
 from securevfl.transfers import to_device
 
-Operand = npt.NDArray[Any]
+OperandRows = npt.NDArray[Any]
 """Of int16, or int32 where that is too narrow."""
 Floats = npt.NDArray[np.float64]
 _UNIT = 2.0**-OPERAND_BITS
@@ -55,7 +55,7 @@ class SealedModel(ABC):
         return 0.0
 
     @abstractmethod
-    def operand(self, rows: Rows | None) -> Operand:
+    def operand(self, rows: Rows | None) -> OperandRows:
         """The integers of the given records; a static model is asked for all of them, once."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class LinearModel(SealedModel):
         if bias is not None:
             self._operand[-1] = self._constant
 
-    def _score(self, operand: Operand, rows: Rows | None = None) -> Floats:
+    def _score(self, operand: OperandRows, rows: Rows | None = None) -> Floats:
         count = operand.shape[1] if rows is None else len(rows)
         result = np.zeros((count, self.parameters[0].shape[0]))
         if self.weight is not None:
@@ -123,7 +123,7 @@ class LinearModel(SealedModel):
     def constant(self) -> float:
         return 0.0 if self.bias is None or self.bias.numel() > 1 else float(self.bias.detach())
 
-    def operand(self, rows: Rows | None) -> Operand:
+    def operand(self, rows: Rows | None) -> OperandRows:
         return self._operand if rows is None else self._operand[:, rows]
 
     def set_gradients(self, total: Floats, count: int, *, ridge: float) -> None:
@@ -179,7 +179,7 @@ class NetworkModel(SealedModel):
     def _rows(self, rows: Rows | None) -> Rows:
         return np.arange(self._counts[0], dtype=np.int64) if rows is None else rows
 
-    def operand(self, rows: Rows | None) -> Operand:
+    def operand(self, rows: Rows | None) -> OperandRows:
         chosen = self._rows(rows)
         out = np.empty((self.width, len(chosen) * self._outputs), np.int32)
         for start in range(0, len(chosen), self._chunk):

@@ -49,8 +49,8 @@ class ScoringMember:
 
     def __init__(self, setup: Setup, settings: SealedGeometry, address: str, numbers: Rows | None) -> None:
         self.setup, self.settings, self.numbers = setup, settings, numbers
-        self.exchange = SealedExchange(setup.links[address], settings)
         self.gate = setup.gates[setup.hosts[address]]
+        self.exchange = SealedExchange(setup.links[address], settings, self.gate)
         self.holds_labels = settings.members.index(address) == settings.label_holder
 
     async def predict(self) -> npt.NDArray[np.float64] | None:
@@ -65,12 +65,20 @@ class ScoringMember:
             agreed=setup.agreement.encode(),
             records=records_named(self.numbers),
         )
+        self._keep_rows()
         if self.holds_labels:
             await exchange.follow(machine)
+            self.gate.keep_scored(machine.result())
             return machine.result()
         rows, count, to = self.numbers, setup.data.n_train, (setup.label_holder,)
         await exchange.follow(self.gate.open_scores(machine, rows=rows, vectors=count, observers=to))
         return None
+
+    def _keep_rows(self) -> None:
+        """Keeps the new records' own rows, before scores of them are opened."""
+        data, address = self.setup.data, self.exchange.link.address
+        if address in data.parties:
+            self.gate.keep_predicted(dense(data.train[data.parties.index(address)]))
 
     def nothing(self) -> dict[str, Any]:
         """An operand without columns, where a protocol has no others."""

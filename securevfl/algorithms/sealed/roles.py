@@ -20,6 +20,7 @@ from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry
 from securevfl.algorithms.sealed.stack import decide
 from securevfl.errors import ProtocolError
 from securevfl.models import evaluate, metric_names, metrics
+from securevfl.privacy.journal import LOCK
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside
 from securevfl.privacy.rows import Rows
@@ -119,7 +120,8 @@ class SealedServer(ServerRole):
             else:
                 count = int((await self._from_home(SealedOpened.kind))["count"])
             self.processed += count * len(self.setup.data.parties)
-            self.setup.report(self.processed, None)
+            if self.setup.report is not None:
+                self.setup.report(self.processed, None)
         self.epochs_done += 1
 
     async def _from_home(self, kind: str) -> Packet:
@@ -166,7 +168,7 @@ class SealedServer(ServerRole):
             block = data.test[data.parties.index(holder)]
             records = Records(block, block[:0], self.setup.device)
             mine = evaluate(self.setup.encoders[holder], records[np.arange(held, len(data.y_test))])
-            own, total = np.append(own, mine[:, 0].double().numpy()), np.append(total, self.simulated)
+            own, total = np.append(own, mine[:, 0].cpu().double().numpy()), np.append(total, self.simulated)
         return {"stack": decide(data, own, total, held=held, seed=self.setup.plan.seed)}
 
     def state(self) -> dict[str, Any]:
@@ -268,9 +270,17 @@ class DealerRole(Role):
         if fresh:
             await self._all_ready(SETUP_ROUND)
             if isinstance(dealer, CheckedDealer):
-                await self._serve(dealer.session())
+                machine = dealer.session()
+                self._keep_lock(dealer.lock_key)
+                await self._serve(machine)
             else:
                 await self.exchange.deal(dealer.setup())
+
+    def _keep_lock(self, key: bytes) -> None:
+        """Keeps, where words are to be recorded, what locks the seeds in the members' views."""
+        gate = self.setup.gates.get(self.setup.hosts[DEALER])
+        if gate is not None and self.setup.plan.record_words:
+            gate.keep(LOCK, np.frombuffer(key, np.uint8), std=0.0, where=f"round {self._round}")
 
     async def _next_round(self) -> int:
         await self._all_ready(self._round)

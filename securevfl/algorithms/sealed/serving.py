@@ -19,7 +19,15 @@ from securevfl.algorithms.sealed.exchange import SealedExchange, hidden
 from securevfl.algorithms.sealed.prediction import ScoringMember, scoring_protocol
 from securevfl.algorithms.sealed.roles import in_label_units
 from securevfl.algorithms.sealed.settings import DEALER, SealedGeometry, dealing_organisation
-from securevfl.algorithms.serving import Dispatcher, Places, Refused, Round, beside, dispatcher_of, reason_of
+from securevfl.algorithms.serving import (
+    Dispatcher,
+    RecordPlaces,
+    Refused,
+    Round,
+    beside,
+    dispatcher_of,
+    reason_of,
+)
 from securevfl.errors import BudgetExceeded, Deviation, ProtocolError, RunError
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.rows import Rows
@@ -39,9 +47,9 @@ class PoolMember:
         self.exchange: SealedExchange = member.exchange
         self.link, self.protocol = self.exchange.link, scoring_protocol(settings)
         self.words = SCORES.encode(member.own_scores(), self.protocol.members)
-        self.places = Places(numbers)
+        self.places = RecordPlaces(numbers)
         self.pools: dict[int, ScorePool] = {}
-        self._wanted = -1
+        self.wanted = -1
 
     async def begin(self) -> None:
         """Asks for the first masks."""
@@ -49,8 +57,8 @@ class PoolMember:
 
     async def want(self, number: int) -> None:
         """Tells the dealer, once, that this member is ready for a pool."""
-        if number > self._wanted:
-            self._wanted = number
+        if number > self.wanted:
+            self.wanted = number
             await self.link.send(DEALER, SealedReady(round=number, stage=0))
 
     async def take_pool(self, message: Packet) -> None:
@@ -60,7 +68,7 @@ class PoolMember:
             ProtocolError: It is no pool that was asked for.
         """
         deal = self.exchange.envelope(message).message
-        if message.sender != DEALER or not isinstance(deal, ScoreDeal) or deal.round != self._wanted:
+        if message.sender != DEALER or not isinstance(deal, ScoreDeal) or deal.round != self.wanted:
             raise ProtocolError(f"{self.address} received {message.kind!r} from {message.sender} out of turn")
         agreed = self.setup.agreement.encode()
         self.pools[deal.round] = ScorePool(self.protocol, self.exchange.index, deal, agreed=agreed)
@@ -126,7 +134,7 @@ class PoolParty(Finished):
     async def _asked(self, message: Packet) -> None:
         """Answers, or says why not; masks that are still under way are waited for."""
         number = message["pool"]
-        if number > max(self.member.pools, default=-1) and number <= self.member._wanted:
+        if number > max(self.member.pools, default=-1) and number <= self.member.wanted:
             self._early.append(message)
             self.member.link.hold(message)
             return
@@ -137,7 +145,7 @@ class PoolParty(Finished):
 
     async def _answer(self, message: Packet) -> str:
         """Opens the scores; returns why it does not."""
-        member, name, rows = self.member, message["name"], message["rows"].astype("int64")
+        member, name, rows = self.member, message["name"], message.rows
         pool, places = member.pools.get(message["pool"]), member.places.find(rows)
         if places is None:
             return "unknown"
@@ -156,8 +164,7 @@ class PoolParty(Finished):
             return "disk"
         except BudgetExceeded as refused:
             return "known" if member.gate.budget.promises(rows) else reason_of(refused)
-        for envelope in machine.machine.start():
-            await member.exchange.send(machine, envelope)
+        await member.exchange.act(machine, "start")
         return ""
 
 

@@ -62,7 +62,7 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class BinTable:
     """One column of the model: a value per bin.
 
     Attributes:
@@ -216,7 +216,7 @@ def _log_odds(differences: Floats, q: float) -> Floats:
     return np.asarray(np.clip(logit(p) - logit(q), -EVIDENCE_CLIP, EVIDENCE_CLIP), np.float64)
 
 
-def evidence(counts: Counts, *, q: float, records: int, std: float, rest: int = 1) -> Table:
+def evidence(counts: Counts, *, q: float, records: int, std: float, rest: int = 1) -> BinTable:
     """The table of weights of evidence of one feature.
 
     Args:
@@ -230,24 +230,24 @@ def evidence(counts: Counts, *, q: float, records: int, std: float, rest: int = 
     found, variance, n = _differences(counts, q, records, std, rest=rest)
     mean, errors = shrink(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
     if not mean.any():
-        return Table(values=np.zeros(size), errors=errors, information=0.0)
+        return BinTable(values=np.zeros(size), errors=errors, information=0.0)
     p = np.clip(q + q * (1 - q) * mean, q / 12, 1 - (1 - q) / 12)
     values = _centred(_log_odds(mean, q), n)
     information = float((n / n.sum()) @ ((p - q) / (q * (1 - q)) * values))
-    return Table(values=values, errors=errors, information=max(information, 0.0))
+    return BinTable(values=values, errors=errors, information=max(information, 0.0))
 
 
-def means(counts: Counts, *, q: float, records: int, std: float) -> Table:
+def means(counts: Counts, *, q: float, records: int, std: float) -> BinTable:
     """The table of one feature of a regression; its information is the variance that it explains."""
     found, variance, n = _differences(counts, q, records, std, mean=True)
     mean, errors = shrink(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
     values = _centred(np.clip(mean, -1.0, 1.0), n) if mean.any() else mean
-    return Table(values=values, errors=errors, information=float((n / n.sum()) @ values**2))
+    return BinTable(values=values, errors=errors, information=float((n / n.sum()) @ values**2))
 
 
 def residual_table(
     totals: Floats, counts: Counts, *, q: float, records: int, std: float, mean: bool = False
-) -> Table:
+) -> BinTable:
     """The second table of one feature, from noisy totals of y - p per bin; of a regression in its units."""
     n = np.maximum(counts.total, 0.001 * records)
     spread = FITTED_WEIGHT * q * (1 - q)
@@ -261,7 +261,7 @@ def residual_table(
     )
     limit = 1.0 if mean else RESIDUAL_CLIP
     values = _centred(np.clip(found, -limit, limit), n)
-    return Table(values=values, errors=errors, information=float((n / n.sum()) @ values**2))
+    return BinTable(values=values, errors=errors, information=float((n / n.sum()) @ values**2))
 
 
 def _centred(values: Floats, n: Floats) -> Floats:
@@ -361,7 +361,7 @@ class PartyFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class CardShape:
     """What a feature adds to the score, bin by bin, with error bars."""
 
     values: Floats
@@ -369,11 +369,11 @@ class Shape:
     information: float
 
 
-def shape(tables: Sequence[Table], weights: Sequence[float]) -> Shape:
+def shape(tables: Sequence[BinTable], weights: Sequence[float]) -> CardShape:
     """The sum of weight times table over a feature's columns; errors of the tables add in squares."""
     values = sum(w * t.values for w, t in zip(weights, tables, strict=True))
     errors = np.sqrt(sum((w * t.errors) ** 2 for w, t in zip(weights, tables, strict=True)))
-    return Shape(values=np.asarray(values), errors=errors, information=tables[0].information)
+    return CardShape(values=np.asarray(values), errors=errors, information=tables[0].information)
 
 
 def points(values: Floats, *, pdo: float = 20.0) -> Floats:

@@ -17,6 +17,7 @@ from securevfl.algorithms.sealed.adversary import MALICIOUS, check_slack, settle
 from securevfl.algorithms.sealed.card import (
     CARDS,
     HAIR,
+    PROFILE,
     CardGeometry,
     calibrated,
     card_plan,
@@ -126,8 +127,9 @@ class Sealed(Algorithm):
             or bool(plan.losses),
             "encoders learn from noisy totals alone; leave encoder_training at 'raw'": plan.encoder_training
             != "raw",
-            "regression needs public bounds of the labels: set label_low and label_high": data.task
-            == "regression"
+            "regression needs a public range of the labels: write label_bounds = [LOW, HIGH] in data.toml "
+            "or --set label_low=LOW --set label_high=HIGH": data.task == "regression"
+            and plan.model != PROFILE
             and not plan.settings.label_high > plan.settings.label_low,
         }
         if plan.settings.profile_epsilon and plan.model not in ("auto", *CARDS):
