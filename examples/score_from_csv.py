@@ -1,26 +1,45 @@
 """Scores people with a scorecard's CSV and plain Python, as the run itself does."""
 
 import csv
+import hashlib
 import json
 import math
 import sys
 from pathlib import Path
 
+Line = dict[str, str]
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 
-def score(card: list[dict[str, str]], person: dict[str, str], label: str = "") -> tuple[float, float]:
+
+def score(card: list[Line], person: Line, label: str = "") -> tuple[float, float]:
     """Points and log odds of a positive label, or of one of several classes (`label`)."""
-    card = [line for line in card if line["label"] == label]
-    chosen = [line for line in card if line["kind"] == "constant"]
+    columns: dict[str, list[Line]] = {}
     for line in card:
-        cell, values = person.get(line["column"], ""), json.loads(line["values"] or "[]")
-        if cell == "":
-            inside = line["missing"] == "1"
-        elif line["kind"] == "number":
-            inside = line["low"] != "" and float(line["low"]) <= float(cell) < float(line["high"])
-        else:
-            inside = cell in values
-        chosen += [line] if inside and line["column"] else []
+        if line["label"] == label:
+            columns.setdefault(f"{line['party']} {line['column']}", []).append(line)
+    chosen = [line for lines in columns.values() for line in bin_of(lines, person)]
     return sum(float(line["points"]) for line in chosen), sum(float(line["score"]) for line in chosen)
+
+
+def bin_of(lines: list[Line], person: Line) -> list[Line]:
+    """The line of a column that a person's cell, as the file has it, belongs to; none without a bin.
+
+    Where two parties have a column of one name, the file calls them `bank.age` and `shop.age`.
+    """
+    column, kind = lines[0]["column"], lines[0]["kind"]
+    cell = person.get(f"{lines[0]['party']}.{column}", person.get(column, "")).strip()
+    if kind == "constant":
+        return lines
+    if cell.lower() in MISSING:
+        return [line for line in lines if line["missing"] == "1"]
+    if kind == "number":
+        ranges = [line for line in lines if line["low"] != ""]
+        return [line for line in ranges if float(line["low"]) <= float(cell) < float(line["high"])]
+    # Flags are written small, categories without a list are hashed, and what a list lacks is "other".
+    bucket = int.from_bytes(hashlib.sha256(cell.encode()).digest()[:8], "big") % 64
+    readings = (cell, cell.lower(), f"bucket {bucket}", "other")
+    found = [line for word in readings for line in lines if word in json.loads(line["values"] or "[]")]
+    return found[:1]
 
 
 if __name__ == "__main__":

@@ -28,15 +28,16 @@ from cryptography.exceptions import InvalidSignature
 from securevfl.algorithms import find_algorithm
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
-from securevfl.data.columns import Column, features_of
+from securevfl.data.columns import Column, count_features
 from securevfl.data.labels import Coding
-from securevfl.data.share import Outline, OwnTable, share
+from securevfl.data.share import MAX_COLUMNS, Outline, OwnTable, share
 from securevfl.errors import AgreementError, DataError, InputError, PlanError
 from securevfl.federation.agreed import Quota, Timetable
 from securevfl.federation.forecast import Forecast, forecast
 from securevfl.network.folders import commitment
 from securevfl.network.identity import Identity, check_name, fingerprint, parse_certificate
 from securevfl.network.signing import sign, verify
+from securevfl.protocols.alignment.ids import MAX_IDS
 from securevfl.protocols.wire import pack
 from securevfl.settings.families import LocalSettings
 from securevfl.settings.plan import Plan
@@ -94,14 +95,15 @@ class Facts:
             facts = cls(**content)
             if type(facts.columns) is not int or type(facts.records) is not int:
                 raise ValueError("a count is no number")
-            if not (0 <= facts.columns < 1 << 32 and 0 <= facts.records < 1 << 40):
+            if not (0 <= facts.columns <= MAX_COLUMNS and 0 <= facts.records < 1 << 40):
                 raise ValueError("a count is out of range")
             if facts.bounds is not None and np.asarray(facts.bounds, float).shape != (facts.columns, 2):
                 raise ValueError("bounds do not fit the columns")
             if facts.described is not None:
-                columns = [Column.from_facts(each, str(i)) for i, each in enumerate(facts.described)]
-                if len(features_of(columns)) != facts.columns:
+                if count_features(facts.described) != facts.columns:
                     raise ValueError("described columns do not make the features that are announced")
+                for i, each in enumerate(facts.described):
+                    Column.from_facts(each, str(i))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CommonDataError(f"an organisation's facts cannot be read: {error}") from error
         return facts
@@ -147,6 +149,8 @@ class Invitation:
             if not all(isinstance(each, str) for each in texts):
                 raise ValueError("a field has another type")
             _check_members(invitation.members)
+            if not invitation.sizes.keys() <= invitation.members.keys():
+                raise ValueError("records of somebody who does not take part")
             counts = invitation.sizes.values()
             if not all(type(count) is int and 0 <= count < 1 << 40 for count in counts):
                 raise ValueError("a count is no number")
@@ -183,6 +187,7 @@ class Proposal:
         token: The coordinator's process, so that nobody's confirmation of a prediction serves another one.
         people: Of a scoring service: how many scores it may open in all; 0 elsewhere.
         requests: Of a scoring service: by how many requests.
+        profile: Digest of the agreement of the profile that a scorecard starts from; empty without one.
     """
 
     run: str
@@ -199,6 +204,7 @@ class Proposal:
     token: str = ""
     people: int = 0
     requests: int = 0
+    profile: str = ""
 
     @property
     def quota(self) -> Quota | None:
@@ -233,7 +239,7 @@ class Proposal:
         return proposal
 
     def _check(self) -> None:
-        texts = (self.run, self.alignment, self.ids, self.trained, self.numbers, self.token)
+        texts = (self.run, self.alignment, self.ids, self.trained, self.numbers, self.token, self.profile)
         if not all(isinstance(each, str) for each in texts):
             raise ValueError("a field has another type")
         _check_members(self.members)
@@ -242,10 +248,14 @@ class Proposal:
         counts = (self.restarts, self.records, self.people, self.requests)
         if not all(type(count) is int and 0 <= count < 1 << 31 for count in counts):
             raise ValueError("a count is no number")
+        if self.records > MAX_IDS:
+            raise ValueError(f"more than {MAX_IDS:,} records, which nobody can align")
         if not isinstance(self.time_unit, float | int) or not math.isfinite(self.time_unit):
             raise ValueError("a time unit that is no number")
         if bool(self.trained) != (self.plan is None) or bool(self.trained) != (self.records > 0):
             raise ValueError("it is neither a training nor a prediction")
+        if bool(self.profile) != (self.plan is not None and self.plan.profiled):
+            raise ValueError("a profile that the plan does not count, or the other way round")
         if bool(self.people) != bool(self.requests) or (self.people and not self.trained):
             raise ValueError("a quota without people, requests or a trained model")
 
@@ -357,6 +367,7 @@ class Agreement:
             "trained": self.trained,
             "numbers": asked.numbers,
             "token": asked.token,
+            **({"profile": asked.profile} if asked.profile else {}),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 

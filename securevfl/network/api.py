@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import secrets
 import ssl
 import tempfile
 import time
@@ -18,13 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+
 from securevfl.errors import CertificateError, InputError, SecureVFLError
 from securevfl.files import write_json
 from securevfl.network.config import ScoringConfig
 from securevfl.network.dispatcher import Sent, ServiceDispatcher
 from securevfl.network.http import JSON, HttpServer, Request, Response
 from securevfl.network.identity import Identity, check_not_revoked, organisation_of, parse_certificate
-from securevfl.network.metrics import Metrics
+from securevfl.network.metrics import ServiceMetrics
 from securevfl.network.openapi import DESCRIPTION, page
 
 MAX_BODY = 1 << 20
@@ -71,7 +74,7 @@ class ScoringApi(HttpServer):
                 'certificates: clients = ["app"]'
             )
         self._clients, self._identity = frozenset(scoring.clients), identity
-        self._dispatchers, self._chosen, self.metrics = dict(dispatchers), chosen, Metrics()
+        self._dispatchers, self._chosen, self.metrics = dict(dispatchers), chosen, ServiceMetrics()
         self.default = next(iter(dispatchers))
         if (
             chosen.is_file()
@@ -262,9 +265,16 @@ def asking_certificates(identity: Identity) -> ssl.SSLContext:
 
 def load_own(context: ssl.SSLContext, identity: Identity) -> None:
     """Gives an organisation's key and certificate to TLS."""
-    # The module reads keys from files alone: one that its owner alone can read, and that is gone at once.
+    # The module reads keys from files alone: one that its owner alone can read, that is gone at once, and
+    # that nobody can open who finds it on the disk later.
+    secret = secrets.token_hex(32)
+    key = serialization.load_pem_private_key(identity.key_pem, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(secret.encode()),
+    )
     with tempfile.NamedTemporaryFile() as file:
-        file.write(identity.key_pem + b"\n" + identity.certificate_pem)
-        file.flush()
         os.fchmod(file.fileno(), 0o600)
-        context.load_cert_chain(file.name)
+        file.write(key + b"\n" + identity.certificate_pem)
+        file.flush()
+        context.load_cert_chain(file.name, password=secret)

@@ -184,6 +184,7 @@ class ParticipantConfig(Settings):
         alignment: What may happen to its records while common ones are looked for.
         encoder: `file.py:function`, which makes this organisation's own encoder; empty for the plan's.
         scoring: What it brings to a scoring service; None for no service.
+        profile: Its own folder of the profile's run that a scorecard starts from; None without one.
     """
 
     run: str
@@ -197,6 +198,7 @@ class ParticipantConfig(Settings):
     encoder: str = ""
     alignment: AlignmentLimits = field(default_factory=AlignmentLimits)
     scoring: ScoringConfig | None = None
+    profile: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,6 +405,7 @@ def _common(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         "run": _run_name(_take_text(content, "run")),
         "base": base,
         "folder": base / _take_text(content, "folder"),
+        "profile": base / _take_text(content, "profile") if "profile" in content else None,
         "identity": identity,
         "data": own,
         "network": build(NetworkConfig, network or {}, table="network"),

@@ -20,14 +20,21 @@ from securevfl.federation.forecast import worst_case
 from securevfl.protocols.alignment.ids import MAX_IDS
 from securevfl.protocols.alignment.protocol import HELPED, KINDS, PRIVATE, SAME
 from securevfl.settings.codec import choice, within
-from securevfl.settings.families import ALGORITHM_FAMILIES, Settings
-from securevfl.settings.plan import PROTOCOLS, Plan
+from securevfl.settings.families import ALGORITHM_FAMILIES, PROTECTS, Settings
+from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import HIDING, PROTOCOLS
 
 if TYPE_CHECKING:
     from securevfl.network.agreement import Agreement, Invitation
 
 ADVERSARIES = ("semi-honest", "malicious")
 """From the weaker to the stronger adversary that sealed training withstands."""
+COVERED = {
+    "person": "everything of one record that an observer does not hold itself",
+    "features": "one organisation's features of a record at a time; labels are not covered",
+    "label": "the label of a record; features are not covered",
+}
+"""What of a record the epsilon of a sealed plan covers, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,10 @@ class Acceptance(Settings):
         delta: The largest delta for that epsilon; to be stated for sealed training.
         dealer: Sealed training: who may deal; empty for nobody.
         adversary: Sealed training: what it must withstand at least, of `ADVERSARIES`.
+        protect: Sealed training: what of a record that epsilon must cover at least; everything of a person
+            unless stated.
+        collusion: How many of the others may pool what they see of sums and shares before noise is too
+            little, at least; 1 unless stated.
         held_back: Sealed training: how many records may be kept out of it for a stack, and be scored exactly
             to the label holder: no guarantee for these.
         predictions: How many records may be scored with the model, all predictions together.
@@ -79,6 +90,8 @@ class Acceptance(Settings):
     delta: float | None = within(None, high=1.0)
     dealer: str | None = None
     adversary: str | None = choice(None, ADVERSARIES)
+    protect: str = choice(PROTECTS[0], PROTECTS)
+    collusion: int = within(1)
     held_back: int | None = within(None)
     predictions: int | None = within(None)
     requests: int | None = within(None)
@@ -112,11 +125,15 @@ class Acceptance(Settings):
         accepted = agreement.trained or agreement.digest
         if self.digest and accepted != self.digest:
             return f"the agreement is {accepted}, not {self.digest}"
-        has_data = name in agreement.outline.parties
+        has_data = name in (*agreement.outline.parties, agreement.outline.label_holder)
         if objection := self._unstated(_wanted(agreement, has_data)) or self._strangers(agreement.members):
             return objection
         checks = self._of_prediction if agreement.trained else self._of_training
-        found = [*self._of_plan(agreement.plan, has_data), *checks(agreement, scored)]
+        found = [
+            *self._of_plan(agreement.plan, has_data),
+            *self._of_price(agreement, name),
+            *checks(agreement, scored),
+        ]
         return found[0] if found else ""
 
     def _unstated(self, wanted: Mapping[str, Any]) -> str:
@@ -145,6 +162,19 @@ class Acceptance(Settings):
                 yield f"the plan has {found}; at most epsilon {most:g} at {delta:g} is accepted"
         if plan.mode == "sealed":
             yield from self._of_sealed(plan)
+            covers = plan.settings.protect
+            if has_data and covers not in (PROTECTS[0], self.protect):
+                yield (
+                    f"epsilon would cover {COVERED[covers]}; to accept that add: protect = {_toml(covers)}"
+                )
+        if has_data and plan.collusion < self.collusion:
+            yield f"noise withstands {plan.collusion} that pool what they see; {self.collusion} are asked for"
+
+    def _of_price(self, agreement: Agreement, name: str) -> Iterator[str]:
+        """What this organisation's own records cost by the forecast, whatever the plan says of its budget."""
+        price = max(agreement.forecast.get(name, {}).values(), default=0.0)
+        if self.epsilon is not None and price > self.epsilon:
+            yield f"{name} would pay epsilon {_figure(price)}; at most {self.epsilon:g} is accepted"
 
     def _of_sealed(self, plan: Plan) -> Iterator[str]:
         dealers = _dealers(plan)
@@ -255,6 +285,10 @@ def agreement_lines(agreement: Agreement, name: str) -> list[str]:
         *_members(agreement.members),
     ]
     lines += [f"features      {readable(held)}", f"labels        {outline.label_holder}, {outline.task}"]
+    if plan.mode == "sealed" or plan.protocol in HIDING:
+        lines.append(f"withstands    {plan.collusion} of the others, if they pool what they see; not more")
+    if plan.mode == "sealed":
+        lines.append(f"covers        {COVERED[plan.settings.protect]}")
     stay = f" (goes on with {plan.threshold} parties)" if plan.threshold else ""
     noise = f"sigma {plan.sigma:g}, clip {plan.clip:g}" if plan.sigma else "no noise"
     lines.append(f"algorithm     {plan.algorithm} on {plan.protocol}{stay}; mode {plan.mode}, {noise}")
@@ -276,6 +310,11 @@ def _training(agreement: Agreement, name: str) -> list[str]:
         f"restarts      {table.restarts}: as often everybody may go back after a crash, and pays again",
         f"leaves here   {_leaving(plan, name, outline.label_holder)}",
     ]
+    if profile := agreement.proposal.profile:
+        lines.append(
+            f"profile       of agreement {profile}: epsilon {_figure(plan.settings.profile_epsilon)} at "
+            f"delta {plan.delta:g} was allowed for it; the price below is that of both together"
+        )
     lines += [
         f"price         epsilon {_figure(epsilon)} to {observer} at the end, delta {plan.delta:g}: "
         f"{meaning(epsilon, plan.delta)}"

@@ -120,16 +120,21 @@ class ServiceDispatcher(Dispatcher):
 
     # -- together and apart ---------------------------------------------------------------------------------
 
+    def unsettled(self) -> set[str]:
+        """Names of the rounds that an earlier process has left, or this one has under way."""
+        return {asked.name for asked, _, _ in self.log.unsettled()}
+
     def attach(self, served: Served, noted: set[str]) -> None:
         """The organisations are together: rounds that were not answered are asked again.
 
         Args:
             served: What to serve with.
-            noted: Names of rounds in the ledger.
+            noted: Those of the `unsettled` rounds that stand in the ledger.
         """
+        self.used = served.used
         if self.served is None and not self._open:
             self._take_up(served, noted)
-        self.served, self.used = served, served.used
+        self.served = served
         self._again = deque(state for state in self._open.values() if not state.answers)
         for state in self._open.values():
             if state.answers and not state.writing:
@@ -141,6 +146,7 @@ class ServiceDispatcher(Dispatcher):
         for asked, requests, answered in self.log.unsettled():
             if answered and asked.name not in noted:
                 served.ledger.note_scores(name=asked.name, rows=asked.rows, of=served.owners)
+                self.used += len(asked.rows)
             if answered:
                 self.log.close_round(asked.name)
                 continue

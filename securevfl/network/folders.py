@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import hmac
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
 from securevfl.protocols.wire import pack_strings
 
 ALIGNMENT_FILE = "alignment.json"
+PROFILE_FILE = "profile.json"
+"""What was signed for the profile that a run goes on from."""
 EVIDENCE_FILE = "evidence.jsonl"
 """One line for each time that somebody asked for what was not agreed on."""
 
@@ -53,7 +56,9 @@ def load_alignment(folder: Path) -> list[str] | None:
 
 AGREEMENTS = "agreements"
 """In the folder of a scoring service: what was signed for it, by digest."""
-PARTS = ("ledger", "views", "journal", "receipts", "models", f"{SERVING}/{AGREEMENTS}")
+OWNED = ("ledger", "views", "journal", "receipts")
+"""What is named after the organisation whose it is."""
+PARTS = (*OWNED, "models", f"{SERVING}/{AGREEMENTS}")
 
 
 def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
@@ -67,10 +72,13 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         What was gathered: organisations, and those that are missing.
 
     Raises:
-        RunError: A folder holds no networked run, they are not of one agreement, or `out` exists.
+        RunError: A folder holds no networked run, a link, or what is another organisation's; they are not of
+            one agreement; or `out` exists.
     """
     if out.exists():
         raise RunError(f"{out} exists already; choose another folder")
+    for folder in folders:
+        _check_plain(folder)
     found = [(folder, read_agreement(folder)) for folder in folders]
     digests = {content["digest"] for _, content in found}
     if len(digests) != 1:
@@ -78,12 +86,14 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     homes = [name for _, content in found for name in content["homes"]]
     if len(set(homes)) != len(homes):
         raise RunError("two folders are of the same organisation")
+    for folder, content in found:
+        _check_own(folder, content["homes"])
     out.mkdir(parents=True, mode=0o700)
     for folder, _ in found:
         for part in PARTS:
             if (folder / part).is_dir():
-                shutil.copytree(folder / part, out / part, dirs_exist_ok=True)
-    for name in ("plan.toml", OUTLINE_FILE, ALIGNMENT_FILE):
+                shutil.copytree(folder / part, out / part, dirs_exist_ok=True, copy_function=_copy_once)
+    for name in ("plan.toml", OUTLINE_FILE, ALIGNMENT_FILE, PROFILE_FILE):
         source = next((folder / name for folder, _ in found if (folder / name).is_file()), None)
         if source is not None:  # a helper knows no IDs
             shutil.copy(source, out / name)
@@ -95,6 +105,27 @@ def gather(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     _write_result(out, [folder for folder, _ in found])
     missing = sorted(set(content["organisations"]) - set(homes))
     return {"organisations": sorted(homes), "missing": missing, "out": str(out)}
+
+
+def _check_plain(folder: Path) -> None:
+    """Others' folders may hold links to files of whoever gathers them, or what never ends when it is read."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise RunError(f"{path} is a link, or no file; bring folders of files alone")
+
+
+def _check_own(folder: Path, homes: Collection[str]) -> None:
+    """Nobody brings a ledger, view or journal in another's name."""
+    for part in OWNED:
+        for path in (folder / part).glob("*"):
+            if path.stem not in homes:
+                raise RunError(f"{path} is not of {', '.join(homes)}, whose folder this is")
+
+
+def _copy_once(source: str, target: str) -> None:
+    if Path(target).exists() and not filecmp.cmp(source, target, shallow=False):
+        raise RunError(f"{source} is another one than an earlier folder brings")
+    shutil.copy2(source, target)
 
 
 def _write_result(out: Path, folders: Sequence[Path]) -> None:

@@ -4,7 +4,7 @@ A fixed header (magic, version, kind, number, acknowledgement) and a payload. Nu
 once and in order; `session.py` sees to that. Nothing in a frame is trusted before its sender's certificate,
 its size and its form have been checked.
 
-The first frame of each side is a greeting: who talks to whom about which run, and what each has received so
+A stream begins with a greeting of each side: who talks to whom about which run, and what each has received so
 far. Control messages are what the coordinator and everybody else tell each other between and around phases.
 Each kind has fixed fields of fixed types. A message of another form is refused where it arrives, so that
 whoever handles one can rely on it, and nothing from outside passes for an event of this process.
@@ -23,7 +23,7 @@ from securevfl.errors import NOTICES, WireError
 from securevfl.protocols.wire import Value, pack, unpack
 
 MAGIC = b"SVFN"
-VERSION = 2
+VERSION = 3
 MAX_FRAME = 256 << 20
 PHASE_BYTES = 16
 MAX_HELLO = 4096
@@ -251,6 +251,7 @@ OF_MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "finished": {},
 }
 
+MAX_CHECKPOINTS = 1024
 _LISTS = {"checkpoints": "epochs", "numbers": "record numbers"}
 _LENGTHS = {
     "phase": PHASE_BYTES,
@@ -289,5 +290,7 @@ def _check_field(kind: str, name: str, value: Value, expected: Any) -> None:
         raise WireError(f"{kind!r}: {name} is of type {type(value).__name__}, expected {expected.__name__}")
     if isinstance(value, list) and not all(type(each) is int and 0 <= each < 1 << 31 for each in value):
         raise WireError(f"{kind!r}: {name} is not a list of {_LISTS[name]}")
+    if name == "checkpoints" and len(value) > MAX_CHECKPOINTS:  # type: ignore[arg-type]
+        raise WireError(f"{kind!r}: {len(value):,} checkpoints; nobody keeps so many")  # type: ignore[arg-type]
     if isinstance(value, bytes) and len(value) != _LENGTHS.get(name, len(value)):
         raise WireError(f"{kind!r}: {name} has {len(value)} bytes, expected {_LENGTHS[name]}")

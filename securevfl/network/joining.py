@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ class Gathering(Participant):
         """
         if not back:
             log.warning("waiting for", extra={"peer": peer})
-            self.say(f"{peer} is away; waiting for it for up to {self.patience:g} s")
+            limit = f" for up to {self.patience:g} s" if math.isfinite(self.patience) else ""
+            self.say(f"{peer} is away; waiting for it{limit}")
         return False
 
     def check_event(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
@@ -125,6 +127,8 @@ class Gathering(Participant):
                 self._take_join(peer, fields)
 
     def _take_join(self, peer: str, fields: dict[str, Any]) -> None:
+        if peer in self.joined:  # what it says of its table may be large, and is read while others wait
+            raise ProtocolError(f"{peer} joins twice; a process joins once")
         introduction = read_introduction(fields)
         introduction.check(self.session, self.config.identity)
         if introduction.name != peer:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -23,7 +24,7 @@ from securevfl.errors import (
     readable,
 )
 from securevfl.federation.site import PARTS, complete_checkpoints
-from securevfl.files import append_line
+from securevfl.files import append_line, read_json, write_json
 from securevfl.network.agreement import Agreement, Facts, Invitation
 from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import PartyConfig
@@ -42,7 +43,7 @@ from securevfl.network.participant import (
 from securevfl.network.relay import Introduction, read_introduction
 from securevfl.network.signing import phase_statement, verify
 from securevfl.network.training import Training
-from securevfl.privacy.ledger import read_ledger
+from securevfl.privacy.chain import LedgerReader
 
 log = logging.getLogger("securevfl.network")
 MEETING_SECONDS = 60.0
@@ -84,7 +85,7 @@ class Member(Participant):
         self.confirm, self.say = confirm, say
         self.mesh.on_restart = self._restart
         self.mesh.on_trouble = self._trouble
-        self._introductions: list[Introduction] = []
+        self._introductions: dict[str, Introduction] = {}
         self._invitation: Invitation | None = None
         self._aligned_for: Invitation | None = None
         self._heard: tuple[str, dict[str, Any]] = ("", {})
@@ -169,7 +170,7 @@ class Member(Participant):
             case "restarted":
                 await self._start_over()
             case "introduction":
-                self._introductions.append(read_introduction(fields))
+                self._hear_of(read_introduction(fields))
             case "meet":
                 await self._begin_meeting(fields["round"], fields["away"].split(","))
             case "invite":
@@ -203,16 +204,24 @@ class Member(Participant):
         self.purpose.check_restart(f"{self.config.coordinator} has started anew")
         self.say(f"{self.config.coordinator} has started anew")
         await self.stop_task(self._task)
-        self._introductions = []
+        self._introductions.clear()
         self._join()
+
+    def _hear_of(self, other: Introduction) -> None:
+        """Keeps one introduction of each that can sign one, so that there is an end to them."""
+        if other.name == self.name:
+            return
+        if other != self.mesh.introductions.get(other.name):
+            other.check(self.session, self.config.identity)
+        self._introductions[other.name] = other
 
     async def _begin_meeting(self, round_: bytes, away: Collection[str]) -> None:
         """Takes up who the others are; a newer meeting, for one who has restarted, replaces this one."""
         await self.stop_task(self._task)
-        for each in self._introductions:
-            self.mesh.expect(each.name)
-        self.mesh.introduce(self._introductions)
-        self._introductions = []
+        for name in self._introductions:
+            self.mesh.expect(name)
+        self.mesh.introduce(self._introductions.values())
+        self._introductions.clear()
         self._task = asyncio.create_task(self._reporting(self._meet(round_, away)))
 
     async def _meet(self, round_: bytes, away: Collection[str]) -> None:
@@ -248,7 +257,7 @@ class Member(Participant):
         """Looks at who invites whom to what; nothing is compared before this organisation has consented."""
         invitation = Invitation.from_json(fields["invitation"])
         self._check_invitation(invitation)
-        if not self.purpose.has_agreed():
+        if not (self.purpose.has_agreed() and vars(invitation) == self._invited_before()):
             accept = self.config.accept
             for line in invitation_lines(invitation, self.name):
                 self.say(line)
@@ -256,6 +265,14 @@ class Member(Participant):
             await self._decide("the invitation", objection, f"Join {invitation.run!r} with these?")
         self._invitation, self.mesh.agreement = invitation, ""
         self._tell("invited", round=fields["round"])
+
+    @property
+    def _invitation_file(self) -> Path:
+        return self.folder.path / f"invitation{self.purpose.suffix.replace('/', '-')}.json"
+
+    def _invited_before(self) -> Any:
+        """The invitation to what was agreed on in this folder; another one is another question."""
+        return read_json(self._invitation_file) if self._invitation_file.is_file() else None
 
     def _check_invitation(self, invitation: Invitation) -> None:
         own = len(self.own.ids) if self.own is not None else None
@@ -309,6 +326,8 @@ class Member(Participant):
             objection = "" if accept is None else accept.objection(agreement, self.name, self._scored())
             await self._decide(self.purpose.what, objection, f"Take part as agreed ({agreement.digest})?")
         self.purpose.keep(self, agreement)
+        if self.purpose.has_agreed() and self._invitation is not None:
+            write_json(self._invitation_file, vars(self._invitation))
         self.agreement, self.mesh.agreement = agreement, agreement.digest
         signature = agreement.sign(self.config.identity)
         self._tell("confirmed", digest=agreement.digest, signature=signature)
@@ -317,8 +336,13 @@ class Member(Participant):
         members = agreement.members
         if next(iter(members), "") != self.config.coordinator or members != self.keys(members):
             raise AgreementError("the proposal is of others than have introduced themselves")
+        if self._invitation is None and not self.purpose.has_agreed():
+            raise AgreementError(f"a proposal to which {self.name} was not invited")
         if self._invitation is not None and members != self._invitation.members:
             raise AgreementError("the proposal is of others than were invited")
+        with_data = {*agreement.outline.parties, agreement.outline.label_holder}
+        if self._invitation is not None and with_data != set(self._invitation.sizes):
+            raise AgreementError("the proposal has features of others than compared their records")
 
     async def _decide(self, what: str, objection: str, question: str) -> None:
         """Goes by the rules, or asks where there are none."""
@@ -330,8 +354,8 @@ class Member(Participant):
     def _scored(self) -> int:
         """How many records were scored with the model before, by this organisation's ledger."""
         path = self.folder.ledger(self.name)
-        entries = read_ledger(path) if path.exists() else []
-        return sum(int(each.content["vectors"]) for each in entries if each.content["kind"] == KIND)
+        entries = LedgerReader(path, thorough=False).entries(KIND) if path.exists() else ()
+        return sum(int(each.content["vectors"]) for each in entries)
 
     def _take_agreement(self, fields: dict[str, Any]) -> None:
         if self.agreement is None or fields["digest"] != self.agreement.digest:

@@ -196,7 +196,8 @@ class Mesh:
             return
         self._direct.add(other.name)
         if other.address and not (mine and self.name > other.name):
-            self.transport.dial(other.name, other.address)
+            # Said by a peer: gRPC would take a word before the colon for a scheme, such as a local socket's.
+            self.transport.dial(other.name, f"dns:///{other.address}")
 
     async def settled(self, away: Collection[str] = ()) -> None:
         """Waits until every direct peer is connected as the process that introduced itself.

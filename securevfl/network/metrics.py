@@ -13,7 +13,7 @@ MISSING = b"metrics need prometheus_client: pip install 'securevfl[serving]'\n"
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-class Metrics:
+class ServiceMetrics:
     """Counts requests and their latencies; without the extra it counts nothing, and says so where asked."""
 
     def __init__(self) -> None:

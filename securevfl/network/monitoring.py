@@ -26,7 +26,7 @@ from securevfl.errors import RunError
 from securevfl.files import private_opener
 from securevfl.network.http import JSON, TIMEOUT, HttpServer, Request, Response
 
-Snapshot = Callable[[], Mapping[str, float | int | str]]
+Readings = Callable[[], Mapping[str, float | int | str]]
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,7 +45,7 @@ class StatusServer(HttpServer):
         InputError: The address cannot be used.
     """
 
-    def __init__(self, address: str, snapshot: Snapshot, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, address: str, snapshot: Readings, *, timeout: float = TIMEOUT) -> None:
         super().__init__(address, what="the status page", timeout=timeout)
         self._snapshot = snapshot
 

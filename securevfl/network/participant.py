@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -130,6 +132,8 @@ class Purpose(ABC):
     """Where everybody goes back to when a process starts anew."""
     ids: list[str] | None = None
     """The common IDs, once they are known here."""
+    handed_over: tuple[str, ...] = ()
+    """What a folder may hold, from an earlier run, before anything is agreed on."""
     numbers: tuple[int, ...] = ()
     """Record numbers that the coordinator tells those with data."""
     salt = b""
@@ -266,12 +270,19 @@ class Participant(ABC):
         """Makes the folder, if there is none yet.
 
         Raises:
-            RunError: It cannot be made.
+            RunError: It cannot be made, or others can put into it what this process would take for its own.
         """
+        path = self.folder.path
         try:
-            self.folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = path.stat()
         except OSError as error:
-            raise RunError(f"folder {self.folder.path} cannot be made: {error.strerror}") from error
+            raise RunError(f"folder {path} cannot be made: {error.strerror}") from error
+        if os.name == "posix" and (found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH):
+            raise RunError(
+                f"others may write in {path}, where ledger and state are; use a folder of your own, or run: "
+                f"chmod o-w {path}"
+            )
 
     def open_folder(self) -> str:
         """Takes up the run that the folder holds, if any; returns the digest agreed on before.
@@ -282,7 +293,7 @@ class Participant(ABC):
         path = self.folder.path
         file = path / AGREEMENT_FILE
         if not file.exists():
-            own = {ALIGNMENT_FILE, AGREEMENT_FILE, EVIDENCE_FILE, "ledger"}
+            own = {ALIGNMENT_FILE, AGREEMENT_FILE, EVIDENCE_FILE, "ledger", *self.purpose.handed_over}
             if any(each.name.removesuffix(PART) not in own for each in path.iterdir()):
                 raise RunError(f"{path} holds something else; choose another folder")
             return ""

@@ -30,6 +30,7 @@ from securevfl.network.identity import (
 )
 from securevfl.network.signing import sign, verify
 from securevfl.protocols.wire import Value, pack
+from securevfl.settings.codec import is_address
 
 _PURPOSE = "securevfl introduction 1"
 
@@ -80,11 +81,13 @@ class Introduction:
 
         Raises:
             CertificateError: The certificate is not of this name and authority, is revoked, or did not sign
-                this.
+                this; or its address is more than a host and a port.
         """
         certificate = parse_certificate(self.certificate, f"the certificate of {self.name}")
         if organisation_of(certificate) != self.name:
             raise CertificateError(f"an introduction of {self.name} with another's certificate")
+        if self.address and not is_address(self.address):
+            raise CertificateError(f"{self.name} introduces itself with an address that is not host:port")
         check_issuer(certificate, parse_certificate(identity.ca_pem), f"the certificate of {self.name}")
         check_not_revoked(certificate, identity.revoked)
         check_validity(certificate, f"the certificate of {self.name}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.algorithms.serving import Refused
-from securevfl.errors import BudgetExceeded, InputError, NetworkError
+from securevfl.errors import BudgetExceeded, InputError, NetworkError, SecureVFLError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import SERVING
 from securevfl.network.api import ScoringApi
@@ -118,12 +118,21 @@ class Service:
         self.say(f"clients ask at {self.api.host}:{self.api.port}")
 
     async def _write_observed(self) -> None:
-        """Keeps the newest ledger heads of others, by which their ledgers are checked later, and views."""
+        """Keeps the newest ledger heads of others, by which their ledgers are checked later, and views.
+
+        A disk that is full for a while ends nothing: they stay in memory until they can be written.
+        """
+        said = ""
         while True:
             await asyncio.sleep(OBSERVED)
-            for node in self.nodes.values():
-                if node.site is not None:
-                    node.site.write_observed()
+            try:
+                for node in self.nodes.values():
+                    if node.site is not None:
+                        node.site.write_observed()
+                said = ""
+            except SecureVFLError as error:
+                if said != (said := str(error)):
+                    self.say(f"{error}; the service goes on, and tries again")
 
     def node(self, config: ParticipantConfig) -> Participant:
         """A new process's part in one run."""
@@ -154,13 +163,23 @@ class Service:
             await asyncio.sleep(PAUSE)
 
     def stop(self) -> None:
-        """Ends the service: the label holder answers what was asked; a second call does not wait for that."""
+        """Ends the service: the label holder answers what was asked; a second call does not wait for that.
+
+        Nor does anybody wait for an organisation that is away: after a request's time every client was
+        answered or told to ask again, and what is open stands in the request log.
+        """
         if self._ending or not self.leads:
-            for task in self._tasks:
-                task.cancel()
+            self._leave()
+        else:
+            longest = max(scoring_of(config).timeout for config in self.configs)
+            asyncio.get_running_loop().call_later(longest, self._leave)
         self._ending = True
         for dispatcher in self.dispatchers.values():
             dispatcher.drain()
+
+    def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     def status(self) -> dict[str, Any]:
         """A snapshot for health checks: of the first run."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ from securevfl.network.folders import AGREEMENTS
 from securevfl.network.frames import SCORE
 from securevfl.network.participant import Participant
 from securevfl.network.prediction import PredictionPurpose
-from securevfl.privacy.ledger import SCORING as NOTED
-from securevfl.privacy.ledger import read_ledger
+from securevfl.privacy.chain import SCORING as NOTED
+from securevfl.privacy.chain import LedgerReader
 from securevfl.protocols.alignment.ids import NORMALISATIONS
 
 STANDING_FILE = "standing.json"
@@ -162,8 +162,7 @@ class ScoringPurpose(PredictionPurpose):
         self.trained.messages += GAP
         site = super().build(who, agreement)
         if self.dispatcher is not None and site.gate is not None and agreement.timetable.quota is not None:
-            entries = read_ledger(who.folder.ledger(who.name))
-            notes = [each.content for each in entries if each.content["kind"] == NOTED]
+            used, noted = self._noted(who, self.dispatcher.unsettled())
             served = Served(
                 ledger=site.gate.ledger,
                 numbers=dict(zip(self.ids or (), self.numbers, strict=True)),
@@ -171,15 +170,24 @@ class ScoringPurpose(PredictionPurpose):
                 trained=self.outline.records,
                 owners=tuple(each for each in self.organisations if each in self.outline.parties),
                 quota=agreement.timetable.quota,
-                used=sum(int(each["vectors"]) for each in notes),
+                used=used,
                 convert=lambda outputs: _scores(site.data, outputs),
                 promise=EXACT if self.plan.mode == "sealed" or not self.plan.sigma else _noisy(site),
             )
             self.dispatcher.away = lambda: [
                 name for name, session in who.mesh.sessions.items() if not session.connected
             ]
-            self.dispatcher.attach(served, {str(each["name"]) for each in notes})
+            self.dispatcher.attach(served, noted)
         return site
+
+    def _noted(self, who: Participant, rounds: Collection[str]) -> tuple[int, set[str]]:
+        """How many scores the label holder's ledger notes, and which of these rounds."""
+        used, noted = 0, set[str]()
+        for entry in LedgerReader(who.folder.ledger(who.name), thorough=False).entries(NOTED):
+            used += int(entry.content["vectors"])
+            if entry.content["name"] in rounds:
+                noted.add(entry.content["name"])
+        return used, noted
 
     def check_restart(self, reason: str) -> None:
         """Everybody comes together again."""

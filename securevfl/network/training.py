@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from securevfl.algorithms.alone import reached_alone
@@ -17,6 +18,7 @@ from securevfl.federation.trained import Trained
 from securevfl.files import write_json, write_text
 from securevfl.network.agreement import TRAINING, Agreement, Facts, Proposal
 from securevfl.network.config import ParticipantConfig, PartyConfig, ServerConfig
+from securevfl.network.continuing import HANDED_OVER, AgreedProfile
 from securevfl.network.folders import commitment, load_alignment, save_alignment
 from securevfl.network.participant import Participant, Purpose
 from securevfl.privacy.ledger import AGREEMENT_FILE
@@ -29,13 +31,27 @@ class Training(Purpose):
     what = "the plan"
     back_to = "the last common epoch"
     _digest = ""
+    _profile: AgreedProfile | None = None
 
     def read_table(self, config: ParticipantConfig) -> OwnTable | None:
         """See `Purpose`."""
         return None if config.data is None else config.data.read(config.base)
 
+    @contextlib.contextmanager
+    def reserved(self, who: Participant) -> Iterator[None]:
+        """See `Purpose`; while one run goes on from a profile, no other can begin from it."""
+        if who.config.profile is None:
+            yield
+            return
+        with AgreedProfile.open(who.config.profile).folder.locked():
+            yield
+
     def open(self, who: Participant, *, leads: bool) -> dict[str, Any] | None:
         """See `Purpose`."""
+        if who.config.profile is not None:
+            profile = AgreedProfile.open(who.config.profile)
+            profile.begin(who.folder, who.name, recorded=_records_views(who.config))
+            self._profile, self.handed_over = profile, HANDED_OVER
         self._digest = who.open_folder()
         self.ids = load_alignment(who.folder.path)
         if not who.folder.result_file.exists():
@@ -93,17 +109,19 @@ class Training(Purpose):
             name=config.run,
             normalise=config.normalise,
         )
+        profile = self._profile
         proposal = Proposal(
             run=config.run,
-            plan=config.plan,
+            plan=config.plan if profile is None else profile.continued(config.plan),
             outline=outline,
             members=who.keys((who.name, *config.others)),
             alignment=config.align,
             ids=commitment(who.session, ids),
             time_unit=config.time_unit,
             restarts=config.restarts,
+            profile="" if profile is None else profile.digest,
         )
-        return proposal.for_training(who.name, own, rows, coding)
+        return self._continued(proposal.for_training(who.name, own, rows, coding))
 
     def understand(self, who: Participant, text: str) -> Agreement:
         """See `Purpose`."""
@@ -112,14 +130,25 @@ class Training(Purpose):
         proposal = Proposal.from_json(text, who.config.local)
         if proposal.run != who.config.run or who.name not in proposal.members or proposal.trained:
             raise AgreementError(f"the proposal is for run {proposal.run!r} without {who.name}")
+        if proposal.profile != ("" if self._profile is None else self._profile.digest):
+            raise AgreementError(
+                f"the proposal goes on from {_named(proposal.profile)}; {who.name}'s configuration names "
+                f"{_named('' if self._profile is None else self._profile.digest)}"
+            )
         if who.own is None:
-            return proposal.for_training(who.name, None, ())
+            return self._continued(proposal.for_training(who.name, None, ()))
         if self.ids is None or proposal.ids != commitment(who.session, self.ids):
             raise AgreementError("the proposal commits to other IDs than were found to be common")
         if proposal.outline is None:
             raise AgreementError("the coordinator proposes no training")
         own = who.comparable(proposal.outline.normalise)
-        return proposal.for_training(who.name, own, rows_of(own, self.ids))
+        return self._continued(proposal.for_training(who.name, own, rows_of(own, self.ids)))
+
+    def _continued(self, agreement: Agreement) -> Agreement:
+        """The agreement, once it fits the profile that it goes on from, if any."""
+        if self._profile is not None:
+            self._profile.check_agreement(agreement, self.ids)
+        return agreement
 
     def has_agreed(self) -> bool:
         """See `Purpose`."""
@@ -136,6 +165,8 @@ class Training(Purpose):
 
     def keep(self, who: Participant, agreement: Agreement) -> None:
         """See `Purpose`."""
+        if self._profile is not None:
+            self._profile.take(who.folder, who.name)
         self._digest = agreement.digest
         content = {
             "run": who.config.run,
@@ -197,3 +228,14 @@ class Training(Purpose):
             result["alone"] = reached_alone(data, holds_features=holds)  # it stays here
         who.folder.write_result(result)
         return result
+
+
+def _records_views(config: ParticipantConfig) -> bool:
+    """Whether an organisation writes what it sees, which is its own to decide."""
+    if isinstance(config, ServerConfig):
+        return config.plan.record_views
+    return isinstance(config, PartyConfig) and config.local.record_views
+
+
+def _named(profile: str) -> str:
+    return f"the profile {profile}" if profile else "no profile"

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +31,7 @@ from securevfl.network.frames import (
     Greeting,
     Kind,
     OtherRun,
+    OtherVersion,
     other_run,
     read_greeting,
     reason_of,
@@ -44,7 +44,7 @@ from securevfl.network.identity import (
     parse_certificate,
     server_name,
 )
-from securevfl.network.session import Flood, Session
+from securevfl.network.session import Session, Write
 
 try:
     import resource
@@ -69,8 +69,8 @@ FILES = 4096
 """How many files a process that listens should be able to open: connections, ledger, views, checkpoints."""
 OFF_LOOP = 1 << 20
 """Frames above this many bytes are decoded in a thread, so that nobody else waits for them."""
-MAX_GREETING = 2
-"""Streams of one organisation that may be in their handshake at the same time."""
+GREETING = "greeting-bin"
+"""Where the dialler's greeting travels: whoever has no part in a run is refused before a message is read."""
 
 HINTS = {
     "Hostname Verification": "somebody else answers at its address: check address and name",
@@ -82,7 +82,6 @@ HINTS = {
 log = logging.getLogger("securevfl.network")
 
 Read = Callable[[], Awaitable[Any]]
-Write = Callable[[bytes], Awaitable[None]]
 
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, ConnectionError)
 """How a stream that breaks shows itself, depending on where it breaks."""
@@ -99,6 +98,7 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+    ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_SECONDS)),  # a certificate, and then no stream
     # Identity alone: a few compressed bytes must not unfold into gigabytes.
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
@@ -162,7 +162,6 @@ class Transport:
         self.introduced = True
         self.refused = 0
         self.trouble: dict[str, str] = {}
-        self._greeting: Counter[str] = Counter()
         self._server: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[str, asyncio.Task[Any]] = {}
@@ -303,38 +302,27 @@ class Transport:
             certificate = parse_certificate(pem)
             peer = organisation_of(certificate)
             check_not_revoked(certificate, self.identity.revoked)
-            frame = await self._greeting_of(peer, context)
+            frame = self._greeting_of(peer, context)
             if frame is not None:
                 await context.write(self._hello(Kind.WELCOME, peer))
                 await self._converse(peer, frame, context.read, context.write)
-        except (ProtocolError, CertificateError, TimeoutError) as error:
-            notice = error.notice if isinstance(error, SecureVFLError) else "silent"
-            await self._refuse(peer, context, str(error) or "no greeting came in time", notice)
+        except (ProtocolError, CertificateError) as error:
+            await self._refuse(peer, context, str(error), error.notice)
         except NetworkError as error:
             log.warning("a peer refuses", extra={"peer": peer, "reason": str(error)})
         except SecureVFLError as error:
             self.handlers.failed(error)
 
-    async def _greeting_of(self, peer: str, context: Any) -> Frame | None:
-        """The greeting that begins a stream; None if the stream ends before, or must end without an answer.
-
-        It is read before anything is refused: a refusal that comes while it is being written would be lost.
-        """
-        if self._greeting[peer] >= MAX_GREETING:
-            raise Flood(f"{peer} opens streams faster than it greets")
-        self._greeting[peer] += 1
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                data = await context.read()
-        finally:
-            self._greeting[peer] -= 1
-        if data is None or data is grpc.aio.EOF:
-            return None
+    def _greeting_of(self, peer: str, context: Any) -> Frame | None:
+        """The greeting that begins a stream; None if the stream must end without an answer."""
         if peer not in self.sessions:
             if self.introduced:
                 raise Stranger(f"{peer} has a certificate, but no part in this run")
             return None
-        frame = Frame.from_bytes(data)
+        found = [value for key, value in context.invocation_metadata() or () if key == GREETING]
+        if len(found) != 1:
+            raise OtherVersion(f"{peer} begins a stream with {len(found)} greetings: is its version older?")
+        frame = Frame.from_bytes(found[0])
         if frame.kind is not Kind.HELLO:
             raise WireError(f"a stream that begins with {frame.kind.name}")
         self._read_hello(frame, peer)
@@ -390,9 +378,9 @@ class Transport:
         )
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", server_name(peer))]
         async with grpc.aio.secure_channel(address, credentials, options) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            greeting = ((GREETING, self._hello(Kind.HELLO, peer)),)
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=greeting)
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await call.write(self._hello(Kind.HELLO, peer))
                 data = await call.read()
             try:
                 frame = self._welcome(data, peer)

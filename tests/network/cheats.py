@@ -6,20 +6,25 @@ python cheats.py KIND MEMBER join --config party.toml
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from typing import ClassVar
 
 import numpy as np
 
 from securevfl.errors import ProtocolError
+from securevfl.network.transport import Transport
 from securevfl.protocols.sealed.checked import CheckedRound
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.field import FIELD
 from securevfl.protocols.sealed.proof import Prover
+from securevfl.protocols.sealed.series import Waves
 
 
 class Shifting(CheckedRound):
     """From its second iteration on it adds an error to one residual, and does not mind the check."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     def _share_residual(self, deal):
         super()._share_residual(deal)
@@ -32,8 +37,26 @@ class Shifting(CheckedRound):
         pass
 
 
+class Figures(CheckedRound):
+    """An error in the waves of the first test record alone: training is as it should be."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
+    def _share_residual(self, deal):
+        super()._share_residual(deal)
+        if isinstance(self._protocol.series, Waves):
+            shifted = self._blinded.copy()
+            shifted[0] = FIELD.add(shifted[0], 1 << 44)
+            self._blinded = shifted
+
+    def _verify(self):
+        pass
+
+
 class Late(Shifting):
     """Opens what makes the check pass once it has seen the others' words."""
+
+    __module__ = CheckedRound.__module__
 
     def _advance(self):
         if self._own and self.address not in self._openings and self.round >= 1:
@@ -47,12 +70,42 @@ class Late(Shifting):
 class Twice(CheckedRound):
     """Commits a second time, as if the connection had been lost."""
 
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
     def _take_coin(self, message):
         return super()._take_coin(message) * (2 if self.round >= 1 else 1)
 
 
+class Again(Shifting):
+    """Cuts its connections once it knows the coin, and asks for another one that its error may pass."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+    transports: ClassVar[list] = []
+
+    def _take_coin(self, message):
+        if self.round < 1:
+            return super()._take_coin(message)
+        for transport in self.transports:
+            for stream in transport._streams.values():
+                stream.cancel()
+        return [self._ready(1), *super()._take_coin(message)]
+
+
+class Dies(CheckedRound):
+    """Its process ends once it knows the coin."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
+    def _take_coin(self, message):
+        if self.round < 1:
+            return super()._take_coin(message)
+        os._exit(7)
+
+
 class Equivocates(CheckedRound):
     """Tells the last member another residual than the others, and signs both."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     def _share_for(self, member, deal):
         share = super()._share_for(member, deal)
@@ -94,15 +147,19 @@ def label(prover):
 
 
 class Products(CheckedRound):
-    """Wrong products: the victim's total moves by what the cheater knows."""
+    """Wrong products: the victim's total moves by what the cheater knows, far more than its noise."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     def _share_for(self, member, deal):
         share = super()._share_for(member, deal)
-        return dataclasses.replace(share, product=share.product + np.uint64(1 << 42))
+        return dataclasses.replace(share, product=share.product + np.uint64(1 << 56))
 
 
 class Phases(CheckedRound):
     """Any phase at all in place of its scores: the series is bounded everywhere."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     def _start(self):
         drawn = np.random.default_rng(self.round).integers(0, 1 << 32, self._phase.shape, dtype=np.uint32)
@@ -113,6 +170,8 @@ class Phases(CheckedRound):
 class NoNoise(CheckedRound):
     """No noise of its own: others' protection never counted on it."""
 
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
     def _start(self):
         self._noise = {m: np.zeros_like(words) for m, words in self._noise.items()}
         return super()._start()
@@ -120,6 +179,8 @@ class NoNoise(CheckedRound):
 
 class Reused(CheckedRound):
     """The same noise in every iteration."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     kept: ClassVar[dict] = {}
 
@@ -131,6 +192,8 @@ class Reused(CheckedRound):
 class Quits(CheckedRound):
     """Ends its part once it has its own total's shares, before it opens anything."""
 
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
     def _take_coin(self, message):
         if self.round >= 1:
             raise ProtocolError("enough")
@@ -139,7 +202,29 @@ class Quits(CheckedRound):
 
 KINDS = {"shifting": Shifting, "late": Late, "too-long": too_long, "one-unit": one_unit, "label": label}
 HARMLESS = {"products": Products, "phases": Phases, "no-noise": NoNoise, "reused-noise": Reused}
-KINDS |= {**HARMLESS, "quits": Quits, "twice": Twice, "equivocates": Equivocates, "two-classes": two_classes}
+KINDS |= {
+    "figures": Figures,
+    "again": Again,
+    "dies": Dies,
+    **HARMLESS,
+    "quits": Quits,
+    "twice": Twice,
+    "equivocates": Equivocates,
+    "two-classes": two_classes,
+}
+
+
+def _watch_connections(replace):
+    """Notes the transport of the clinic, which is the one that cheats in this way."""
+    Again.transports.clear()
+    honest = Transport.__init__
+
+    def init(self, identity, **given):
+        honest(self, identity, **given)
+        if identity.name == "clinic":
+            Again.transports.append(self)
+
+    replace(Transport, "__init__", init)
 
 
 def apply(kind, member, replace=setattr):
@@ -155,6 +240,8 @@ def apply(kind, member, replace=setattr):
             return machine
 
         replace(CheckedParty, "round", round_)
+        if made is Again:
+            _watch_connections(replace)
         return
     honest_init = Prover.__init__
 

@@ -123,7 +123,7 @@ def processes(federation: Federation) -> dict[str, Process]:
     return {name: Process(federation, name) for name in federation.names}
 
 
-async def finish(found: dict[str, Process], seconds: float = 120) -> dict[str, dict[str, Any]]:
+async def finish(found: dict[str, Process], seconds: float = 240) -> dict[str, dict[str, Any]]:
     async with asyncio.timeout(seconds):
         results = await asyncio.gather(*(each.task for each in found.values()))
     return dict(zip(found, results, strict=True))
@@ -137,7 +137,7 @@ async def run_with_crash(
     for each in found.values():
         each.start()
     arm(found[victim])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await found[victim].crashed.wait()
     await found[victim].crash()
     found[victim].start()

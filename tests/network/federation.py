@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from securevfl.data import VerticalData
 from securevfl.data.share import OwnTable, split_rows
@@ -25,7 +26,8 @@ from securevfl.network.coordinator import Coordinator
 from securevfl.network.identity import Identity, load_identity
 from securevfl.network.member import Member
 from securevfl.settings.families import ALGORITHM_FAMILIES
-from securevfl.settings.plan import PROTOCOLS, Plan
+from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import PROTOCOLS
 
 ALGORITHMS = tuple(ALGORITHM_FAMILIES)
 NAMES = ("bank", "clinic", "shop", "lab", "mill", "dealer", "stranger")
@@ -71,6 +73,23 @@ def identities() -> Mapping[str, Identity]:
     return found
 
 
+def routes(cases: Sequence[tuple[str, str]], direct: set[int]) -> list[Any]:
+    """Every algorithm and protocol through the coordinator, those of some numbers directly, too.
+
+    Which way frames take is the mesh's alone; the other half of the product is for `make test-all`.
+    """
+    return [
+        pytest.param(
+            *case,
+            straight,
+            id=f"{'-'.join(case)}-{'direct' if straight else 'relayed'}",
+            marks=pytest.mark.slow if straight and number not in direct else (),
+        )
+        for straight in (False, True)
+        for number, case in enumerate(cases)
+    ]
+
+
 def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as door:
@@ -78,13 +97,17 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-def tables(parties: Sequence[str], rows: int = 60, seed: int = 0) -> dict[str, OwnTable]:
-    """Tables with the same IDs; the first has binary labels that depend on everybody's features."""
+def tables(
+    parties: Sequence[str], rows: int = 60, seed: int = 0, task: str = "binary"
+) -> dict[str, OwnTable]:
+    """Tables with the same IDs; the first has labels that depend on everybody's features."""
     generator = np.random.default_rng(seed)
     ids = [f"id{i:04d}" for i in range(rows)]
     blocks = {party: generator.uniform(-1, 1, (rows, 3)).astype(np.float32) for party in parties}
     score = sum(block.sum(axis=1) for block in blocks.values())
     labels = (score > 0).astype(int)
+    if task != "binary":
+        labels = np.digitize(score, [-1, 1]) if task == "multiclass" else np.clip(score, -4, 4) / 4
     return {
         party: OwnTable.from_arrays(
             block, ids=ids, labels=labels if party == parties[0] else None, bounds=(-1.0, 1.0)
@@ -169,7 +192,7 @@ class Federation:
     async def run(self) -> dict[str, Any]:
         """Runs everybody to the end; organisation -> result."""
         nodes = {self.names[0]: self.coordinator()} | {name: self.member(name) for name in self.members}
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             results = await asyncio.gather(*(node.run() for node in nodes.values()))
         return dict(zip(nodes, results, strict=True))
 

@@ -114,7 +114,7 @@ class Scorers:
             yield self
             if (first := self.federation.names[0]) in self.tasks:
                 self.services[first].stop()
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(240):
                     await self.tasks.pop(first)
         finally:
             for task in self.tasks.values():
@@ -122,7 +122,7 @@ class Scorers:
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     async def ready(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             while True:
                 if len(self.said) > 200:
                     raise AssertionError(self.said[:60])

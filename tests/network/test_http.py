@@ -29,9 +29,9 @@ class Echo(HttpServer):
 
 def using(use: Callable[[Echo], Awaitable[Any]], **options: Any) -> Any:
     async def run() -> Any:
-        given = {"what": "the echo", "timeout": 0.5, "most": 10, "keeps": True} | options
+        given = {"what": "the echo", "timeout": 60, "most": 10, "keeps": True} | options
         async with Echo("127.0.0.1:0", **given) as server:
-            return await asyncio.wait_for(use(server), 20)
+            return await asyncio.wait_for(use(server), 240)
 
     return asyncio.run(run())
 
@@ -122,7 +122,7 @@ def test_a_slow_client_is_cut_off_and_too_many_are_turned_away():
             await closed(writer)
         return cut, found
 
-    slow, found = using(use, connections=4)
+    slow, found = using(use, connections=4, timeout=3)
     assert slow == b"" and found == [b"", b""]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 
 import numpy as np
@@ -70,6 +71,48 @@ def test_a_ledger_that_should_be_here_is_missed(joint):
     assert "missing" in audit(joint, attacks="none").content["findings"][0]["reasons"][0]
 
 
+def _with_link(folder):
+    secret = folder.with_name("secret")
+    secret.write_text("private")
+    (folder / "models" / "x.json").symlink_to(secret)
+
+
+def _with_linked_folder(folder):
+    (folder / "views" / "clinic").rename(folder.with_name("elsewhere"))
+    (folder / "views" / "clinic").symlink_to(folder.with_name("elsewhere"))
+
+
+def _with_pipe(folder):
+    os.mkfifo(folder / "receipts" / "clinic-2.json")
+
+
+def _with_ledger_of_another(folder):
+    shutil.copy(folder / "ledger" / "clinic.jsonl", folder / "ledger" / "bank.jsonl")
+
+
+def _with_model_of_another(folder):
+    (folder / "models" / "bank.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        (_with_link, "is a link"),
+        (_with_linked_folder, "is a link"),
+        (_with_pipe, "or no file"),
+        (_with_ledger_of_another, "is not of clinic"),
+        (_with_model_of_another, "than an earlier folder brings"),
+    ],
+)
+def test_a_folder_brings_nothing_but_its_own_files(federation, tmp_path, lie, says):
+    """A link took a file of whoever gathers along; a pipe never ends; another's ledger replaced that."""
+    brought = tmp_path / "brought"
+    shutil.copytree(federation.folder / "clinic", brought)
+    lie(brought)
+    with pytest.raises(RunError, match=says):
+        gather([federation.folder / "bank", brought], tmp_path / "joint")
+
+
 def test_gathering_refuses_what_does_not_belong_together(federation, tmp_path):
     folders = [federation.folder / name for name in federation.names]
     with pytest.raises(RunError, match="same organisation"):
@@ -113,6 +156,21 @@ def test_nobody_takes_up_anothers_folder(federation, tmp_path):
     member = Federation(tmp_path, federation.plan).member("clinic")
     with pytest.raises(RunError, match="belongs to shop, not to clinic"):
         asyncio.run(member.run())
+
+
+@pytest.mark.parametrize("lie", ["mode", "owner"])
+def test_a_folder_in_which_others_write_is_not_used(federation, tmp_path, monkeypatch, lie):
+    """Whoever made it before could plant an agreement, a shorter ledger, or links in their place."""
+    (tmp_path / "clinic").mkdir()
+    if lie == "mode":
+        (tmp_path / "clinic").chmod(0o777)
+    else:
+        other = (tmp_path / "clinic").stat().st_uid + 4711
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+        if (tmp_path / "clinic").stat().st_uid == 0:  # root's folders are taken; give it to somebody else
+            os.chown(tmp_path / "clinic", 4712, -1)
+    with pytest.raises(RunError, match="others may write in"):
+        asyncio.run(Federation(tmp_path, federation.plan).member("clinic").run())
 
 
 def test_a_ledger_that_was_begun_anew_is_gathered_and_found(federation, tmp_path):

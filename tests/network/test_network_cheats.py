@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cheats import HARMLESS, Reused, apply
+from cheats import HARMLESS, Again, Reused, apply
 from federation import Federation, free_port
 
 from securevfl import audit
@@ -22,6 +23,8 @@ from securevfl.network.consent import agreement_lines
 from securevfl.network.folders import gather, load_truth
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
+from securevfl.privacy.views import View
+from securevfl.protocols.sealed.messages import Coin, ProofSeed
 from securevfl.settings.plan import Plan
 
 PLAN = Plan(algorithm="sealed", model="linear", epochs=4, scaling="none", epsilon=8.0)
@@ -32,7 +35,7 @@ def _outcomes(federation, nodes=()):
     nodes = nodes or [federation.coordinator(), *(federation.member(name) for name in federation.names[1:])]
 
     async def everybody():
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(240):
             return await asyncio.gather(*(node.run() for node in nodes), return_exceptions=True)
 
     return dict(zip(federation.names, asyncio.run(everybody()), strict=True))
@@ -102,6 +105,36 @@ def test_a_second_commitment_ends_the_session(tmp_path, monkeypatch):
     assert not (tmp_path / "bank" / "result.json").exists()
 
 
+def _coins(run, name):
+    """Rounds of the coins that somebody was told; -1 is the set-up."""
+    return [seen.fields["round"] for seen in View(run / "views" / name).messages(Coin.kind)]
+
+
+def test_a_lost_connection_brings_no_second_coin(tmp_path, monkeypatch):
+    apply("again", 1, monkeypatch.setattr)
+    outcomes = _outcomes(_two(tmp_path, record_views=True))
+    found = outcomes["bank"]
+    assert isinstance(found, Deviation) and found.member == "clinic", outcomes
+    assert Again.transports and all(_coins(tmp_path / n, n) == [-1, -1, 0, 1] for n in ("bank", "clinic"))
+    assert len([r for r in read_records(tmp_path / "bank") if r.kind.startswith("totals")]) == 2
+
+
+def test_after_a_cheat_the_run_goes_on_in_a_new_session(tmp_path, monkeypatch):
+    """What the burnt session opened is counted, and no state, journal or model has it."""
+    apply("shifting", 1, monkeypatch.setattr)
+    federation = _two(tmp_path, record_views=True, budget_epsilon=16.0)
+    assert isinstance(_outcomes(federation)["bank"], Deviation)
+    monkeypatch.undo()
+    outcomes = _outcomes(federation)
+    assert all(isinstance(each, dict) for each in outcomes.values()), outcomes
+    totals = [r for r in read_records(tmp_path / "bank") if r.kind.startswith("totals")]
+    journal = (tmp_path / "bank" / "journal" / "bank" / "messages.jsonl").read_text()
+    assert len(totals) == 5 and journal.count(f'"{TOTAL}"') == 4 + 1  # the last one is the evaluation's
+    view = View(tmp_path / "bank" / "views" / "bank")
+    sessions = [seen.fields["session"] for seen in view.messages(ProofSeed.kind)]
+    assert len(sessions) == len(set(sessions)) == 3
+
+
 def test_of_three_members_the_one_that_signed_two_things_is_named(tmp_path, monkeypatch):
     apply("equivocates", 1, monkeypatch.setattr)
     federation = Federation(
@@ -123,6 +156,19 @@ def test_a_label_holder_whose_test_record_counts_twice_is_named_before_a_figure_
     assert not [r for r in read_records(tmp_path / "clinic") if r.kind == "evaluation totals"]
 
 
+@pytest.mark.parametrize("liar", [0, 1])
+def test_an_error_in_the_waves_of_a_test_record_is_named_before_a_figure_exists(tmp_path, monkeypatch, liar):
+    apply("figures", liar, monkeypatch.setattr)
+    outcomes = _outcomes(_two(tmp_path, record_views=True))
+    cheater, honest = ("bank", "clinic") if liar == 0 else ("clinic", "bank")
+    found = outcomes[honest]
+    assert isinstance(found, Deviation) and found.member == cheater, outcomes
+    kept = (tmp_path / honest / "journal" / honest / "messages.jsonl").read_text().count(f'"{TOTAL}"')
+    assert kept == 4 and not (tmp_path / honest / "result.json").exists()
+    said = audit(tmp_path / honest, attacks="none", canaries=-1).content["run"]["deviations"]
+    assert said == [f"{honest} has seen that {cheater} does not follow the protocol: {found.how}"]
+
+
 # -- deviations that harm nobody else ------------------------------------------------------------------------
 
 
@@ -133,7 +179,7 @@ def test_a_harmless_deviation_passes_and_the_honest_members_audit_finds_nothing(
     """What the bank's records pay is right whatever the clinic does, and the bank's own audit says so."""
     Reused.kept.clear()
     apply(kind, 1, monkeypatch.setattr)
-    federation = _two(tmp_path, record_views=True, epochs=24)
+    federation = _two(tmp_path, record_views=True, record_words=True, epochs=24)
     outcomes = _outcomes(federation)
     assert all(isinstance(each, dict) for each in outcomes.values()), outcomes
     assert outcomes["bank"]["privacy"]["bank"]["epsilon"] <= 8.0
@@ -190,49 +236,122 @@ def test_a_card_of_three_members_that_may_cheat_is_audited_together(tmp_path):
 # -- separate processes -------------------------------------------------------------------------------------
 
 SECUREVFL = str(Path(sys.executable).with_name("securevfl"))
-RULES = """
-[accept]
-members = ["bank", "clinic", "dealer"]
-algorithms = ["sealed"]
-protocols = ["plain"]
-dealer = "dealer"
-adversary = "malicious"
-"""
-OWNERS = """epsilon = 8
-delta = 1e-5
-test_fraction = 0.2
-evaluations = 1
-predictions = 1000
-alignment = { kinds = ["none"], ids = 1000, times = 3 }
-"""
+SECONDS = 400
+"""That processes may take on a busy machine."""
+CHEATS = str(Path(__file__).with_name("cheats.py"))
 
 
-def _folders(base: Path, port: int) -> None:
-    given = Federation(base / "unused", PLAN, parties=("bank", "clinic"), helpers=("dealer",))
-    command = [SECUREVFL, "certificates"]
-    quiet = {"cwd": base, "check": True, "capture_output": True}
-    subprocess.run([*command, "init", "--name", "Test", "--folder", "ca"], **quiet)
-    subprocess.run([*command, "issue", "bank", "clinic", "dealer", "--folder", "ca", "--out", "."], **quiet)
-    for name, table in given.tables.items():
-        titles = [
-            "id",
-            *(f"{name}{c}" for c in range(table.block.shape[1])),
-            *(["y"] if name == "bank" else []),
-        ]
-        rows = [
-            ",".join([str(i), *map(str, values), *([str(int(table.labels[n]))] if name == "bank" else [])])
-            for n, (i, values) in enumerate(zip(table.ids, table.block, strict=True))
-        ]
-        (base / name / "table.csv").write_text("\n".join([",".join(titles), *rows]) + "\n")
-    common = 'run = "test"\nfolder = "run"\ncertificates = "."\n'
-    plan = '[plan]\nalgorithm = "sealed"\nmodel = "linear"\nepochs = 4\nscaling = "none"\nepsilon = 8.0\n'
-    plan += '[plan.sealed]\ndealer = "dealer"\n'
-    data = '[data]\nfile = "table.csv"\nid_column = "id"\n'
-    join = f'{common}coordinator = "bank"\naddress = "127.0.0.1:{port}"\n'
-    serve = f'{common}listen = "127.0.0.1:{port}"\nparties = ["clinic"]\nalign = "none"\n'
-    (base / "bank" / "config.toml").write_text(f'{serve}{data}label_column = "y"\n{plan}')
-    (base / "clinic" / "config.toml").write_text(f"{join}{data}{RULES}{OWNERS}")
-    (base / "dealer" / "config.toml").write_text(f"{join}{RULES}")
+class Company:
+    """Processes of organisations over TLS, each with a folder; the last one is the dealer.
+
+    Args:
+        base: Where the folders are.
+        parties: Who brings data; the first coordinates.
+        more: Further lines of the plan.
+        epsilon: What the members allow for in all.
+    """
+
+    def __init__(self, base: Path, *parties: str, more: str = "", epsilon: float = 8.0) -> None:
+        self.base, self.parties, self.names = base, parties, (*parties, "dealer")
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        given = Federation(base / "unused", PLAN, parties=parties, helpers=("dealer",))
+        quiet = {"cwd": base, "check": True, "capture_output": True}
+        command = [SECUREVFL, "certificates"]
+        subprocess.run([*command, "init", "--name", "Test", "--folder", "ca"], **quiet)
+        subprocess.run([*command, "issue", *self.names, "--folder", "ca", "--out", "."], **quiet)
+        for name, table in given.tables.items():
+            self._write_table(name, table)
+        self._write_configs(free_port(), more, epsilon)
+
+    def _write_table(self, name: str, table: OwnTable) -> None:
+        titles = ["id", *(f"{name}{c}" for c in range(table.block.shape[1]))]
+        columns = [table.ids, *table.block.T]
+        if table.labels is not None:
+            titles, columns = [*titles, "y"], [*columns, table.labels.astype(int)]
+        lines = [",".join(titles), *(",".join(map(str, row)) for row in zip(*columns, strict=True))]
+        (self.base / name / "table.csv").write_text("\n".join(lines) + "\n")
+
+    def _write_configs(self, port: int, more: str, epsilon: float) -> None:
+        common = 'run = "test"\nfolder = "run"\ncertificates = "."\n'
+        plan = '[plan]\nalgorithm = "sealed"\nmodel = "linear"\nepochs = 4\nscaling = "none"\nepsilon = 8.0\n'
+        plan += f'{more}[plan.sealed]\ndealer = "dealer"\n'
+        data = '[data]\nfile = "table.csv"\nid_column = "id"\n'
+        join = f'{common}coordinator = "bank"\naddress = "127.0.0.1:{port}"\n'
+        rules = f"[accept]\nmembers = {json.dumps(self.names)}\n"
+        rules += (
+            'algorithms = ["sealed"]\nprotocols = ["plain"]\ndealer = "dealer"\nadversary = "malicious"\n'
+        )
+        owners = (
+            f"epsilon = {epsilon}\ndelta = 1e-5\ntest_fraction = 0.2\nevaluations = 1\npredictions = 1000\n"
+        )
+        owners += 'alignment = { kinds = ["none"], ids = 1000, times = 3 }\n'
+        serve = (
+            f'{common}listen = "127.0.0.1:{port}"\nparties = {json.dumps(self.parties[1:])}\nalign = "none"\n'
+        )
+        self._config("bank", f'{serve}{data}label_column = "y"\n{plan}')
+        self._config("dealer", f"{join}{rules}")
+        for name in self.parties[1:]:
+            self._config(name, f"{join}{data}{rules}{owners}")
+
+    def _config(self, name: str, text: str) -> None:
+        (self.base / name / "config.toml").write_text(text)
+
+    def start(self, *names: str, kind: str = "", cheater: str = "") -> None:
+        """Starts processes, one of which may cheat."""
+        for name in names or self.names:
+            command = ["serve" if name == "bank" else "join", "--config", "config.toml"]
+            cheats = [sys.executable, CHEATS, kind, str(self.names.index(name))]
+            if name in self.running:
+                self.running[name].communicate(timeout=SECONDS)
+            self.running[name] = subprocess.Popen(
+                [*(cheats if name == cheater else [SECUREVFL]), *command],
+                cwd=self.base / name,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def finish(self) -> dict[str, str]:
+        """Waits for all; what they said, in one line each."""
+        said = {name: process.communicate(timeout=SECONDS)[0] for name, process in self.running.items()}
+        return {name: " ".join(text.split()) for name, text in said.items()}
+
+    def stop(self) -> None:
+        """Ends what still runs."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def totals(self, name: str) -> int:
+        """Openings in an organisation's ledger."""
+        return len([r for r in read_records(self.base / name / "run") if r.kind.startswith("totals")])
+
+    def kept(self, name: str) -> int:
+        """Totals in its journal."""
+        journal = self.base / name / "run" / "journal" / name / "messages.jsonl"
+        return journal.read_text().count(f'"{TOTAL}"')
+
+    def sessions(self, name: str) -> int:
+        """Checked sessions, by their names, that its view holds."""
+        view = View(self.base / name / "run" / "views" / name)
+        return len({seen.fields["session"] for seen in view.messages(ProofSeed.kind)})
+
+
+@pytest.fixture
+def company(tmp_path):
+    """Makes a company; its processes end with the test."""
+    made: list[Company] = []
+
+    def make(*parties: str, base: Path = tmp_path, **settings) -> Company:
+        made.append(Company(base, *parties, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
 
 
 @pytest.mark.slow
@@ -248,30 +367,109 @@ def _folders(base: Path, port: int) -> None:
         ("two-classes", "bank"),
     ],
 )
-def test_a_process_that_cheats_is_named_on_the_others_terminals(tmp_path, kind, cheater):
-    _folders(tmp_path, free_port())
-    program = str(Path(__file__).with_name("cheats.py"))
-    running = {}
-    for place, name in enumerate(("bank", "clinic", "dealer")):
-        command = ["serve" if name == "bank" else "join", "--config", "config.toml"]
-        start = [sys.executable, program, kind, str(place)] if name == cheater else [SECUREVFL]
-        running[name] = subprocess.Popen(
-            [*start, *command],
-            cwd=tmp_path / name,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    try:
-        said = {name: process.communicate(timeout=120)[0] for name, process in running.items()}
-    finally:
-        for process in running.values():
-            process.kill()
+def test_a_process_that_cheats_is_named_on_the_others_terminals(company, kind, cheater):
+    found = company("bank", "clinic")
+    found.start(kind=kind, cheater=cheater)
+    said = found.finish()
     honest = "clinic" if cheater == "bank" else "bank"
-    assert f"{cheater} does not follow the protocol" in " ".join(said[honest].split()), said
-    assert all(process.returncode for process in running.values()), said
-    assert not (tmp_path / honest / "run" / "result.json").exists()
-    kept = [r for r in read_records(tmp_path / honest / "run") if r.kind.startswith("totals")]
-    assert len(kept) == {"shifting": 2, "late": 2, "two-classes": 4}.get(kind, 0)
+    assert f"{cheater} does not follow the protocol" in said[honest], said
+    assert all(process.returncode for process in found.running.values()), said
+    assert not (found.base / honest / "run" / "result.json").exists()
+    assert found.totals(honest) == {"shifting": 2, "late": 2, "two-classes": 4}.get(kind, 0)
+
+
+@pytest.mark.slow
+def test_of_three_processes_the_one_that_signed_two_things_is_named(company):
+    found = company("bank", "clinic", "shop")
+    found.start(kind="equivocates", cheater="clinic")
+    said = found.finish()
+    named = [name for name in ("bank", "shop") if "clinic does not follow the protocol" in said[name]]
+    assert named and any("signed both" in said[name] for name in named), said
+    assert all(process.returncode for process in found.running.values()), said
+    for name in ("bank", "shop"):
+        assert not (found.base / name / "run" / "result.json").exists() and found.totals(name) == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_cuts_its_connection_gets_no_second_coin(company):
+    found = company("bank", "clinic", more="record_views = true\n")
+    found.start(kind="again", cheater="clinic")
+    said = found.finish()
+    assert all(process.returncode for process in found.running.values()), said
+    assert "clinic does not follow the protocol" in said["bank"], said
+    assert not (found.base / "bank" / "run" / "result.json").exists()
+    assert found.totals("bank") == 2 and found.kept("bank") == 1
+    assert _coins(found.base / "bank" / "run", "bank") == [-1, -1, 0, 1]
+
+
+@pytest.mark.slow
+def test_what_a_process_says_and_sends_after_a_cheat_tells_nothing_of_its_rows(company, tmp_path):
+    """An error so large that weights would run away if a row is long: nobody tests a total unverified.
+
+    A victim with rows of zeros and one with long rows send the cheater the same, and their terminals, ledgers
+    and journals say the same.
+    """
+    seen = []
+    for entry in ("0.0", "1.0"):
+        (tmp_path / entry).mkdir()
+        found = company(
+            "bank", "clinic", more="record_views = true\nrecord_words = true\n", base=tmp_path / entry
+        )
+        table = found.base / "bank" / "table.csv"
+        title, *rows = table.read_text().splitlines()
+        cells = [row.split(",") for row in rows]
+        rows = [",".join([row[0], *([entry] * (len(row) - 2)), row[-1]]) for row in cells]
+        table.write_text("\n".join([title, *rows]) + "\n")
+        found.start(kind="shifting", cheater="clinic")
+        said = found.finish()
+        assert "clinic does not follow the protocol: an opened residual" in said["bank"], said
+        assert "diverged" not in said["bank"] and "finite" not in said["bank"]
+        view = View(found.base / "bank" / "run" / "views" / "bank")
+        sent = sorted((each.receiver, each.kind) for each in view.messages() if each.receiver == "clinic")
+        ends = found.running["bank"].returncode, found.totals("bank"), found.kept("bank")
+        seen.append((said["bank"].partition("clinic does not")[2], sent, *ends))
+    assert seen[0] == seen[1] and len(seen[0][1]) > 8
+
+
+ROOM = {"more": "record_views = true\nbudget_epsilon = 16.0\n", "epsilon": 16.0}
+"""Room for iterations that are counted again."""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_when_it_knows_the_coin_comes_back_to_a_new_session(company):
+    found = company("bank", "clinic", **ROOM)
+    found.start(kind="dies", cheater="clinic")
+    assert found.running["clinic"].wait(timeout=SECONDS) == 7
+    found.start("clinic")
+    said = found.finish()
+    assert not any(process.returncode for process in found.running.values()), said
+    assert found.totals("bank") == 5 and found.kept("bank") == 4 + 1 and found.sessions("bank") == 3
+
+
+@pytest.mark.slow
+def test_a_process_that_comes_back_with_longer_rows_is_named(company):
+    """Its rows were proved, it died when it knew a coin, and what it brings to the next session is long."""
+    found = company("bank", "clinic", **ROOM)
+    found.start(kind="dies", cheater="clinic")
+    assert found.running["clinic"].wait(timeout=SECONDS) == 7
+    found.start("clinic", kind="too-long", cheater="clinic")
+    said = found.finish()
+    assert "clinic does not follow the protocol" in said["bank"], said
+    assert "longer than declared" in said["bank"] or "out of range" in said["bank"], said
+    assert all(process.returncode for process in found.running.values()), said
+    assert found.totals("bank") == 2 and found.kept("bank") == 1
+
+
+@pytest.mark.slow
+def test_after_a_cheat_the_same_commands_go_on_with_a_new_session(company):
+    """The burnt session's total is counted and enters nothing; the last total that is kept is a test's."""
+    found = company("bank", "clinic", **ROOM)
+    found.start(kind="shifting", cheater="clinic")
+    said = found.finish()
+    assert "clinic does not follow the protocol" in said["bank"], said
+    assert found.totals("bank") == 2 and found.kept("bank") == 1 and found.sessions("bank") == 1
+    found.start()
+    said = found.finish()
+    assert not any(process.returncode for process in found.running.values()), said
+    assert (found.base / "bank" / "run" / "result.json").is_file()
+    assert found.totals("bank") == 5 and found.kept("bank") == 4 + 1 and found.sessions("bank") == 3

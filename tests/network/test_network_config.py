@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import tomllib
@@ -269,11 +270,30 @@ GOOD = Plan(algorithm="vafl", sigma=2.0, budget_epsilon=4.0, delta=1e-5)
         ({"epsilon": float("inf")}, {"budget_epsilon": 0.0, "sigma": 0.0}, ""),
         ({"dealer": "other"}, {"algorithm": "sealed"}, "dealer would deal; accepted is other"),
         ({"adversary": "malicious"}, {"algorithm": "sealed"}, "malicious ones are asked for"),
+        ({}, {"algorithm": "sealed", "settings": {"protect": "label"}}, 'add: protect = "label"'),
+        ({"protect": "label"}, {"algorithm": "sealed", "settings": {"protect": "features"}}, "labels are"),
+        ({"protect": "features"}, {"algorithm": "sealed", "settings": {"protect": "features"}}, ""),
+        ({"collusion": 2}, {}, "withstands 1 that pool what they see; 2 are asked for"),
+        ({"collusion": 2}, {"collusion": 2}, ""),
     ],
 )
 def test_acceptance_objects(rules, plan, says):
     found = replace(CAREFUL, **rules).objection(agreed(GOOD.with_changes(**plan)), "clinic")
     assert says in found and bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(("price", "says"), [(4.0, ""), (4.1, "4.1; at most 4"), (math.inf, "infinite; at")])
+def test_what_counts_is_the_price_of_the_own_records(price, says):
+    """A plan's budget may be about labels alone, and the party's own features be free for all."""
+    asked = replace(agreed(GOOD), forecast={"clinic": {"bank": price}, "bank": {"clinic": math.inf}})
+    found = CAREFUL.objection(asked, "clinic")
+    assert says in found and bool(says) == bool(found)
+
+
+def test_a_holder_of_labels_alone_states_its_rules_too():
+    outline = replace(OUTLINE, parties=("bank",), widths=(1,), bounds=(None,), label_holder="clinic")
+    asked = replace(agreed(GOOD), outline=outline)
+    assert "[accept] does not say epsilon" in replace(CAREFUL, epsilon=None).objection(asked, "clinic")
 
 
 INVITED = Invitation(
@@ -449,7 +469,7 @@ def test_organisations_train_on_their_descriptions(folder):
     clinic = Member(read_party_config(written(folder, text + "[accept]\n" + ACCEPT)))
 
     async def together():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await asyncio.gather(bank.run(), clinic.run())
 
     result, _ = asyncio.run(together())

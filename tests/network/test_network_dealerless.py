@@ -79,7 +79,7 @@ def test_members_with_other_tables_sign_nothing(tmp_path):
     bank = _with_table(OtherTables, federation.server, federation.tables["bank"])
 
     async def both():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await asyncio.gather(bank.run(), federation.member("clinic").run(), return_exceptions=True)
 
     found = asyncio.run(both())

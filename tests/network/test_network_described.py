@@ -190,36 +190,68 @@ def test_an_outline_that_changes_somebodys_columns_is_refused(tmp_path):
         share(outline(**changes, described=(None,)), "shop", own, range(10))
 
 
-def test_the_page_on_described_files_works(tmp_path: Path, capfd) -> None:
-    """Its blocks, word by word: three processes from two CSV files to a joint audit that holds."""
-    address = f"127.0.0.1:{free_port()}"
-    text = PAGE.with_name("network-scorecard.md").read_text(encoding="utf-8")
-    page = text.replace("127.0.0.1:8750", address)
-    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    (tables,) = [code for kind, code in blocks if kind == "python"]
-    certificates, auditing = [code for kind, code in blocks if kind == "sh"]
-    (tmp_path / "tables.py").write_text(tables)
-    with contextlib.chdir(tmp_path):
-        run_program(tmp_path / "tables.py")
-        run_shell(certificates)
-    files = ("bank/data.toml", "bank/server.toml", "shop/data.toml", "shop/party.toml", "dealer/party.toml")
-    for name, (_, code) in zip(files, [b for b in blocks if b[0] == "toml"], strict=True):
-        (tmp_path / name).write_text(code)
-    commands = {"bank": "serve --config server.toml", "shop": "join --config party.toml"}
-    commands["dealer"] = commands["shop"]
-    running = {
-        name: Command(code.split(), tmp_path / name, tmp_path / f"{name}.out")
-        for name, code in commands.items()
-    }
-    try:
-        for name, process in running.items():
-            assert process.wait(timeout=240) == 0, (tmp_path / f"{name}.out").read_text()
-    finally:
-        for process in running.values():
-            process.kill()
-    test = json.loads((tmp_path / "bank" / "run" / "result.json").read_text())["test"]
+class CardPage:
+    """The page's commands in a folder, run word by word: first two organisations, then with a dealer."""
+
+    FILES = ("bank/data.toml", "bank/server.toml", "shop/data.toml", "shop/party.toml")
+
+    def __init__(self, folder: Path, *, dealt: bool) -> None:
+        text = PAGE.with_name("network-scorecard.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"```(\w+)\n(.*?)```", text.replace(":8750", f":{free_port()}"), re.DOTALL)
+        by_kind = {kind: [code for each, code in blocks if each == kind] for kind, _ in blocks}
+        certificates, serve, join, audited, admitted, deal, checked = by_kind["sh"]
+        *tomls, named, dealer = by_kind["toml"]
+        self.folder, self.audited = folder, checked if dealt else audited
+        self.commands = {"bank": serve, "shop": join} | ({"dealer": deal} if dealt else {})
+        (folder / "tables.py").write_text(*by_kind["python"])
+        with contextlib.chdir(folder):
+            run_program(folder / "tables.py")
+            run_shell(certificates + (admitted if dealt else ""))
+        for name, code in zip(self.FILES, tomls, strict=True):
+            (folder / name).write_text(code)
+        if dealt:
+            self._edit("bank/server.toml", re.findall(r"`(run = .*?|folder = .*?)`", text), named)
+            self._edit(
+                "shop/party.toml", re.findall(r"`((?:run|folder|members|dealer|adversary) = .*?)`", text)
+            )
+            (folder / "dealer" / "party.toml").write_text(dealer)
+
+    def _edit(self, name: str, lines: list[str], added: str = "") -> None:
+        """Changes a file as the text says."""
+        content = (self.folder / name).read_text()
+        for line in lines:
+            content, changes = re.subn(f"^{line.split()[0]} = .*$", line, content, flags=re.MULTILINE)
+            assert changes == 1, line
+        (self.folder / name).write_text(f"{content}\n{added}")
+
+    def run(self) -> None:
+        running = {
+            name: Command.line(code, self.folder, self.folder / f"{name}.out")
+            for name, code in self.commands.items()
+        }
+        try:
+            for name, process in running.items():
+                assert process.wait(timeout=240) == 0, (self.folder / f"{name}.out").read_text()
+        finally:
+            for process in running.values():
+                process.kill()
+
+
+@pytest.mark.parametrize("dealt", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_page_on_described_files_works(tmp_path: Path, capfd, dealt: bool) -> None:
+    """Its blocks, word by word: separate processes from two CSV files to a joint audit that holds."""
+    page = CardPage(tmp_path, dealt=dealt)
+    page.run()
+    run = tmp_path / "bank" / ("checked" if dealt else "run")
+    test = json.loads((run / "result.json").read_text())["test"]
     assert test["se"] > 0 and test["accuracy"] is None
     with contextlib.chdir(tmp_path):
-        run_shell(auditing)
-    (report,) = (tmp_path / "joint").glob("audits/*/report.json")
-    assert json.loads(report.read_text())["verdict"] == "holds"
+        run_shell(page.audited.replace("--attacks none", "--attacks none --canaries -1"))
+    (found,) = tmp_path.glob("joint*/audits/*/report.json")
+    report = json.loads(found.read_text())
+    assert report["verdict"] == "holds"
+    assert {each["verdict"] for each in report["findings"]} == {"holds"}  # every path was tested
+    cells = [cell for row in report["owners"].values() for cell in row["observers"].values()]
+    assert set(report["owners"]) == {"bank", "shop"} and all(cell["epsilon_upper"] <= 1.0 for cell in cells)
+    said = (tmp_path / "shop.out").read_text()
+    assert f"members are   {'malicious' if dealt else 'semi-honest'}" in said

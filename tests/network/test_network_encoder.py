@@ -54,7 +54,7 @@ def test_the_model_is_the_one_of_a_single_process(tmp_path, killed):
         if killed:
             victim: Process = found["clinic"]
             victim.crash_in_phase("epoch", 3)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await victim.crashed.wait()
             await victim.crash()
             victim.start()

@@ -6,11 +6,12 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,7 +168,7 @@ def test_whoever_is_away_too_long_stops_the_run_and_all_go_on_later(tmp_path):
         for each in found.values():
             each.start()
         found["clinic"].crash_in_phase("epoch", 4)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await found["clinic"].crashed.wait()
             await found["clinic"].crash()
             tasks = [found["bank"].task, found["shop"].task]
@@ -198,7 +199,7 @@ def test_a_party_that_breaks_the_rules_towards_another_ends_the_run_at_once(tmp_
         found = processes(federation)
         for each in found.values():
             each.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while found[liar].node.part != "epoch":
                 await asyncio.sleep(0.005)
             found[liar].node.mesh.sessions[peer].post(Kind.DATA, bytes(64))
@@ -233,7 +234,7 @@ def test_no_crash_overruns_a_budget(tmp_path, victim):
             process = found[victim]
             process.crashed.clear()
             process.crash_in_phase("epoch", 3)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 crashed = asyncio.create_task(process.crashed.wait())
                 await asyncio.wait({crashed, process.task}, return_when=asyncio.FIRST_COMPLETED)
             if process.task.done():
@@ -243,34 +244,35 @@ def test_no_crash_overruns_a_budget(tmp_path, victim):
         return found, await finish(found)
 
     found, results = asyncio.run(play())
-    check_ledgers(federation, found, more=7)
+    # Each of the six crashes may lose what was written and had not left: at the bank that is one entry for
+    # each of the two parties, which are written together.
+    check_ledgers(federation, found, more=7 if victim == "clinic" else 12)
     for name in ("clinic", "shop"):
         spent = results[name]["privacy"][name]
         assert 0 < spent["epsilon"] <= 1.0
 
 
-@pytest.mark.parametrize("step", ["met", "confirmed", "epoch", "done", "final", "finished"])
-@pytest.mark.parametrize(
-    ("algorithm", "victim", "changes"),
-    [
-        ("vafl", "clinic", {"sigma": 50.0, "clip": 1.0}),
-        ("vafl", "bank", {}),
-        ("fdml", "shop", {"protocol": "pairwise"}),
-        ("fdml", "clinic", {"protocol": "bfv"}),  # has the key
-        ("fdml", "bank", {"protocol": "bfv"}),  # adds
-        ("sealed", "dealer", {"sigma": 4.0}),
-        ("sealed", "clinic", {"sigma": 4.0}),
-    ],
-    ids=[
-        "vafl-clinic",
-        "vafl-bank",
-        "pairwise-shop",
-        "encrypted-clinic",
-        "encrypted-bank",
-        "sealed-dealer",
-        "sealed-clinic",
-    ],
-)
+KINDS = {
+    "vafl-clinic": ("vafl", "clinic", {"sigma": 50.0, "clip": 1.0}),
+    "vafl-bank": ("vafl", "bank", {}),
+    "pairwise-shop": ("fdml", "shop", {"protocol": "pairwise"}),
+    "encrypted-clinic": ("fdml", "clinic", {"protocol": "bfv"}),  # has the key
+    "encrypted-bank": ("fdml", "bank", {"protocol": "bfv"}),  # adds
+    "sealed-dealer": ("sealed", "dealer", {"sigma": 4.0}),
+    "sealed-clinic": ("sealed", "clinic", {"sigma": 4.0}),
+}
+STEPS = ("met", "confirmed", "epoch", "done", "final", "finished")
+
+
+def kinds_and_steps() -> Iterator[Any]:
+    """Every kind in every step; always the steps in which a protocol's machines are at work."""
+    for name, kind in KINDS.items():
+        for step in STEPS:
+            always = kind[0] == "vafl" or step in ("epoch", "final")
+            yield pytest.param(*kind, step, id=f"{name}-{step}", marks=() if always else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("algorithm", "victim", "changes", "step"), list(kinds_and_steps()))
 def test_every_kind_of_protocol_goes_on_after_a_crash(tmp_path, algorithm, victim, changes, step):
     settings = plan(algorithm, **changes)
     federation = Federation(tmp_path, settings, helpers=find_algorithm(algorithm).helpers)
@@ -359,11 +361,11 @@ def test_whoever_fails_while_a_phase_is_given_up_ends_the_run(tmp_path):
         shop = found["shop"].node
         shop._abort = partial(_fail, "no space left")
         within("epoch", 2)(found["clinic"])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await found["clinic"].crashed.wait()
         await found["clinic"].crash()
         found["clinic"].start()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(240):
             with pytest.raises(ProtocolError, match="shop stops: its folder cannot be used or written"):
                 await found["bank"].task
         found["clinic"].task.cancel()

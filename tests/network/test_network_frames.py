@@ -50,7 +50,7 @@ def changed(offset: int, value: bytes) -> bytes:
         (b"", "0 bytes"),
         (changed(0, b"")[:23], "23 bytes"),
         (changed(0, b"SVFL"), "not a securevfl frame"),
-        (changed(4, b"\x07"), "speaks version 7 of the network protocol, this side 2: upgrade the older"),
+        (changed(4, b"\x07"), "speaks version 7 of the network protocol, this side 3: upgrade the older"),
         (changed(5, b"\x00"), "unknown kind 0"),
         (changed(5, b"\x08"), "unknown kind 8"),
         (changed(6, b"\x01"), "unknown kind"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import Federation
+from cryptography.hazmat.primitives import serialization
+from federation import Federation, identities
 from test_network_transport import Attacker, refusal, waiting
 from typer.testing import CliRunner
 
 from securevfl.cli import app
 from securevfl.errors import CertificateError
 from securevfl.network import identity
+from securevfl.network.api import load_own
 from securevfl.network.authority import create_authority, issue, load_authority, revoke
 from securevfl.network.identity import PASSPHRASE, load_identity
 from securevfl.network.relay import Introducer
@@ -88,9 +92,6 @@ def revoked(consortium: Path, *names: str, to: str) -> None:
 
 
 def test_a_revoked_organisation_is_refused_at_the_door(consortium: Path, tmp_path: Path) -> None:
-    import asyncio
-    from dataclasses import replace
-
     revoked(consortium, "clinic", to="bank")
     clinic = load_identity(consortium / "clinic")  # it has not heard of it
 
@@ -100,9 +101,7 @@ def test_a_revoked_organisation_is_refused_at_the_door(consortium: Path, tmp_pat
         async with waiting(federation) as node:
             attacker = Attacker(federation, clinic)
             try:
-                call = attacker.open()
-                await call.write(attacker.hello())
-                found = await refusal(call)
+                found = await refusal(attacker.open(attacker.hello()))
             finally:
                 await attacker.close()
             assert not node.mesh.sessions["clinic"].connected
@@ -120,6 +119,25 @@ def test_a_revoked_organisation_cannot_be_introduced_by_others(consortium: Path)
     revoked(consortium, "clinic", to="clinic")
     with pytest.raises(CertificateError, match="clinic is revoked"):
         load_identity(consortium / "clinic")
+
+
+def test_a_revoked_coordinator_is_refused_by_those_who_dial_it(consortium: Path, tmp_path: Path) -> None:
+    """TLS knows of no list; the coordinator introduces itself before anybody is asked anything."""
+    federation = Federation(
+        tmp_path / "run", Plan(algorithm="vafl", unprotected=True), parties=("bank", "clinic")
+    )
+    federation.server = replace(federation.server, identity=load_identity(consortium / "bank"))
+    revoked(consortium, "bank", to="clinic")
+    config = replace(federation.members["clinic"], identity=load_identity(consortium / "clinic"))
+    federation.members["clinic"] = config
+
+    async def play() -> Any:
+        async with waiting(federation):
+            return (await asyncio.gather(federation.member("clinic").run(), return_exceptions=True))[0]
+
+    found = asyncio.run(play())
+    assert isinstance(found, CertificateError) and "certificate of bank is revoked" in str(found), found
+    assert not (tmp_path / "run" / "clinic" / "ledger").exists()
 
 
 def test_a_list_is_the_authoritys_and_not_too_old(consortium: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +167,24 @@ def test_the_command_adds_to_the_list(consortium: Path) -> None:
     assert "1 certificates are revoked" in run(consortium / "clinic" / "clinic.pem", *folder)
     assert '"revoked": 2' in run(consortium / "bank" / "bank.pem", *folder, "--json")
     assert "2 certificates are revoked" in run(*folder)  # renewed as it is
+
+
+def test_a_key_on_its_way_to_tls_is_never_open_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's TLS reads keys from files alone; whoever finds that file later cannot open it."""
+    seen = []
+
+    class Spy:
+        def load_cert_chain(self, name: str, password: str) -> None:
+            seen.append((Path(name).read_bytes(), Path(name).stat().st_mode & 0o777, Path(name), password))
+
+    load_own(Spy(), identities()["bank"])  # type: ignore[arg-type]
+    ((content, mode, path, password),) = seen
+    assert mode == 0o600 and not path.exists() and len(password) == 64
+    assert b"BEGIN ENCRYPTED PRIVATE KEY" in content and b"BEGIN PRIVATE KEY" not in content
+    opened = serialization.load_pem_private_key(content, password.encode())
+    assert (
+        opened.private_numbers()
+        == serialization.load_pem_private_key(  # type: ignore[union-attr]
+            identities()["bank"].key_pem, None
+        ).private_numbers()
+    )  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -20,14 +21,16 @@ from federation import ACCEPT_EVERYTHING, free_port, tables, together
 
 from securevfl import Plan, train
 from securevfl.algorithms import find_algorithm
-from securevfl.algorithms.channels import SUMS
 from securevfl.data.share import OwnTable
 from securevfl.network.authority import create_authority, issue
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import View, read_heads
+from securevfl.settings.protocols import PROTOCOLS as SUMS
 
 PARTIES = ("bank", "clinic", "shop")
 KILLS = 4
+SECONDS = 400
+"""That processes may take to begin, or to go on, on a busy machine."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "vafl": ("vafl", {"sigma": 20.0, "budget_epsilon": 8.0, "delta": 1e-3}),
     "two-tree": ("vafl-sync", {"protocol": "two-tree"}),
@@ -45,6 +48,24 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NO_MESSAGE = ("contributions", "scale")
 """Entries that are not of a message: who passes values on, and the second half of a sealed preparation."""
+WATCH = """
+import os
+from securevfl.protocols.sealed.correlations import PoolMachine
+drawn, keep = os.urandom, PoolMachine._keep
+file = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def note(secret):
+    os.write(file, secret.hex().encode() + b"\\n")
+    return secret
+def kept(machine, number):
+    made, _ = machine._open[number]
+    for words in (made.factors, made.products, made.blind, made.received, made.noise):
+        note(words.tobytes()[:32])
+    keep(machine, number)
+os.urandom, PoolMachine._keep = lambda count: note(drawn(count)), kept
+"""
+"""Runs at the start of a process: tells the test every seed and the beginning of every correlation."""
+SERIALISED = bytes.fromhex("5ea11004")
+"""How keys and ciphertexts begin. Public keys alone, which views may keep, are larger than 400,000 bytes."""
 PHASES = (("joining", 0), ("prepare", 0), ("epoch", 1), ("evaluate", 1), ("epoch", 2), ("final", 3))
 
 
@@ -58,6 +79,7 @@ class Company:
             plan = plan.with_changes(settings={"dealer": "dealer"})
         self.folder, self.parties, self.names = folder, parties, (*parties, *helpers)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.alone = getattr(plan.settings, "dealer", "") == "none"
         self.tables = tables(parties, rows=80)
         issue(create_authority(folder / "ca", name="test"), self.names, out=folder)
         address = f"127.0.0.1:{free_port()}"
@@ -66,6 +88,8 @@ class Company:
             if name in self.tables:
                 write_table(folder / name / "table.csv", self.tables[name])
         (folder / "bank" / "plan.toml").write_text(plan.to_toml())
+        (folder / "watch").mkdir()
+        (folder / "watch" / "sitecustomize.py").write_text(WATCH)
 
     def _write_config(self, name: str, address: str, views: bool) -> None:
         lines = ['run = "kill"', 'certificates = "."', 'folder = "run"']
@@ -84,18 +108,50 @@ class Company:
 
     def start(self, name: str) -> None:
         command = [str(Path(sys.executable).parent / "securevfl"), "serve" if name == "bank" else "join"]
+        places = {place: self.folder / name / place for place in ("temporary", "here")}
+        for place in places.values():
+            place.mkdir(exist_ok=True)
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(places["temporary"]),
+            "PYTHONPATH": str(self.folder / "watch"),
+            "WATCHED": str(self.folder / "watch" / name),
+        }
         with (self.folder / f"{name}.out").open("ab") as file:
             self.running[name] = subprocess.Popen(
                 [*command, "--config", str(self.folder / name / "config.toml")],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                cwd=places["here"],
+                env={**os.environ, **own},
             )
+
+    def check_files(self) -> int:
+        """Without a dealer no file of anybody, temporary ones too, holds a key, seed or mask; of how many."""
+        if not self.alone:
+            return 0
+        watched = [path for name in self.names if (path := self.folder / "watch" / name).exists()]
+        secrets = {line for path in watched for line in path.read_text().split() if len(line) >= 32}
+        for name in self.names:
+            for path in (path for path in (self.folder / name).rglob("*") if path.is_file()):
+                content = path.read_bytes()
+                sizes = [int.from_bytes(content[at + 8 : at + 16], "little") for at in places_of(content)]
+                assert all(size > 400_000 for size in sizes), (path, sizes)
+                found = [
+                    each for each in secrets if bytes.fromhex(each) in content or each.encode() in content
+                ]
+                assert not found, path
+        return len(secrets)
 
     def progress(self, name: str) -> int:
         """Grows with everything that an organisation writes down."""
-        files = [path for path in (self.folder / name / "run").rglob("*") if path.is_file()]
-        return len(files) + sum(path.read_bytes().count(b"\n") for path in files if path.suffix == ".jsonl")
+        while True:
+            try:
+                files = [path for path in (self.folder / name / "run").rglob("*") if path.is_file()]
+                lines = (path.read_bytes().count(b"\n") for path in files if path.suffix == ".jsonl")
+                return len(files) + sum(lines)
+            except FileNotFoundError:  # an old checkpoint was deleted meanwhile
+                continue
 
     def phases(self, name: str) -> set[tuple[str, int]]:
         """The phases that an organisation's process has begun, of which epoch."""
@@ -127,6 +183,11 @@ class Company:
             process.wait()
 
 
+def places_of(content: bytes) -> list[int]:
+    """Where keys and ciphertexts begin."""
+    return [found.start() for found in re.finditer(re.escape(SERIALISED), content)]
+
+
 def write_table(path: Path, table: OwnTable) -> None:
     labels = table.labels
     head = ["id", *(f"x{i}" for i in range(table.block.shape[1])), *([] if labels is None else ["y"])]
@@ -143,7 +204,7 @@ def kill_at_random(company: Company, chance: random.Random) -> int:
     for turn in range(KILLS):
         name = company.names[turn % len(company.names)]
         goal = company.progress(name) + chance.randrange(40)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + SECONDS
         while company.progress(name) < goal and company.running[name].poll() is None:
             assert time.monotonic() < deadline, f"{name} hangs: {company.said(name)}"
             time.sleep(0.01)
@@ -161,7 +222,7 @@ def kill_in_every_phase(company: Company, victim: str) -> int:
     """Kills one organisation once in each phase, a little later in each, and starts it again."""
     killed = 0
     for number, (phase, epoch) in enumerate(PHASES):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + SECONDS
         while (phase, epoch) not in company.phases(victim):
             assert time.monotonic() < deadline, f"no {phase} of {epoch}: {company.said(victim)}"
             assert company.running[victim].poll() is None, company.said(victim)
@@ -169,6 +230,7 @@ def kill_in_every_phase(company: Company, victim: str) -> int:
         time.sleep(0.005 * number)
         if company.running[victim].poll() is None:
             company.kill(victim)
+            company.check_files()
             killed += 1
             (company.folder / victim / "run.log").unlink()
             company.restart(victim)
@@ -277,6 +339,8 @@ def test_a_kill_in_every_phase_of_every_protocol(tmp_path, protocol, victim):
     finally:
         company.stop()
     assert killed >= len(PHASES) - 1  # the last phase is short
+    searched = company.check_files()
+    assert searched > 20 or not company.alone
     check_ledgers(company)
     results = {
         name: json.loads((company.folder / name / "run" / "result.json").read_text())

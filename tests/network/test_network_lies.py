@@ -90,7 +90,7 @@ def run(folder: Path, **changes: object) -> tuple[dict[str, Process], dict[str, 
         for each in found.values():
             each.start()
         sent = {name: watched(each) for name, each in found.items()}
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             done = await asyncio.gather(*(each.task for each in found.values()), return_exceptions=True)
         return found, dict(zip(found, done, strict=True)), sent
 

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import EVERYTHING, Federation, free_port
+from federation import EVERYTHING, Federation, free_port, routes
 from test_network_config import OUTLINE
 from test_network_page import PAGE, Page, everybody
 
 from securevfl import load_run
 from securevfl.accountants.modes import privacy_matrix
+from securevfl.attacks.source import Source
+from securevfl.auditing.predicted import Predicted
+from securevfl.auditing.verdicts import Verdict
 from securevfl.cli import main
 from securevfl.data.share import OwnTable
 from securevfl.errors import (
@@ -41,7 +44,7 @@ from securevfl.models import load_module
 from securevfl.network.agreement import Proposal, commitments
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.folders import commitment, gather
+from securevfl.network.folders import commitment, gather, load_truth
 from securevfl.network.member import Member
 from securevfl.network.prediction import PredictionPurpose
 from securevfl.privacy.ledger import read_ledger, read_records
@@ -117,7 +120,7 @@ class Prediction:
         """Runs everybody, or what is given instead; organisation -> result or error."""
 
         async def all_of_them() -> list[Any]:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 return await asyncio.gather(*(node.run() for node in nodes.values()), return_exceptions=True)
 
         nodes = self.nodes() | given
@@ -172,19 +175,18 @@ def said(results: Mapping[str, Any], text: str) -> bool:
 # -- scores -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("direct", [False, True], ids=["relayed", "direct"])
-@pytest.mark.parametrize(
-    ("algorithm", "protocol"),
-    [
-        ("vafl-sync", "plain"),
-        ("vafl-sync", "two-tree"),
-        ("vafl-sync", "bfv"),
-        ("vafl", "pairwise"),
-        ("flex", "plain-tree"),
-        ("fdml", "ckks"),
-        ("fsgd", "two-tree"),
-    ],
-)
+SCORED = [
+    ("vafl-sync", "plain"),
+    ("vafl-sync", "two-tree"),
+    ("vafl-sync", "bfv"),
+    ("vafl", "pairwise"),
+    ("flex", "plain-tree"),
+    ("fdml", "ckks"),
+    ("fsgd", "two-tree"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "protocol", "direct"), routes(SCORED, {1, 3}))
 def test_scores_are_those_of_the_same_model_in_one_process(tmp_path, algorithm, protocol, direct):
     federation = trained(tmp_path, PLAN.with_changes(algorithm=algorithm, protocol=protocol), direct=direct)
     blocks, ids = new_rows(federation.names), strangers()
@@ -234,6 +236,27 @@ def test_an_encoder_of_its_own(tmp_path):
     run = load_run(tmp_path / "joint", encoders={"clinic": torch.nn.Linear(3, 4, bias=False)})
     found = [prediction.scores()[each][0] for each in strangers()]
     np.testing.assert_allclose(found, run.predict(blocks, ids=strangers()), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PLAN.with_changes(sigma=1.0, unprotected=False),
+        PLAN.with_changes(sigma=1.0, unprotected=False, protocol="two-tree"),
+        Plan(algorithm="sealed", epochs=1, scaling="none", epsilon=8.0),
+    ],
+    ids=["plain", "two-tree", "sealed"],
+)
+def test_a_joint_audit_recomputes_what_was_predicted(tmp_path, plan):
+    helpers = ("dealer",) if plan.algorithm == "sealed" else ()
+    federation = trained(tmp_path, plan.with_changes(record_views=True), helpers=helpers)
+    fine(Prediction(federation, new_rows(federation.names, 80), strangers(80)).run())
+    joint = tmp_path / "joint"
+    gather([tmp_path / name for name in federation.names if name != "dealer"], joint)
+    predicted = Predicted(Source(joint, load_truth(joint, federation.tables)))
+    found = predicted.findings(dict.fromkeys(predicted.tests, 1e-9))
+    assert {f.promise for f in found} == {"clinic against bank", "shop against bank"}
+    assert {f.verdict for f in found} == {Verdict.HOLDS}, found
 
 
 def test_a_model_of_sums_above_a_threshold(tmp_path):
@@ -569,7 +592,7 @@ def test_training_and_predicting_do_not_mix(tmp_path):
     async def meet(coordinator: Any, member: Any) -> Any:
         waiting = asyncio.create_task(coordinator.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 return await asyncio.gather(member.run(), return_exceptions=True)
         finally:
             waiting.cancel()
@@ -607,7 +630,7 @@ def test_a_party_dies_while_predicting_and_all_start_again(tmp_path):
             asyncio.create_task(node.run())
             for node in (prediction.coordinator(), clinic, prediction.member("shop"))
         ]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await dead.wait()
             clinic.mesh.tell = lambda *_, **__: None
             tasks[1].cancel()
@@ -641,7 +664,7 @@ def test_a_party_that_starts_anew_does_not_pay_again_by_itself(tmp_path):
             asyncio.create_task(node.run()) for node in (prediction.coordinator(), prediction.member("shop"))
         ]
         first = asyncio.create_task(clinic.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await dead.wait()
             clinic.mesh.tell = lambda *_, **__: None
             first.cancel()
@@ -664,7 +687,7 @@ def test_a_party_that_dies_before_anything_left_may_come_back(tmp_path):
         nodes = prediction.coordinator(), prediction.member("shop")
         others = [asyncio.create_task(node.run()) for node in nodes]
         first = asyncio.create_task(clinic.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await dead.wait()
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
@@ -713,7 +736,7 @@ def test_the_coordinator_dies_while_predicting(tmp_path):
         bank.purpose.build, bank._stop = never_ending, nothing
         members = [asyncio.create_task(prediction.member(name).run()) for name in ("clinic", "shop")]
         first = asyncio.create_task(bank.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await dead.wait()
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)

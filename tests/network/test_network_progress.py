@@ -31,7 +31,7 @@ def followed(
         node.on_progress = told.setdefault(name, []).append
 
     async def play() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             await asyncio.gather(*(node.run() for node in nodes.values()))
 
     asyncio.run(play())
@@ -73,7 +73,7 @@ def test_a_restart_says_where_it_resumed(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await gone
         again = federation.member("clinic", say=said["clinic"].append)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             await asyncio.gather(again.run(), *tasks)
         return again.status()
 

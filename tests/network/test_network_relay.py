@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.errors import CertificateError, ProtocolError
+from securevfl.network.mesh import Mesh
 from securevfl.network.relay import Introducer, Introduction, PairCipher, read_introduction
 from securevfl.network.session import new_incarnation
 
@@ -162,3 +163,39 @@ def test_each_process_of_the_coordinator_passes_on_with_keys_of_its_own():
     assert there.open(now.seal(b"again")) == b"again"
     with pytest.raises(ProtocolError, match="comes back"):
         clinic.meet(shop.introduction, b"first")
+
+
+# -- where a peer says that it can be dialled ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "unix:/run/docker.sock",
+        "unix-abstract:x",
+        "dns://203.0.113.9/bank:443",
+        "dns:///bank:443",
+        "bank",
+        "bank:443/path",
+        "bank:443,clinic:443",
+        "user@bank:443",
+        "bank:443\n",
+        "bank:123456",
+    ],
+)
+def test_an_address_from_a_peer_is_a_host_and_a_port(address: str) -> None:
+    """gRPC would dial a local socket, or ask a name server that the peer chose."""
+    shown = Introducer(identities()["shop"], run="test", incarnation=new_incarnation(), address=address)
+    with pytest.raises(CertificateError, match=r"an address that is not host:port$"):
+        shown.introduction.check("test", identities()["clinic"])
+
+
+@pytest.mark.parametrize("address", ["unix:8750", "bank.example:8750", "127.0.0.1:1", "[::1]:8750", ""])
+def test_what_looks_like_a_scheme_is_dialled_as_a_host(address: str) -> None:
+    shown = Introducer(identities()["shop"], run="test", incarnation=new_incarnation(), address=address)
+    shown.introduction.check("test", identities()["clinic"])
+    mesh = Mesh(identities()["clinic"], run="test", coordinator="bank", others=("bank", "shop"))
+    dialled: list[tuple[str, str]] = []
+    mesh.transport.dial = lambda *given: dialled.append(given)  # type: ignore[method-assign, assignment]
+    mesh._connect_to(shown.introduction)
+    assert dialled == ([("shop", f"dns:///{address}")] if address else [])

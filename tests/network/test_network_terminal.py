@@ -32,7 +32,7 @@ def asked(act: Callable[[], None]) -> bool:
 
     async def play() -> bool:
         asyncio.get_running_loop().call_later(0.05, act)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             return await network._ask(QUESTION)
 
     return asyncio.run(play())
@@ -51,6 +51,12 @@ def asked(act: Callable[[], None]) -> bool:
 )
 def test_an_answer(terminal, typed, answer):
     assert asked(lambda: os.write(terminal, typed.encode())) is answer
+
+
+def test_what_was_typed_before_is_no_answer(terminal):
+    """A second y after the first question would take part in what nobody has read."""
+    os.write(terminal, b"y\ny\n")
+    assert not asked(lambda: os.write(terminal, b"n\n"))
 
 
 def test_an_interrupt_ends_the_question(terminal):

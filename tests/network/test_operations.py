@@ -120,7 +120,7 @@ def test_the_page_tells_every_metric_and_exit_code() -> None:
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
         return str(answer.read().decode())
 
 
@@ -143,7 +143,7 @@ def test_a_waiting_coordinator_can_be_watched_and_stopped(folders: Path) -> None
                 time.sleep(0.05)
         metrics = get(port, "/metrics")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert health["status"] == "ok" and health["organisation"] == "bank" and health["connected"] == 0

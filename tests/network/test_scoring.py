@@ -25,7 +25,8 @@ from test_network_predict import joint_predictions
 from securevfl.algorithms.sealed.exchange import SealedExchange
 from securevfl.algorithms.serving import Dispatcher
 from securevfl.errors import InputError, RunError, SecureVFLError
-from securevfl.network import api
+from securevfl.federation.site import Site
+from securevfl.network import api, service
 from securevfl.network.api import load_own
 from securevfl.network.config import ScoringConfig
 from securevfl.network.dispatcher import ServiceDispatcher
@@ -211,8 +212,8 @@ def test_a_retry_gets_the_same_bytes_and_costs_nothing(linear):
 )
 def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, wrote, monkeypatch):
     """The party dies with its entry written and nothing sent, the label holder wherever it can."""
-    scorers = Scorers(linear, timeout=0.5)
-    place, name = {"shop": (SealedExchange, "send"), "bank": (ServiceDispatcher, "_write_all")}.get(
+    scorers = Scorers(linear, timeout=3.0)
+    place, name = {"shop": (SealedExchange, "_sent"), "bank": (ServiceDispatcher, "_write_all")}.get(
         victim, (Dispatcher, "")
     )
     reached = asyncio.Event()
@@ -243,7 +244,9 @@ def test_whoever_dies_comes_back_and_nobody_is_scored_twice(linear, victim, wrot
         await scorers.ready()
         during = await _until_answered(scorers, "new0002", "new0003", key="during")
         again = await scorers.raw("new0001", key="before")
-        return [before, during, again, await scorers.raw("new0004"), away]
+        after = await scorers.raw("new0004")
+        assert scorers.services["bank"].dispatchers["test"].used == 4, "the quota goes by the ledger"
+        return [before, during, again, after, away]
 
     before, during, again, after, away = using(scorers, use)
     assert before == again and (during[0], after[0], away[0]) == (200, 200, 503)
@@ -390,7 +393,7 @@ async def _refused(scorers: Scorers, name: str = "shop") -> None:
     for each in scorers.configs:
         scorers.start(each)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await scorers.tasks[name]
     finally:
         for task in scorers.tasks.values():
@@ -399,14 +402,15 @@ async def _refused(scorers: Scorers, name: str = "shop") -> None:
 
 
 def test_an_organisation_that_is_away_and_a_queue_that_is_full(linear, monkeypatch):
-    scorers = Scorers(linear, queue=3, rounds=1, timeout=0.3)
+    scorers = Scorers(linear, queue=3, rounds=1, timeout=2.0)
 
     async def use() -> list[Any]:
         found = [await scorers.score("new0001")]
         dispatcher = scorers.services["bank"].dispatchers["test"]
         monkeypatch.setattr(dispatcher, "_rounds", 0)  # nobody is taken from the queue
         waiting = asyncio.create_task(scorers.raw("new0001", "new0002", "new0003", key="w"))
-        await asyncio.sleep(0.05)
+        while not dispatcher._queue:
+            await asyncio.sleep(0.01)
         full = await asyncio.to_thread(_plain_client, scorers.port, "new0004")
         late = await waiting
         monkeypatch.setattr(dispatcher, "_rounds", 1)
@@ -430,6 +434,24 @@ def test_an_organisation_that_is_away_and_a_queue_that_is_full(linear, monkeypat
     assert sorted(map(len, once_in_both(scorers))) == [1, 3]
 
 
+def test_the_end_waits_for_nobody_who_is_away(linear):
+    scorers = Scorers(linear, timeout=0.5)
+
+    async def use() -> Any:
+        found = await scorers.score("new0001")
+        await scorers.kill("shop")
+        while not scorers.services["bank"].dispatchers["test"].away():
+            await asyncio.sleep(0.01)
+        scorers.services["bank"].stop()
+        draining = json.loads((await scorers.get("/health"))[1])["models"]["test"]["draining"]
+        async with asyncio.timeout(60):
+            await asyncio.wait([scorers.tasks.pop("bank")])
+        return found[0], draining
+
+    assert using(scorers, use) == (200, True)
+    assert not any("inf s" in line for line in scorers.said)
+
+
 def _plain_client(port: int, identity: str) -> tuple[int, str | None, Any]:
     """Another program's client: that of the standard library."""
     request = urllib.request.Request(
@@ -438,7 +460,7 @@ def _plain_client(port: int, identity: str) -> tuple[int, str | None, Any]:
         headers={"Content-Type": "application/json", "Idempotency-Key": identity},
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, None, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -497,6 +519,28 @@ def test_a_disk_that_fills_while_serving_loses_nothing(linear, where, monkeypatc
     full = "the scores are kept" if where == "answers" else "is full"
     assert {"shop": "shop cannot write", "bank": "No space left"}.get(where, full) in line
     assert sorted(map(len, once_in_both(scorers))) == [1, 1]
+
+
+def test_a_disk_that_is_full_for_a_while_ends_no_service(linear, monkeypatch):
+    """What is written beside answers, every few seconds: heads of others' ledgers, and views."""
+    scorers, tried = Scorers(linear), []
+    monkeypatch.setattr(service, "OBSERVED", 0.01)
+
+    def failing(self: Any) -> None:
+        tried.append(self)
+        raise RunError("receipts/bank.json cannot be written: No space left on device")
+
+    async def use() -> list[Any]:
+        with monkeypatch.context() as full:
+            full.setattr(Site, "write_observed", failing)
+            while len(tried) < 20:
+                await asyncio.sleep(0.01)
+        scorers.said.append("-")
+        return [await scorers.score("new0001"), len(scorers.tasks)]
+
+    assert [found[0] if isinstance(found, tuple) else found for found in using(scorers, use)] == [200, 3]
+    during = scorers.said[: scorers.said.index("-")]
+    assert sum("the service goes on" in line for line in during) <= 3, "once at each organisation"
 
 
 # -- cheats -------------------------------------------------------------------------------------------------
@@ -570,7 +614,7 @@ def test_clients_elsewhere_show_certificates(linear):
                 scorers.services["bank"].dispatchers and scorers.services["bank"].dispatchers["test"].ready
             ):
                 await asyncio.sleep(0.02)
-            return await asyncio.wait_for(use(), 20)
+            return await asyncio.wait_for(use(), 240)
         finally:
             for task in scorers.tasks.values():
                 task.cancel()

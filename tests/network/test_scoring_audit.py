@@ -79,7 +79,7 @@ def _unnoted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _over_quota(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Quota, "check", lambda self, record, budget: None)
+    patch.setattr(Quota, "check", lambda self, *said: None)
     patch.setattr(ServiceDispatcher, "_promised", lambda self: -1000)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import random
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,7 @@ async def serve_and_kill(scoring: Any, company: Any) -> Clients:
             company.start(victim)
             await company.ready()
         clients.over = True
-        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        await asyncio.wait_for(asyncio.gather(*tasks), 300)
     finally:
         for task in tasks:
             task.cancel()
@@ -98,6 +100,56 @@ def test_scores_while_processes_are_killed(tmp_path: Path, monkeypatch: pytest.M
     assert bank == shop
     assert sum(len(rows) * times for rows, times in bank.items()) == len(clients.answers) == clients.asked
     assert len(clients.answers) > 100
+
+
+async def serve_and_fill(scoring: Any, company: Any) -> dict[str, bytes]:
+    """The files of one process, then of another, may not grow; later they may again."""
+    await company.ready()
+    client, answers, refused = scoring.Client(company.port), dict[str, bytes](), list[tuple[int, bytes]]()
+
+    async def ask(key: str) -> int:
+        status, body = await client.score([company.ids[int(key)]], key)
+        if status == 200:
+            assert answers.setdefault(key, body) == body
+        else:
+            refused.append((status, body))
+        return int(status)
+
+    assert await ask("0") == 200
+    for turn, victim in enumerate(("shop", "bank")):
+        process = company.running[victim].pid
+        length = (company.folder / victim / "run" / "ledger" / f"{victim}.jsonl").stat().st_size
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (length + 40, resource.RLIM_INFINITY))
+        keys = [str(3 * turn + each) for each in (1, 2, 3)]
+        for key in keys:
+            assert await ask(key) == 507
+        assert await ask("0") == 200  # what was answered before is still known
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        for key in keys:
+            assert await ask(key) == 200
+    client.close()
+    for _, body in refused:
+        assert "cannot" in json.loads(body)["error"], body  # one line that says whose disk it is
+    return answers
+
+
+@pytest.mark.slow
+def test_a_disk_of_a_real_process_that_fills_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    scoring = importlib.import_module("benchmarks.scoring")
+    company = scoring.Company(tmp_path, people=50, trained=400)
+    try:
+        company.train()
+        company.serve()
+        answers = asyncio.run(serve_and_fill(scoring, company))
+        company.stop()
+    finally:
+        company.end()
+    bank, shop = (company.scored(name) for name in ("bank", "shop"))
+    assert len(answers) == len(bank) == len(set(bank)) == 7
+    assert sorted(bank) == sorted(shop)
 
 
 @pytest.mark.slow

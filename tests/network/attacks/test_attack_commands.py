@@ -23,7 +23,6 @@ SEEN = {
     10: "clinic floods: ",
 }
 """What a victim's terminal says."""
-QUICK = 8
 
 
 def attack(*words: str) -> tuple[int, str]:
@@ -34,9 +33,8 @@ def attack(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=() if n == QUICK else pytest.mark.slow) for n in SEEN]
-)
+@pytest.mark.slow  # the same attacks are played in one process by the other files here
+@pytest.mark.parametrize("number", SEEN)
 def test_the_attack_fails_in_front_of_the_reader(number):
     code, said = attack(str(number))
     assert code == 0 and "the attack fails" in said.splitlines()[-1], said

@@ -167,6 +167,6 @@ def test_the_enforcer_is_what_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
 
     plan = Plan(algorithm="vafl-sync", epochs=1, batch=64, sigma=4.0, evaluate_every=0)
     monkeypatch.setattr(Enforcer, "begin", lambda self, part, epoch, back=None: None)
-    monkeypatch.setattr(Enforcer, "check_release", lambda self, record: None)
+    monkeypatch.setattr(Enforcer, "check_release", lambda self, *given: None)
     run = train(VerticalData.load("breast-cancer", parties=2), plan)
     assert run.privacy

@@ -96,13 +96,13 @@ class Consortium:
         """Everybody to the end: what the bank ends with, and what each party's terminal says."""
 
         async def attempt() -> Any:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 return (await asyncio.gather(bank.run(), return_exceptions=True))[0]
 
         processes = {name: self.join(name) for name in self.parties}
         try:
             ended = asyncio.run(attempt())
-            said = {name: process.communicate(timeout=40)[0] for name, process in processes.items()}
+            said = {name: process.communicate(timeout=300)[0] for name, process in processes.items()}
         finally:
             for process in processes.values():
                 process.kill()
