@@ -28,11 +28,10 @@ from securevfl.attacks.feature import FeatureAttack, prior_of
 from securevfl.attacks.reading import Floats, Moment, Rows, moments
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED
+from securevfl.settings.protocols import FACTS, HIDING
 
-OPEN = ("plain", "plain-tree")  # protocols that show products of single parties to somebody
 TOLERANCE = 1e-3  # a value counts as recovered within this much; scaled features have deviations near 1
 _EXPLAINED, _LATEST = 1e-6, 3
-_HALF_STEP = {"bfv": 2.0**-21, "ckks": 2.0**-21}  # all other sums round to 32 binary digits
 _CONDITION = 1e4  # equations that amplify rounding of 2^-24 by more than this say nothing sure
 
 
@@ -99,7 +98,7 @@ class ExactInference(LinearAttack):
 
     def misfit(self, info: Info) -> str:
         """Single products must be seen."""
-        if info.plan.protocol not in OPEN:
+        if info.plan.protocol in HIDING:
             return f"protocol {info.plan.protocol} hides the products of single parties"
         direct = any(info.received.get(kind) for kind in ("embedding", "plain.value", "tree.subtotal"))
         shared = info.seen.get("snapshot") and info.plan.fusion == "concat"
@@ -214,7 +213,7 @@ def _design(group: list[Moment], evidence: Evidence) -> Floats:
 def _rounding(totals: Floats, protocol: str) -> float:
     """How far rounding may have moved a total: on the protocol's ring, or as a short float on its way."""
     short = np.array_equal(totals, totals.astype(np.float32))
-    return max(_HALF_STEP.get(protocol, 2.0**-33), 2.0**-25 * float(np.abs(totals).max()) if short else 0.0)
+    return max(FACTS[protocol].rounding, 2.0**-25 * float(np.abs(totals).max()) if short else 0.0)
 
 
 class ReverseMultiplication(LinearAttack):
@@ -232,9 +231,9 @@ class ReverseMultiplication(LinearAttack):
             return f"the records of {info.owner}'s steps are not announced in this run"
         if info.plan.l2 > 0:
             return "weight decay moves the products besides the known step; it needs l2 = 0"
-        if info.plan.protocol in OPEN:
-            return ""
-        return f"protocol {info.plan.protocol} hides the products of single parties"
+        if info.plan.protocol in HIDING:
+            return f"protocol {info.plan.protocol} hides the products of single parties"
+        return ""
 
     def run(self, evidence: Evidence) -> Guess:
         """One equation per step of the owner on a known record between two products of the same records."""

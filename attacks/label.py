@@ -26,7 +26,7 @@ from securevfl.attacks.contract import (
     score_auc,
 )
 from securevfl.attacks.reading import (
-    Answers,
+    Answered,
     Floats,
     Rows,
     answers,
@@ -219,7 +219,7 @@ class DirectLabels(LabelAttack):
         return {"rows": rows, "guess": shares.argmax(axis=1)}
 
 
-def _as_classes(seen: Answers) -> Floats:
+def _as_classes(seen: Answered) -> Floats:
     """One column per class; a single logit's gradient is that of class 1 and minus that of class 0."""
     return np.hstack([-seen.gradients, seen.gradients]) if seen.gradients.shape[1] == 1 else seen.gradients
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from securevfl.attacks.contract import Evidence, Guess, Info, Need, Score, Truth, score_accuracy
 from securevfl.attacks.label import LabelAttack, known_labels
-from securevfl.attacks.reading import Answers, Floats, Rows, answers
+from securevfl.attacks.reading import Answered, Floats, Rows, answers
 from securevfl.attacks.rebuild import (
     cannot_rebuild,
     fresh_encoder,
@@ -213,14 +213,14 @@ class BatchLabelInversion(LabelAttack):
         return {"rows": rows, "guess": labels}
 
 
-def _first_visits(seen: Answers) -> Answers:
+def _first_visits(seen: Answered) -> Answered:
     """Whole batches with about the first `_VISITS` visits: early residuals are the largest and tell most."""
     last = seen.batch[min(_VISITS, len(seen.batch)) - 1]
     keep = seen.batch <= last
-    return Answers(seen.rows[keep], seen.batch[keep], seen.gradients[keep])
+    return Answered(seen.rows[keep], seen.batch[keep], seen.gradients[keep])
 
 
-def _batch_sums(seen: Answers, features: Floats) -> Floats:
+def _batch_sums(seen: Answered, features: Floats) -> Floats:
     """What an aggregated channel shows: (batches, features, outputs)."""
     sums = np.zeros((int(seen.batch[-1]) + 1, features.shape[1], seen.gradients.shape[1]))
     np.add.at(sums, seen.batch, features[seen.rows][:, :, None] * seen.gradients[:, None, :])

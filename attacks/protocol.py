@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 from scipy import stats
 
-from securevfl.algorithms.channels import TREE_SUMS
 from securevfl.attacks.contract import Attack, Evidence, Family, Guess, Info, Score, Truth, score_count
 from securevfl.attacks.reading import sum_of, tree_sums
 from securevfl.errors import ProtocolError
@@ -31,6 +30,7 @@ from securevfl.privacy.views import Seen, View
 from securevfl.protocols.stream import KeyStream
 from securevfl.protocols.sums.encryption import Encryption
 from securevfl.protocols.sums.homomorphic import HomomorphicSum
+from securevfl.settings.protocols import FACTS, TREE_SUMS
 
 _PEM = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _HEX = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
@@ -197,12 +197,12 @@ class MaskStatistics(Attack):
 
     def why_not(self, info: Info) -> str:
         """Only where there are masks."""
-        if info.plan.protocol not in ("two-tree", "pairwise") and info.plan.mode != "sealed":
+        if FACTS[info.plan.protocol].hides != "masked" and info.plan.mode != "sealed":
             return f"protocol {info.plan.protocol} uses no masks"
         if not any(info.received.get(kind) for kind in KINDS):
             return f"{info.observer} received no masked value from {info.owner}"
-        if info.plan.protocol not in TREE_SUMS and not info.plan.record_words:
-            return "views keep digests of masked words; train with --set record_words=true"
+        if not info.plan.record_words:
+            return "views keep digests and samples of masked words; train with --set record_words=true"
         return ""
 
     def run(self, evidence: Evidence) -> Guess:

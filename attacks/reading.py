@@ -20,13 +20,14 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from securevfl.algorithms.channels import TREE_SUMS, build_sum
+from securevfl.algorithms.channels import build_sum
 from securevfl.attacks.contract import Evidence, Info
 from securevfl.errors import AttackError
 from securevfl.privacy.views import OPENED, Seen, View
 from securevfl.protocols.contract import COORDINATOR, Address, SecureSum
 from securevfl.protocols.sums.tree_sums import TreeSum
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import TREE_SUMS
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -48,7 +49,7 @@ class Release(NamedTuple):
     values: Floats
 
 
-class Answers(NamedTuple):
+class Answered(NamedTuple):
     """Gradients that came back for a party's own uploads, one line per visit of a record.
 
     Attributes:
@@ -116,7 +117,7 @@ def replies(view: View, address: str, kind: str) -> Iterator[tuple[Rows, Floats]
             yield _vectors(seen, announced)
 
 
-def answers(view: View, address: str) -> Answers:
+def answers(view: View, address: str) -> Answered:
     """The gradients that came back to the role at `address`, a party without labels.
 
     Raises:
@@ -126,7 +127,7 @@ def answers(view: View, address: str) -> Answers:
     if not found:
         raise AttackError(f"the view holds no gradient for {address}")
     batch = np.repeat(np.arange(len(found)), [len(rows) for rows, _ in found])
-    return Answers(
+    return Answered(
         np.concatenate([rows for rows, _ in found]), batch, np.concatenate([values for _, values in found])
     )
 
@@ -175,10 +176,10 @@ def embeddings_of(view: View, owner: str, parties: tuple[str, ...], observer: st
     ]
 
 
-HANDED_ON = ("sum", "snapshot")
+TELL_SUMS = ("sum", "snapshot")
 """Messages with the sum over all parties for the records of a batch; a snapshot, if embeddings are summed."""
 Ring = NDArray[np.uint64]
-Round = tuple[str, int, int]  # channel, round, attempt
+RoundKey = tuple[str, int, int]  # channel, round, attempt
 
 
 class Moment(NamedTuple):
@@ -200,7 +201,7 @@ def moments(evidence: Evidence) -> list[Moment]:
     info = evidence.info
     found = [moment for observer, view in evidence.views.items() for moment in _told(view, observer, info)]
     if info.plan.protocol in TREE_SUMS:
-        return found + tree_sums(evidence)
+        found += [moment for moment in tree_sums(evidence) if moment.values.size]
     return found
 
 
@@ -211,7 +212,7 @@ def _told(view: View, observer: str, info: Info) -> Iterator[Moment]:
         if party != observer:
             for one in embeddings_of(view, party, info.parties, observer):
                 yield Moment(frozenset({party}), one.rows, one.values)
-    for kind in HANDED_ON:
+    for kind in TELL_SUMS:
         for rows, values in replies(view, observer, kind):
             if values.ndim == 2:
                 yield Moment(everyone, rows, values)
@@ -231,7 +232,7 @@ def _floats(values: NDArray[Any]) -> Floats:
     return np.asarray(values, np.float64)
 
 
-def _round(seen: Seen) -> Round:
+def _round(seen: Seen) -> RoundKey:
     return str(seen.fields["channel"]), int(seen.fields["round"]), int(seen.fields["attempt"])
 
 
@@ -260,6 +261,10 @@ def sum_at(plan: Plan, parties: Sequence[str], host: str) -> SecureSum:
     return build_sum(plan.protocol, workers=len(parties), receiver=receiver, collusion=plan.collusion)
 
 
+_UNKEPT: Ring = np.zeros(0, np.uint64)
+"""In the place of words that a view did not keep: what they would give away is known, not its value."""
+
+
 class TreeRound(NamedTuple):
     """What a coalition saw of one round: the message on each edge, and the total of all masks."""
 
@@ -267,21 +272,25 @@ class TreeRound(NamedTuple):
     masks: Ring | None
 
 
-def tree_rounds(views: Iterable[View]) -> dict[Round, TreeRound]:
+def tree_rounds(views: Iterable[View]) -> dict[RoundKey, TreeRound]:
     """The tree messages of pooled views."""
-    edges: dict[Round, dict[tuple[int, Address], Ring]] = defaultdict(dict)
-    masks: dict[Round, Ring] = {}
+    edges: dict[RoundKey, dict[tuple[int, Address], Ring]] = defaultdict(dict)
+    masks: dict[RoundKey, Ring] = {}
     for view in views:
         for seen in view.messages("tree.subtotal", "tree.mask-total"):
+            words = seen.fields.get("total", _UNKEPT)
             if seen.kind == "tree.mask-total":
-                masks[_round(seen)] = seen.fields["total"]
+                masks[_round(seen)] = words
             else:
-                edges[_round(seen)][int(seen.fields["tree"]), int(seen.fields["from"])] = seen.fields["total"]
+                edges[_round(seen)][int(seen.fields["tree"]), int(seen.fields["from"])] = words
     return {key: TreeRound(found, masks.get(key)) for key, found in edges.items()}
 
 
 def tree_sums(evidence: Evidence) -> list[Moment]:
-    """All sums over honest parties that follow from the coalition's messages, and nothing else."""
+    """All sums over honest parties that follow from the coalition's messages, and nothing else.
+
+    They have no values where the views kept no words.
+    """
     info = evidence.info
     requests = {key: rows for view in evidence.views.values() for key, rows in _requests(view).items()}
     solvers: dict[str, TreeSolver] = {}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from securevfl.algorithms import SERVER
 from securevfl.algorithms.local import Records, party_encoder
+from securevfl.algorithms.sealed.card import CARDS
 from securevfl.attacks.contract import Arrays, Info
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError
@@ -25,6 +26,8 @@ _REBUILT = ("linear", "mlp", "lstm", "fm")
 
 def cannot_rebuild(info: Info) -> str:
     """Why models cannot be rebuilt from the plan; empty if they can."""
+    if info.plan.model in CARDS:
+        return f"a {info.plan.model} has bins and weights, no encoder that another one could stand for"
     if odd := info.plan.models(info.parties) - {*_REBUILT}:
         return f"the shape of the parties' images, which {min(odd)} encoders need, is not public"
     if not info.widths:

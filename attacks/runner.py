@@ -23,7 +23,7 @@ from securevfl.errors import SecureVFLError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class AttackOutcome:
     """What came of one attack on one owner by one observer or coalition.
 
     Attributes:
@@ -91,7 +91,7 @@ def evaluate(
     timeout: float = 600.0,
     runner: AttackProcess | InProcess | None = None,
     progress: Report = lambda share: None,
-) -> Outcome:
+) -> AttackOutcome:
     """Runs and scores one attack.
 
     Args:
@@ -106,7 +106,7 @@ def evaluate(
     """
     info = source.info(owner, observers)
     outcome = partial(
-        Outcome,
+        AttackOutcome,
         name=attack.name,
         family=attack.family,
         metric=attack.metric,
@@ -146,8 +146,8 @@ def evaluate_all(
     timeout: float = 600.0,
     workers: int = 1,
     isolated: bool = True,
-    progress: Callable[[int, int, Outcome], None] = lambda done, total, outcome: None,
-) -> list[Outcome]:
+    progress: Callable[[int, int, AttackOutcome], None] = lambda done, total, outcome: None,
+) -> list[AttackOutcome]:
     """Runs and scores attacks on every owner and observer of a run.
 
     Args:
@@ -164,7 +164,7 @@ def evaluate_all(
     runners: list[AttackProcess | InProcess] = []
     done = itertools.count(1)
 
-    def one(item: tuple[type[Attack], str, tuple[str, ...]]) -> Outcome:
+    def one(item: tuple[type[Attack], str, tuple[str, ...]]) -> AttackOutcome:
         if not hasattr(local, "runner"):
             local.runner = AttackProcess() if isolated else InProcess()
             runners.append(local.runner)

@@ -177,6 +177,7 @@ class Source:
     def __init__(self, folder: Path | str, data: VerticalData | None = None) -> None:
         self.files = RunFolder(Path(folder))
         self.plan = self.files.read_plan()
+        self.given = data
         self.data = None if data is None else resolve(self._scaled_as_recorded(data), data)[1]
         self.outline = read_outline(self.files.path)
         self._tallies: dict[str, dict[Tally, tuple[int, int]]] = {}

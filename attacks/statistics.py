@@ -195,6 +195,13 @@ def noticed_mu(negatives: int, positives: int, claim: float, level: float = 0.05
     return high
 
 
+def usual_mu(negatives: int, positives: int, mu: float, level: float = 0.05) -> float:
+    """What so many trials with the best score usually certify where mu leaks: with its errors on average."""
+    wrong = float(ndtr(-mu / 2))
+    errors = Errors(math.ceil(negatives * wrong), math.ceil(positives * wrong), negatives, positives)
+    return mu_lower(errors, level)
+
+
 def epsilon_lower(errors: Errors, delta: float) -> float:
     """The epsilon at `delta` that these errors rule out from below, whatever the mechanism.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from securevfl.algorithms.channels import HIDING, build_sum, unknown_shares
+from securevfl.algorithms.channels import build_sum, unknown_shares
 from securevfl.attacks.canary.gate import ROWS, Door, gate_canaries, release_door, sum_door, update_door
 from securevfl.attacks.canary.replay import sealed_canaries
 from securevfl.attacks.canary.results import CanaryResult, gate_of
@@ -23,6 +23,7 @@ from securevfl.attacks.canary.trained import Scenario, trained_canaries
 from securevfl.errors import AttackError, InputError
 from securevfl.protocols.sums.noise import NoisySum
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import HIDING
 
 __all__ = ["CanaryResult", "canary_audits"]
 

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from securevfl.attacks.canary.results import CanaryResult, Guesses, LinearRule, MakeGate, claims_of, conclude
+from securevfl.attacks.canary.results import (
+    CanaryGuesses,
+    CanaryResult,
+    LinearRule,
+    MakeGate,
+    claims_of,
+    conclude,
+)
 from securevfl.errors import AttackError
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.rows import Rows
@@ -134,7 +141,7 @@ def gate_canaries(
         scores.append(score(features))
         worlds.append(coins)
         progress(min(1.0, len(worlds) * CHUNK / (trials - held_out)))
-    guesses = Guesses(np.concatenate(scores), np.concatenate(worlds), score.origin)
+    guesses = CanaryGuesses(np.concatenate(scores), np.concatenate(worlds), score.origin)
     claims = claims_of(door.gate)
     return conclude(guesses, mode=door.gate.mode, accounting="per-record", claims=claims, delta=delta)
 

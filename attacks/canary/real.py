@@ -12,7 +12,7 @@ Trials are as many as a budget of processor time allows, so every run has to tel
 - where every vector counts for every record (mode strict), it has two records, one of them a canary, in each
   of many parties, so that the canary's own releases are most of what its owner is promised;
 - where a record's own releases count (frozen, dp-encoder), all records of a run are canaries;
-- a run of many coins is as long as it takes for its promise to be about `TARGET`, where a trial tells most.
+- a run of many coins is as long as lets the whole budget certify the largest share of its promise.
 
 In these runs of many coins models learn at a rate of nearly zero: what leaves of one canary then depends on
 no other's coin, and trials are independent. That a record may move the weights is what the canaries beside
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +35,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securevfl.accountants import privacy_matrix
-from securevfl.attacks.canary.results import CanaryResult, Coins, Guesses, LinearRule, conclude
+from securevfl.attacks.canary.results import CanaryGuesses, CanaryResult, Coins, LinearRule, conclude
 from securevfl.attacks.contract import Evidence
 from securevfl.attacks.reading import Release, mean_by_record, moments, releases
 from securevfl.attacks.source import Source
+from securevfl.attacks.statistics import usual_mu
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError, SecureVFLError
 from securevfl.federation.run import train
@@ -57,10 +59,13 @@ STILL = 1e-12
 """A learning rate at which weights stay what they are."""
 FAR = 1_000.0
 """Size of a canary's features: far enough for its embedding to be clipped."""
-TARGET, LONGEST = 2.0, 12
+TARGET, LONGEST = 2.0, 192
 """The promised mu, and at most how many epochs, that a run of many coins is made for."""
+OWN = 0.65
+"""Of the promise, about what a canary's own releases show where every vector counts for every record."""
 QUIET = 1e-3
 """Share of the noise that is left where the direction is looked for."""
+_MEMORY = Path("/dev/shm")  # noqa: S108 - folders in it are made with names of their own, for their owner alone
 COLUMNS = 4  # features of each party, and values of what is seen, that are looked at at most
 EPOCHS = 2
 FEWEST, MOST = 40, 2_000
@@ -68,7 +73,7 @@ FEWEST, MOST = 40, 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class RunShape:
     """What made-up records look like.
 
     Attributes:
@@ -114,7 +119,7 @@ class Shape:
             task=None if self.classes else "regression",
         )
 
-    def crowded(self) -> Shape:
+    def crowded(self) -> RunShape:
         """The label holder's party, and as many others as one run has canaries in."""
         width, own = max(self.widths), [name for name in self.parties if name == self.label_holder]
         parties = (*own, *(f"canary{number}" for number in range(VICTIMS)))
@@ -123,7 +128,7 @@ class Shape:
 
 def training_again(
     plan: Plan,
-    shape: Shape,
+    shape: RunShape,
     *,
     seconds: float,
     seed: int = 0,
@@ -167,7 +172,7 @@ def _owned(result: CanaryResult, owners: tuple[str, ...]) -> CanaryResult:
     return CanaryResult(**{**vars(result), "owners": owners})
 
 
-def _small(plan: Plan, shape: Shape) -> Plan:
+def _small(plan: Plan, shape: RunShape) -> Plan:
     """The plan as the trials train it: the same mechanism, fewer epochs."""
     return plan.with_changes(
         epochs=min(plan.epochs or EPOCHS, EPOCHS),
@@ -189,7 +194,7 @@ class _Trials:
 
     size, records, each, longest = 1.0, RECORDS, 1, EPOCHS
 
-    def __init__(self, plan: Plan, shape: Shape, victims: Sequence[str], observer: str) -> None:
+    def __init__(self, plan: Plan, shape: RunShape, victims: Sequence[str], observer: str) -> None:
         self.plan, self.shape, self.victims, self.observer = plan, shape, tuple(victims), observer
         self.mu = math.inf
 
@@ -206,7 +211,7 @@ class _Trials:
         self.watch(coins[0])  # what it is promised; and it loads what others find loaded
         if not math.isfinite(self.mu):
             return None
-        self._lengthen()
+        self._lengthen(seconds)
         rule = self._direction()
         start = time.process_time()
         features = [self.watch(coins[0])]
@@ -220,10 +225,36 @@ class _Trials:
     def _fewest(self) -> int:
         return max(4, FEWEST // self.canaries)
 
-    def _lengthen(self) -> None:
-        """As many epochs as bring the promise to `TARGET`: mu grows with their square root."""
-        epochs = self.plan.epochs * (TARGET / self.mu) ** 2
-        self.plan = self.plan.with_changes(epochs=int(np.clip(epochs, self.plan.epochs, self.longest)))
+    def _lengthen(self, seconds: float) -> None:
+        """As many epochs as certify most of the promise within the budget; mu grows with their root."""
+        first, mu = self.plan.epochs, self.mu
+        lengths = [first * 2**k for k in range(9) if first * 2**k <= self.longest]
+        enough = [each for each in lengths if mu * math.sqrt(each / first) <= TARGET]
+        if len(enough) < 2 or not seconds:
+            return
+        fixed, slope = self._costs(first)
+
+        def tells(epochs: int) -> tuple[float, float]:
+            runs, claim = seconds / (fixed + slope * epochs), mu * math.sqrt(epochs / first)
+            half = int(min(runs, MOST)) * self.canaries // 2
+            fits = runs >= self._fewest or epochs == first
+            return (
+                (usual_mu(half, half, OWN * claim) / claim, half * claim**2) if fits and half else (0.0, 0.0)
+            )
+
+        self.plan = self.plan.with_changes(epochs=max(enough, key=tells))
+
+    def _costs(self, first: int) -> tuple[float, float]:
+        """Processor time of a run, and of each of its epochs."""
+        plan, mu, taken = self.plan, self.mu, []
+        for epochs in (first, 4 * first):
+            self.plan = plan.with_changes(epochs=epochs)
+            start = time.process_time()
+            self.watch(np.zeros(self.canaries, bool))
+            taken.append(time.process_time() - start)
+        self.plan, self.mu = plan, mu
+        slope = max((taken[1] - taken[0]) / (3 * first), 1e-4)
+        return max(taken[0] - slope * first, 1e-3), slope
 
     def _direction(self) -> LinearRule | None:
         """How a canary moves what is seen, by two runs that are nearly quiet; None where there are none."""
@@ -245,13 +276,13 @@ class _Trials:
     def _conclude(self, features: Floats, coins: Coins, rule: LinearRule | None) -> CanaryResult:
         spent = 0 if rule else len(coins) // 2
         rule = rule or LinearRule.fitted(features[:spent], coins[:spent])
-        guesses = Guesses(rule(features[spent:]), coins[spent:], rule.origin)
+        guesses = CanaryGuesses(rule(features[spent:]), coins[spent:], rule.origin)
         mode = self.plan.mode
         return conclude(guesses, mode=mode, accounting=mode, claims={mode: self.mu}, delta=self.plan.delta)
 
     def watch(self, coins: Coins) -> Floats:
         """What the observer has of one run: a line for each canary."""
-        with tempfile.TemporaryDirectory(prefix="canary-") as top:
+        with tempfile.TemporaryDirectory(prefix="canary-", dir=_scratch()) as top:
             folder = Path(top) / "run"
             train(self.shape.data(self.victims, coins, self.records, self.size), self.plan, folder)
             spent = privacy_matrix(read_records(folder), self.plan.delta)
@@ -288,7 +319,7 @@ class _StillTrials(_Trials):
 
     size, longest = FAR, LONGEST
 
-    def __init__(self, plan: Plan, shape: Shape, victims: Sequence[str], observer: str) -> None:
+    def __init__(self, plan: Plan, shape: RunShape, victims: Sequence[str], observer: str) -> None:
         super().__init__(still(plan), shape, victims, observer)
         strict = plan.mode == "strict"
         self.records, self.each = (FEW, 1) if strict else (CROWD, CROWD)
@@ -337,7 +368,7 @@ def still(plan: Plan) -> Plan:
     return plan.with_changes(learning_rate=STILL, server_learning_rate=STILL, scaling="none", **own)
 
 
-def trials_of(plan: Plan, shape: Shape, victim: str, observer: str) -> _Trials:
+def trials_of(plan: Plan, shape: RunShape, victim: str, observer: str) -> _Trials:
     """The trials that tell most of a plan's promise."""
     if plan.mode == "sealed" or plan.protocol != "plain":
         return _Trials(plan, shape, [victim], observer)
@@ -345,6 +376,11 @@ def trials_of(plan: Plan, shape: Shape, victim: str, observer: str) -> _Trials:
         crowd = shape.crowded()
         return _StillTrials(plan, crowd, crowd.parties[-VICTIMS:], observer)
     return _StillTrials(plan, shape, [victim], observer)
+
+
+def _scratch() -> str | None:
+    """A folder in memory, where there is one: syncing files is most of what such a small run takes."""
+    return str(_MEMORY) if os.access(_MEMORY, os.W_OK | os.X_OK) else None
 
 
 def _joined(found: list[Release]) -> tuple[NDArray[np.int64], Floats]:
@@ -357,10 +393,10 @@ def _first(values: Any) -> Floats:
 
 def shape_of(
     parties: Sequence[str], label_holder: str, *, widths: Sequence[int] = (), classes: int = 2
-) -> Shape:
+) -> RunShape:
     """The shape of a run's records; unknown widths are taken for a few columns."""
     known: Iterator[int] = iter(widths) if widths else iter([COLUMNS] * len(parties))
-    return Shape(
+    return RunShape(
         parties=tuple(parties),
         widths=tuple(max(1, min(width, COLUMNS)) for width in known),
         label_holder=label_holder,

@@ -21,6 +21,7 @@ to zero within one iteration, so that each iteration shows the last one's total.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securevfl.accountants.scorecard import RESIDUAL_FROM
 from securevfl.algorithms.base import SERVER
 from securevfl.algorithms.sealed.card import HISTOGRAMS, KINDS, CardGeometry, geometry_of
 from securevfl.algorithms.sealed.evaluation import KIND, Evaluation
@@ -238,15 +240,33 @@ class Replay:
 
 
 WORLDS = 20_000
+LAST_WORLDS = 5_000
+"""Of a scorecard's last fit, which is the first one with other noise and twice as many totals."""
 DRAWS = 20_000_000  # samples of noise that one audit may take: a few seconds
 MAX_ITERATIONS = 80  # longer runs are audited by their first iterations: fewer openings only weaken the bound
 
 
+class LastFit(CardGeometry):
+    """The settings of a scorecard's last fit."""
+
+    fit = "last"
+
+
 def sealed_settings(plan: Plan, parties: Sequence[str], label_holder: str) -> SealedGeometry:
     """The settings of a sealed run, from its resolved plan and the names alone."""
+    found = _settings_of(plan, parties, label_holder, records=0)
+    if not isinstance(found, CardGeometry) or len(found.openings) >= plan.epochs:
+        return found
+    # So large a run has a residual histogram, too.
+    needed = math.ceil(RESIDUAL_FROM * math.sqrt(len(parties)) / found.mu) + 1
+    return _settings_of(plan, parties, label_holder, records=needed)
+
+
+def _settings_of(plan: Plan, parties: Sequence[str], label_holder: str, *, records: int) -> SealedGeometry:
+    """The settings for made-up data of so many records, or as few as there can be."""
     outputs = plan.embedding
     regression = plan.settings.label_high > plan.settings.label_low
-    labels = np.arange(2 * max(outputs, 2)) % max(outputs, 2)
+    labels = np.arange(max(records, 2 * max(outputs, 2))) % max(outputs, 2)
     task = "regression" if regression else ("binary" if outputs == 1 else "multiclass")
     nothing = np.zeros((len(labels), 1), np.float32)
     data = VerticalData.from_arrays(
@@ -450,6 +470,15 @@ def evaluation_door(gate: Gate, settings: SealedGeometry) -> Door:
     return Door(gate=gate, reach=evaluation.sensitivity / 2, let_out=let_out)
 
 
+def _fits(settings: SealedGeometry) -> dict[str, SealedGeometry]:
+    """Trainings by iterations: those of a linear model, both fits of a scorecard, none of a profile."""
+    if not isinstance(settings, CardGeometry):
+        return {"": settings}
+    if not settings.evaluates:
+        return {}
+    return {"": settings, f", {KINDS['last']}": LastFit(plan=settings.plan, data=settings.data)}
+
+
 def sealed_canaries(
     plan: Plan,
     *,
@@ -476,14 +505,15 @@ def sealed_canaries(
     holder = settings.label_holder
     others = tuple(name for m, name in enumerate(names) if m != holder)
     found: dict[str, CanaryResult] = {}
-    for name, victim, owners in (
-        ("party", 1 if holder == 0 else 0, others),
-        ("label-holder", holder, (names[holder],)),
+    for (what, fit), (whose, victim, owners) in itertools.product(
+        _fits(settings).items(),
+        (("party", 1 if holder == 0 else 0, others), ("label-holder", holder, (names[holder],))),
     ):
-        if settings.cost(victim)[1]:  # else nothing is promised
+        name = f"{whose}{what}"
+        if fit.cost(victim)[1]:  # else nothing is promised
             found[name] = replayed_canaries(
-                Replay(settings=settings, victim=victim),
-                trials=trials,
+                Replay(settings=fit, victim=victim),
+                trials=min(trials or WORLDS, LAST_WORLDS) if what else trials,
                 seed=seed,
                 owners=owners,
                 progress=lambda share, name=name: progress(name, share),  # type: ignore[misc]

@@ -21,6 +21,7 @@ from securevfl.attacks.statistics import (
     epsilon_of,
     mu_lower,
     noticed_mu,
+    usual_mu,
 )
 from securevfl.errors import AttackError
 from securevfl.federation.site import open_gate
@@ -139,6 +140,8 @@ class CanaryResult:
         del content["errors"]
         noticed = noticed_mu(self.errors.negatives, self.errors.positives, self.claim)
         content["noticed"] = noticed if math.isfinite(noticed) else None
+        trials = self.errors.negatives, self.errors.positives
+        content["usual"], content["most"] = usual_mu(*trials, self.claim), mu_lower(Errors(0, 0, *trials))
         wrong = (self.errors.false_positives / max(self.errors.negatives, 1)) + (
             self.errors.false_negatives / max(self.errors.positives, 1)
         )
@@ -147,7 +150,7 @@ class CanaryResult:
         return {**content, "violated": self.violated}
 
 
-class Guesses(NamedTuple):
+class CanaryGuesses(NamedTuple):
     """Scores of independent trials (world 1 is guessed above 0), their worlds, and where the rule is from."""
 
     scores: Floats
@@ -161,7 +164,7 @@ def guess_worlds(
     *,
     seed: int,
     progress: Callable[[float], None],
-) -> tuple[Guesses, Gate]:
+) -> tuple[CanaryGuesses, Gate]:
     """Throws a coin per world, fits the rule on the first half, and guesses the second.
 
     Args:
@@ -176,11 +179,11 @@ def guess_worlds(
     progress(0.5)
     features, gate = watch(second)
     progress(1.0)
-    return Guesses(rule(features), second, rule.origin), gate
+    return CanaryGuesses(rule(features), second, rule.origin), gate
 
 
 def conclude(
-    guesses: Guesses,
+    guesses: CanaryGuesses,
     *,
     mode: str,
     accounting: str,

@@ -17,10 +17,11 @@ from securevfl.errors import AgreementError, CertificateError, RunError, readabl
 from securevfl.federation.agreed import Enforcer, Timetable
 from securevfl.files import read_json
 from securevfl.network.agreement import constants_of, verify_all
-from securevfl.network.folders import EVIDENCE_FILE
+from securevfl.network.folders import EVIDENCE_FILE, PROFILE_FILE
 from securevfl.network.identity import check_issuer, parse_certificate
 from securevfl.network.signing import phase_statement, verify
-from securevfl.privacy.ledger import AGREEMENT_FILE, ALIGNMENT, PHASE, Entry, read_ledger
+from securevfl.privacy.chain import ALIGNMENT, DEVIATION, PHASE, LedgerReader, with_agreement
+from securevfl.privacy.ledger import AGREEMENT_FILE, read_ledger
 from securevfl.settings.plan import Plan
 
 PATH = "agreement"
@@ -35,6 +36,7 @@ def check_agreement(folder: Path) -> list[Finding]:
         table = signed_timetable(content)
         _planned(folder, content)
         restarts = [_phases(path, table, content["digest"]) for path in _ledgers(folder)]
+        profile = _profiled(folder, json.loads(content["text"]))
         for path in _ledgers(folder):
             _aligned(path, json.loads(content["text"]), content["digest"])
     except (AgreementError, CertificateError, RunError) as error:
@@ -43,9 +45,20 @@ def check_agreement(folder: Path) -> list[Finding]:
         f"{len(content['signatures'])} signatures of agreement {content['digest'][:16]}",
         f"no phase but those agreed on, {max(restarts, default=0)} restarts of {table.restarts}",
         "plan and alignment are those agreed on",
+        *profile,
     )
     sound = Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.HOLDS, tested=tested)
     return [sound, *_constants(folder, content), *_evidence(folder, content)]
+
+
+def deviations(folder: Path) -> list[str]:
+    """What members have noted of each other in their ledgers, where a sealed session ended by it."""
+    return [
+        f"{path.stem} has seen that {readable(entry.content['member']) or 'somebody'} does not follow the "
+        f"protocol: {readable(entry.content['how'])}"
+        for path in _ledgers(folder)
+        for entry in LedgerReader(path).entries(DEVIATION)
+    ]
 
 
 def _ledgers(folder: Path) -> list[Path]:
@@ -88,6 +101,30 @@ def _phases(path: Path, table: Timetable, digest: str) -> int:
     return enforcer.restarts
 
 
+def _profiled(folder: Path, agreed: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was signed for the profile that a run goes on from, in words; nothing for other runs.
+
+    Raises:
+        AgreementError: It lacks, is another one than was agreed on, of others, or was not kept to.
+    """
+    digest = agreed.get("profile", "")
+    before = {d for path in _ledgers(folder) for d, e in with_agreement(read_ledger(path)) if e.is_release}
+    if not digest:
+        return ()
+    path = folder / PROFILE_FILE
+    if not path.is_file():
+        raise AgreementError(f"the run goes on from the profile {digest}, whose agreement is missing")
+    content = read_json(path)
+    table = signed_timetable(content)
+    signed = json.loads(content["text"])
+    if content["digest"] != digest or dict(signed["members"]) != dict(agreed["members"]):
+        raise AgreementError(f"{PROFILE_FILE} is not what these members signed for the profile {digest}")
+    if digest not in before:
+        raise AgreementError(f"no ledger goes on from the profile {digest}")
+    restarts = max((_phases(each, table, digest) for each in _ledgers(folder)), default=0)
+    return (f"{len(content['signatures'])} signatures of profile {digest[:16]}, {restarts} restarts in it",)
+
+
 def _planned(folder: Path, content: Mapping[str, Any]) -> None:
     """Raises `AgreementError` where the plan in the folder is not the one that was signed."""
     signed = json.loads(content["text"])["plan"]
@@ -128,15 +165,6 @@ def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:
             f"the ledger of {path.stem} says that fewer IDs were aligned than the {common} that all have, or "
             "with fewer organisations"
         )
-
-
-def with_agreement(entries: list[Entry]) -> Iterator[tuple[str, Entry]]:
-    """Every entry with the digest of what its owner had agreed on then; empty before anything was."""
-    agreement = ""
-    for entry in entries:
-        if entry.is_session:
-            agreement = str(entry.content.get("agreement", ""))
-        yield agreement, entry
 
 
 def _evidence(folder: Path, content: Mapping[str, Any]) -> Iterator[Finding]:

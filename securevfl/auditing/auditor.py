@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import os
 import platform
+import stat
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,10 @@ from securevfl.attacks.canary.real import shape_of, training_again
 from securevfl.attacks.contract import Attack
 from securevfl.attacks.protocol import scan_files
 from securevfl.attacks.registry import find_attack
-from securevfl.attacks.runner import Outcome, evaluate_all
+from securevfl.attacks.runner import AttackOutcome, evaluate_all
 from securevfl.attacks.source import Source
-from securevfl.auditing.agreements import check_agreement
-from securevfl.auditing.matrix import EVERYBODY, Evidence, matrix, number, overall
+from securevfl.auditing.agreements import check_agreement, deviations
+from securevfl.auditing.matrix import EVERYBODY, Findings, matrix, number, overall
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.replay import replay
 from securevfl.auditing.report import Report
@@ -36,11 +39,12 @@ from securevfl.errors import DataError, LedgerError, PlanError, RunError, Secure
 from securevfl.federation.recorder import DECLARED
 from securevfl.federation.run import Run, label_exposure, predictions, spending
 from securevfl.models.threads import few_threads
+from securevfl.privacy.chain import SESSION, LedgerReader
 from securevfl.privacy.ledger import read_agreement, read_homes
-from securevfl.settings.plan import Plan
+from securevfl.settings.plan import Plan, plan_file
 from securevfl.settings.source import load_planned, shown_data
 
-Step = Callable[[str, float], None]
+OnStep = Callable[[str, float], None]
 
 
 @few_threads(0)
@@ -54,7 +58,7 @@ def audit(
     seed: int = 0,
     workers: int = 1,
     isolated: bool = True,
-    progress: Step = lambda what, share: None,
+    progress: OnStep = lambda what, share: None,
 ) -> Report:
     """Audits a run: books against messages, replay of the noise, attacks on the views, canaries.
 
@@ -88,9 +92,9 @@ def audit(
     progress("ledgers", 0.0)
     integrity = _integrity(source)
     if integrity.verdict is Verdict.VIOLATED:
-        return _finish(Evidence(source=source, reconciled=[integrity]), seed, reason)
+        return _finish(Findings(source=source, reconciled=[integrity]), seed, reason)
     budget = _budget(source)
-    reconciled = [integrity, _no_keys(source), *check_agreement(folder)]
+    reconciled = [integrity, _no_keys(source), *_kept_private(folder), *check_agreement(folder)]
     reconciled += [*_stated(source), *check_scoring(folder, source.label_holder)]
     reconciled += reconcile(source, budget)
     progress("replay", 0.0)
@@ -98,7 +102,7 @@ def audit(
     measured = {} if canaries < 0 else _canaries(source, canaries, seed, progress)
     again, said = _train_again(source, seconds, seed, progress)
     measured |= again
-    evidence = Evidence(
+    evidence = Findings(
         source=source,
         reconciled=reconciled,
         replayed=replayed,
@@ -112,19 +116,14 @@ def audit(
 
 def check_folder(folder: Path) -> None:
     """Raises `RunError` with one clear line where a folder is not that of a whole run."""
-    plan_file = folder / "plan.toml"
-    if not plan_file.is_file():
-        runs = sorted(path.parent.name for path in folder.glob("*/plan.toml"))
-        if runs:
-            raise RunError(f"{folder} holds {len(runs)} runs; audit one of them, such as {folder / runs[0]}")
-        raise RunError(f"{folder} holds no run: there is no plan.toml in it")
+    written = plan_file(folder)
     try:
-        plan = Plan.from_toml(plan_file)
+        plan = Plan.from_toml(written)
     except PlanError as error:
         raise RunError(f"{folder} cannot be audited by this version of securevfl: {error}") from error
-    if absent := _unsaid(plan_file.read_text(encoding="utf-8"), plan.to_toml()):
+    if absent := _unsaid(written.read_text(encoding="utf-8"), plan.to_toml()):
         raise RunError(
-            f"{plan_file} does not say {absent}, so it is cut or of another version; copy the run again"
+            f"{written} does not say {absent}, so it is cut or of another version; copy the run again"
         )
     ledgers = {path.stem for path in (folder / "ledger").glob("*.jsonl")}
     views = {path.name for path in (folder / "views").glob("*") if path.is_dir()}
@@ -163,6 +162,14 @@ def _integrity(source: Source) -> Finding:
         count = len(source.records)
     except LedgerError as error:
         return Finding(**said, verdict=Verdict.VIOLATED, reasons=(str(error),))
+    keys = Counter(
+        entry.content["public_key"]
+        for path in sorted((source.files.path / "ledger").glob("*.jsonl"))
+        for entry in LedgerReader(path).entries(SESSION)
+    )
+    if again := sum(number > 1 for number in keys.values()):
+        reason = f"{again} signing keys return in a later session or another ledger; each begins with its own"
+        return Finding(**said, verdict=Verdict.VIOLATED, reasons=(reason,))
     tested = f"chains, signatures and heads held by observers, {count:,} entries"
     return Finding(**said, verdict=Verdict.HOLDS, tested=(tested,))
 
@@ -183,12 +190,27 @@ def _stated(source: Source) -> list[Finding]:
         least, stated = (math.inf if each is None else each for each in (spent["epsilon"], said))
         if stated < least * (1 - 1e-9):
             wrong.append(f"the result states epsilon {stated:.4g} of {owner}, whose ledger has {least:.4g}")
+    wrong += _over_budget(source)
     if result.get("labels") != label_exposure(source.records, source.label_holder):
         wrong.append("the result does not say who has seen labels as the ledgers do")
     if wrong:
         return [Finding(promise=EVERYBODY, path="result", verdict=Verdict.VIOLATED, reasons=tuple(wrong))]
     tested = ("states what the ledgers add up to",)
     return [Finding(promise=EVERYBODY, path="result", verdict=Verdict.HOLDS, tested=tested)]
+
+
+def _over_budget(source: Source) -> list[str]:
+    """Owners whose ledgers add up to more than the plan lets their gates release."""
+    plan, most = source.plan, source.plan.budget_epsilon
+    if not most or plan.insecure_reproducible_noise:
+        return []
+    return [
+        f"the ledger of {owner} adds up to epsilon {spent['epsilon']:.4g}; the plan's budget is {most:.4g}"
+        for owner, spent in spending(source.records, plan).items()
+        if (plan.mode == "sealed" or owner != source.label_holder)
+        and spent["epsilon"] is not None
+        and spent["epsilon"] > most * (1 + 1e-6)
+    ]
 
 
 def _agreed(folder: Path) -> str:
@@ -204,6 +226,37 @@ def _no_keys(source: Source) -> Finding:
         reason = f"{found} secret keys lie in the run's files"
         return Finding(**said, verdict=Verdict.VIOLATED, reasons=(reason,))
     return Finding(**said, verdict=Verdict.HOLDS, tested=("no secret key in any of them",))
+
+
+def _kept_private(folder: Path) -> list[Finding]:
+    """Whether others on this machine may read what is raw data: views and journals."""
+    parts = [folder / part for part in ("views", "journal") if (folder / part).is_dir()]
+    if not parts or os.name != "posix":
+        return []
+    said: dict[str, Any] = {"promise": EVERYBODY, "path": "files"}
+    readable = [
+        path
+        for part in parts
+        for path in sorted(part.rglob("*"))
+        if path.is_file() and _is_readable(path, (path.parent, part, folder))
+    ]
+    if readable:
+        reason = (
+            f"{readable[0].relative_to(folder)}, one of {len(readable)}, can be read by others on this "
+            "machine; views and journals are raw data: take the right away (chmod -R go= on their folders) "
+            "and ask who has used it"
+        )
+        return [Finding(**said, verdict=Verdict.VIOLATED, reasons=(reason,))]
+    return [Finding(**said, verdict=Verdict.HOLDS, tested=("views and journals are their owners' alone",))]
+
+
+def _is_readable(path: Path, folders: tuple[Path, ...]) -> bool:
+    """Whether the group, or everybody, may read a file and pass the folders on the way to it."""
+    reads, passes = path.stat().st_mode, [folder.stat().st_mode for folder in folders]
+    return any(
+        reads & read and all(mode & enter for mode in passes)
+        for read, enter in ((stat.S_IRGRP, stat.S_IXGRP), (stat.S_IROTH, stat.S_IXOTH))
+    )
 
 
 def _budget(source: Source) -> ErrorBudget:
@@ -246,7 +299,7 @@ def _is_ours(source: Source) -> bool:
 
 
 def _train_again(
-    source: Source, seconds: float, seed: int, progress: Step
+    source: Source, seconds: float, seed: int, progress: OnStep
 ) -> tuple[dict[str, CanaryResult], dict[str, Any]]:
     """Canaries through whole training runs, and what the report says about them."""
     if seconds <= 0 or not _is_ours(source):
@@ -274,7 +327,7 @@ def _train_again(
     return found, {"seconds": seconds, "reason": "" if found else "nothing is promised to the observer"}
 
 
-def _canaries(source: Source, trials: int, seed: int, progress: Step) -> dict[str, CanaryResult]:
+def _canaries(source: Source, trials: int, seed: int, progress: OnStep) -> dict[str, CanaryResult]:
     """Canary audits of the gate that all owners of the run share, if any of them promises something."""
     plan = source.plan
     if not _is_ours(source):
@@ -295,18 +348,18 @@ def _is_promise(record: ReleaseRecord) -> bool:
 
 
 def _attack(
-    source: Source, chosen: list[type[Attack]], seed: int, workers: int, isolated: bool, progress: Step
-) -> list[Outcome]:
+    source: Source, chosen: list[type[Attack]], seed: int, workers: int, isolated: bool, progress: OnStep
+) -> list[AttackOutcome]:
     if not chosen:
         return []
 
-    def report(done: int, total: int, outcome: Outcome) -> None:
+    def report(done: int, total: int, outcome: AttackOutcome) -> None:
         progress(f"attack {outcome.name}", done / total)
 
     return evaluate_all(source, chosen, seed=seed, workers=workers, isolated=isolated, progress=report)
 
 
-def _finish(evidence: Evidence, seed: int, no_data: str, again: dict[str, Any] | None = None) -> Report:
+def _finish(evidence: Findings, seed: int, no_data: str, again: dict[str, Any] | None = None) -> Report:
     source = evidence.source
     tampered = evidence.reconciled[0].verdict is Verdict.VIOLATED
     owners = {} if tampered else matrix(evidence)
@@ -365,6 +418,7 @@ def _facts(source: Source, no_data: str, *, tampered: bool = False) -> dict[str,
         "scoring": {} if tampered else scoring_facts(source.files.path),
         "guarantee": result.get("guarantee", plan.guarantee),
         "finished": bool(result),
+        "deviations": [] if tampered else deviations(source.files.path),
         "views": source.observers,
         "truth": no_data or "at hand",
     }

@@ -88,8 +88,10 @@ def read_card(
     Raises:
         RunError: The folder holds no scorecard, or not that party's part of it.
     """
-    if not (pdo > 0 and odds > 0):
-        raise RunError(f"pdo is {pdo} and base odds are {odds}; both must be above 0")
+    if not (0 < pdo < math.inf and 0 < odds < math.inf and math.isfinite(base)):
+        raise RunError(
+            f"pdo is {pdo}, base odds are {odds}, base score {base}; all are numbers, the first two above 0"
+        )
     folder, cards = open_cards(path, "scorecard", party=party)
     if any(isinstance(card, ClassCardEncoder) for card in cards.values()):
         return _class_lines(folder, cards, party=party, pdo=pdo)
@@ -248,15 +250,21 @@ def lines_of(party: str, card: ScorecardEncoder, place: int, pdo: float = 20.0) 
 
 def range_in_words(low: float, high: float) -> str:
     """A bin in words. Zero has one of its own: it ends, and the next one begins, right above it."""
+    ends_at_zero = high == math.nextafter(0.0, 1.0)
     if math.isinf(low):
-        return f"below {high:,.6g}"
+        return "0 or less" if ends_at_zero else f"below {_end(high)}"
     if high == math.nextafter(low, math.inf):
-        return f"{low:,.6g}"
+        return _end(low)
     above = low == math.nextafter(0.0, 1.0)
-    start = "above 0" if above else f"{low:,.6g}"
+    start = "above 0" if above else _end(low)
     if math.isinf(high):
         return start if above else f"{start} and more"
-    return f"{start} to {high:,.6g}"
+    return f"{start} to 0, both" if ends_at_zero else f"{start} to {_end(high)}"
+
+
+def _end(value: float) -> str:
+    """Thousands are set apart from five digits on: four may be a year."""
+    return f"{value:,.6g}" if abs(value) >= 10_000 else f"{value:.6g}"
 
 
 def _unscaled(column: Column, edge: float) -> float:
@@ -283,8 +291,46 @@ def to_csv(lines: Sequence[Line]) -> str:
     return file.getvalue()
 
 
-def to_page(lines: Sequence[Line], *, title: str) -> str:
-    """One self-contained page: a shape and a table for each column."""
+def facts_of(
+    path: Path | str, *, pdo: float = 20.0, base: float = 600.0, odds: float = 50.0
+) -> list[tuple[str, str]]:
+    """What a card says of itself: what it predicts, its scale, its promise, how good it is.
+
+    The figure is the one that the federation opened and paid for, never an exact one.
+    """
+    folder = RunFolder(Path(path))
+    plan, result = folder.read_plan(), folder.read_result()
+    own = folder.model("server").with_suffix(".json")
+    known = read_json(own) if own.is_file() else {}
+    classes = [str(each) for each in known.get("classes") or ()]
+    bad, good = (classes[1], classes[0]) if len(classes) == 2 else ("1", "0")
+    low, high = plan.settings.label_low, plan.settings.label_high
+    facts = []
+    if plan.embedding > 1:
+        named = f": {', '.join(classes)}" if classes else ""
+        facts.append(("predicts", f"one of {plan.embedding} classes{named}; the one with most points"))
+    elif high > low:
+        facts.append(("predicts", f"a number from {low:g} to {high:g}, in whose unit the points are"))
+    else:
+        facts += [
+            ("predicts", f"{bad!r} (positive) against {good!r}"),
+            ("scale", f"{pdo:g} more points double the odds of {good!r}; {base:g} points: {odds:g} to 1"),
+        ]
+    if known:
+        facts.append(("people", f"{known['records']:,} that all organisations have in common"))
+    spent = [each["epsilon"] for each in result["privacy"].values()]
+    if spent and None not in spent:
+        facts.append(
+            ("promise", f"epsilon {max(spent):.4g} at delta {plan.delta:g}, whole person, label included")
+        )
+    opened = {**result["test"], **result.get("evaluation", {})}
+    if opened.get("auc") is not None and opened.get("se") is not None:
+        facts.append(("test", f"AUC {opened['auc']:.3f} ± {opened['se']:.3f}, from noisy totals"))
+    return facts
+
+
+def to_page(lines: Sequence[Line], *, title: str, facts: Sequence[tuple[str, str]] = ()) -> str:
+    """One self-contained page: what the card is, its columns at a glance, a shape and a table for each."""
     from securevfl.pages import render
 
     numbers = predicts_numbers(lines)
@@ -314,9 +360,21 @@ def to_page(lines: Sequence[Line], *, title: str) -> str:
         for (party, column), mine in columns.items()
     ]
     start = lines[0].points
+    glance = [
+        [
+            column,
+            party,
+            f"{mine[0].information:.3f}",
+            str(len(mine) // max(1, len(labels))),
+            *_span(mine, numbers),
+        ]
+        for (party, column), mine in sorted(columns.items(), key=lambda each: -each[1][0].information)
+    ]
     return render(
         "auditing/scorecard.html",
         title=title,
+        facts=facts,
+        glance=glance,
         start=start,
         sections=sections,
         numbers=numbers,
@@ -339,7 +397,7 @@ def _class_rows(lines: Sequence[Line], classes: int) -> list[list[str]]:
     return [
         [
             _in_words(each[0]),
-            *(f"{line.points:+.0f}" for line in each),
+            *(_signed(line.points, "+.0f") for line in each),
             f"{max(each[0].positives + each[0].negatives, 0):,.0f}",
         ]
         for each in by_bin(lines, classes)
@@ -359,7 +417,22 @@ def in_figures(line: Line, *, numbers: bool) -> list[str]:
     """Points, their error and the evidence of a line; those of a regression may be of any size."""
     found = (line.points, line.error, line.evidence)
     forms = ("+.3g", ".2g", "+.3g") if numbers else ("+.0f", ".0f", "+.2f")
-    return [format(value, form) for value, form in zip(found, forms, strict=True)]
+    return [_signed(value, form) for value, form in zip(found, forms, strict=True)]
+
+
+def _signed(value: float, form: str) -> str:
+    """Nothing is neither more nor less: never -0."""
+    text = format(value, form)
+    return text if float(text) else text.lstrip("+-")
+
+
+def _span(lines: Sequence[Line], numbers: bool) -> list[str]:
+    form = "+.3g" if numbers else "+.0f"
+    return [_signed(end([line.points for line in lines]), form) for end in (min, max)]
+
+
+MOST_LETTERS = 14
+"""Of a bin's name under a chart."""
 
 
 def _chart(title: str, lines: Sequence[Line]) -> Any:
@@ -401,8 +474,16 @@ def _name_bins(axes: Any, lines: Sequence[Line]) -> None:
     step = max(1, len(lines) // 6)
     axes.set_xticks(
         list(range(len(lines)))[::step],
-        [line.bin[:14] for line in lines[::step]],
+        [short_bin(line.bin) for line in lines[::step]],
         rotation=20,
         ha="right",
         fontsize=7,
     )
+
+
+def short_bin(text: str) -> str:
+    """A bin's name under a chart; of a range that is too long its lower end, for half a number is another."""
+    if len(text) <= MOST_LETTERS:
+        return text
+    low, ranged, _ = text.partition(" to ")
+    return f"from {low}" if ranged else f"{text[: MOST_LETTERS - 1]}…"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -46,7 +47,7 @@ _RUN_FACTS = (
 )  # fmt: skip
 _CELL_FACTS = (
     "claimed", "epsilon_upper", "epsilon_lower", "mu_upper", "mu_lower", "delta", "mode", "releases", "exact",
-    "exact_kinds", "verdict", "power", "covers", "assumptions",
+    "exact_kinds", "verdict", "power", "powers", "covers", "assumptions",
 )  # fmt: skip
 
 Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
@@ -94,7 +95,8 @@ def write_dossier(report: Report, run: Path, *, auditor: str = "", key: Key | No
 
 
 def _fill(folder: Path, report: Report, run: Path, now: datetime, *, auditor: str, key: Key | None) -> None:
-    report.save(folder)
+    # Whoever knows all records but one could try values of that one until a digest of the report fits.
+    report.save(folder, salt=secrets.token_hex(32))
     open_part = public(report.content)
     write_json(folder / "public.json", open_part)
     write_text(folder / "public.html", render_public(open_part))
@@ -103,7 +105,7 @@ def _fill(folder: Path, report: Report, run: Path, now: datetime, *, auditor: st
         "number": folder.name,
         "time": now.isoformat(timespec="seconds"),
         "auditor": auditor,
-        "verdict": report.verdict,
+        "verdict": open_part["verdict"],
         "seed": report.content["seed"],
         "run": run.resolve().name,
         "plan": _digest(run / "plan.toml"),
@@ -240,13 +242,15 @@ def _check_signature(folder: Path) -> str | None:
 
 def public(content: Mapping[str, Any]) -> dict[str, Any]:
     """What of a report may be shown to anybody: names are listed here, whatever is not listed stays."""
+    owners = {
+        owner: {"observers": {name: _public_cell(cell) for name, cell in row["observers"].items()}}
+        for owner, row in content["owners"].items()
+    }
+    cells = [Verdict(cell["verdict"]) for row in owners.values() for cell in row["observers"].values()]
     shown: dict[str, Any] = {
-        "verdict": content["verdict"],
+        "verdict": min([Verdict(content["verdict"]), *cells], key=lambda verdict: verdict.rank).value,
         "run": {name: content["run"][name] for name in _RUN_FACTS},
-        "owners": {
-            owner: {"observers": {name: _public_cell(cell) for name, cell in row["observers"].items()}}
-            for owner, row in content["owners"].items()
-        },
+        "owners": owners,
         "canaries": content["canaries"],
         "training_again": content["training_again"],
         "seed": content["seed"],
@@ -265,11 +269,19 @@ def public(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _public_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell without what replay and attacks found: which test failed or could not be made is private."""
+    """A cell without what replay and attacks found: which test failed or could not be made is private.
+
+    Where models with hidden layers were recomputed on another machine, the data decide whether that was exact
+    enough; then those who hold the data are told, and others that it is not known.
+    """
+    shown = {name: cell[name] for name in _CELL_FACTS}
+    if cell["private"] and cell["verdict"] in (Verdict.HOLDS.value, Verdict.NOT_TESTED.value):
+        shown |= {"verdict": Verdict.NOT_TESTED.value, "power": None, "powers": {}}
+        return {**shown, "tested": [], "reasons": ["what was tested is told to those who hold the data"]}
     reasons = {
         Verdict.VIOLATED.value: ["evidence of the run contradicts the promise"],
         Verdict.NO_GUARANTEE.value: list(cell["reasons"]),
         Verdict.NOT_TESTED.value: ["not every path was tested on the run"],
         Verdict.HOLDS.value: [],
     }[cell["verdict"]]
-    return {**{name: cell[name] for name in _CELL_FACTS}, "tested": [], "reasons": reasons}
+    return {**shown, "tested": [], "reasons": reasons}

@@ -5,7 +5,7 @@ that keeps its promise with at most the level it is given; the levels come from 
 and p-values are functions of private data without any noise: they never leave these classes. Outcomes name
 the verdict, the number of values and the power, which may be shown.
 
-Tests are fed message by message and keep sums, a fixed histogram and 16 bytes per vector.
+Tests are fed message by message and keep sums and a fixed histogram, and 16 bytes of a file per vector.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.special import chdtri, ndtr, ndtri
 
+from securevfl.auditing.index import Spool
 from securevfl.auditing.verdicts import Finding, Verdict
 from securevfl.errors import InputError
 from securevfl.privacy.noise import snap
@@ -52,12 +53,16 @@ NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, MESSAGES, SHAPE, COLUMNS)
 
 
 class Outcome(NamedTuple):
-    """What one test says: violated, holds, or not tested and why."""
+    """What one test says: violated, holds, or not tested and why.
+
+    It is about all of a path, or about the part of it that `part` names.
+    """
 
     test: str
     verdict: Verdict
     reason: str = ""
     power: float | None = None
+    part: str = ""
 
 
 def _judged(test: str, violated: bool, reason: str, power: float | None = None) -> Outcome:
@@ -141,24 +146,25 @@ WHOLE_SHARE = 0.1
 class RepetitionTest:
     """Whether vectors of noise were used more than once. Only for draws that should be fresh.
 
-    Vectors are equal where all their values lie in the same cells of `cell` standard deviations. Whatever
-    came before, a fresh vector of d values falls into one given cell with probability at most
-    ((cell + grain) / sqrt(2 pi))^d, so the number of vectors that fall where an earlier one lies is at most
-    a sum of independent coins (each is dominated by its coin, one after the other), whose upper tail
-    Chernoff's bound gives. Short vectors repeat by chance; they are caught where they do so too often.
+    Vectors are equal where all their values, or all with the other sign, lie in the same cells of `cell`
+    standard deviations. Whatever came before, a fresh vector of d values falls into one given cell or its
+    mirror image with probability at most 2 ((cell + grain) / sqrt(2 pi))^d, so the number of vectors that
+    fall where an earlier one lies is at most a sum of independent coins (each is dominated by its coin, one
+    after the other), whose upper tail Chernoff's bound gives. Short vectors repeat by chance; they are caught
+    where they do so too often.
     Vectors are compared with those of their own message, and with those of all messages.
 
     Args:
         cell: Width of a cell.
         near: Whether to compare within a message.
-        far: Whether to compare with all messages, which takes 16 bytes per vector.
+        far: Whether to compare with all messages, which takes 16 bytes of a file per vector.
     """
 
     def __init__(self, cell: float = CELL, *, near: bool = True, far: bool = True) -> None:
         if not 0 < cell < 0.1:
             raise InputError(f"cell {cell}: expected a small share of the standard deviation, below 0.1")
         self._cell, self._near, self._far = cell, near, far
-        self._seen: dict[int, list[bytes]] = {}
+        self.seen: dict[int, Spool] = defaultdict(Spool)
         self._grain = GRAIN
         self._pairs: dict[int, float] = {}
         self._again = self.vectors = 0
@@ -166,6 +172,8 @@ class RepetitionTest:
     def add(self, standard: Floats, grain: float = GRAIN) -> None:
         """Takes rows of noise divided by its claimed standard deviation, on a grid of at most `grain`."""
         cells = np.rint(np.clip(standard / self._cell, -(2.0**62), 2.0**62)).astype(np.int64)
+        first = np.take_along_axis(cells, (cells != 0).argmax(1)[:, None], axis=1)
+        cells *= np.where(first < 0, -1, 1)  # a vector and its mirror image are one
         count, width = standard.shape
         self._grain = max(self._grain, grain)
         self._pairs[width] = self._pairs.get(width, 0.0) + count * (count - 1) / 2
@@ -176,28 +184,20 @@ class RepetitionTest:
         digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in cells)
         self._again += _repeats(digests)
         if self._far:
-            self._seen.setdefault(width, []).append(digests)
-
-    def distinct(self) -> dict[int, bytes]:
-        """Digests of different vectors, by width."""
-        return {
-            width: np.unique(np.frombuffer(b"".join(parts), "V16")).tobytes()
-            for width, parts in self._seen.items()
-        }
+            self.seen[width].add(digests)
 
     def chance(self, width: int) -> float:
-        """At most the probability of a given cell."""
-        return float(min(1.0, (self._cell + self._grain) / math.sqrt(2 * math.pi)) ** width)
+        """At most the probability of a given cell and its mirror image."""
+        return min(1.0, 2 * min(1.0, (self._cell + self._grain) / math.sqrt(2 * math.pi)) ** width)
 
     def judge(self, level: float) -> Outcome:
         """Violated where vectors are equal that are not so often equal by chance."""
         _check_level(level)
         near = math.fsum(self.chance(width) * pairs for width, pairs in self._pairs.items())
         far, repeats = 0.0, 0
-        for width, parts in self._seen.items():
-            count = sum(map(len, parts)) / 16
-            far += self.chance(width) * count * (count - 1) / 2
-            repeats += _repeats(b"".join(parts))
+        for width, spool in self.seen.items():
+            far += self.chance(width) * spool.count * (spool.count - 1) / 2
+            repeats += sum(len(found) - len(np.unique(found)) for (found,) in Spool.parts(spool))
         tried = [(near, self._again)] * self._near + [(far, repeats)] * self._far
         share = level / len(tried)
         repeated = any(_tail(mean, found) < share for mean, found in tried)
@@ -406,11 +406,13 @@ class SharedTest:
     def _equal(self, level: float) -> Outcome:
         """Whether vectors of different owners are equal more often than by chance, see `RepetitionTest`."""
         mean, repeats, tests = 0.0, 0, list(self._owners.values())
-        found = [test.distinct() for test in tests]
-        for width in set().union(*found):
-            together = b"".join(each.get(width, b"") for each in found)
-            mean += max(test.chance(width) for test in tests) * (len(together) / 16) ** 2 / 2
-            repeats += _repeats(together)
+        for width in {width for test in tests for width in test.seen}:
+            count = 0
+            for part in Spool.parts(*(test.seen[width] for test in tests)):
+                together = np.concatenate([np.unique(found) for found in part])
+                count += len(together)
+                repeats += len(together) - len(np.unique(together))
+            mean += max(test.chance(width) for test in tests) * count**2 / 2
         least = max(1.0, max(test.vectors for test in tests) / 10)
         shared = _tail(mean, repeats) < level
         if _tail(mean, mean + least) >= level and not shared:
@@ -533,11 +535,13 @@ def conclude(promise: str, path: str, outcomes: Sequence[Outcome], unreplayed: i
         notes.append(f"{unreplayed} messages could not be replayed exactly enough")
     complete = not unreplayed and any(outcome.test in (VARIANCE, FLIPS) for outcome in made)
     verdict = Verdict.VIOLATED if violations else Verdict.HOLDS if complete else Verdict.NOT_TESTED
+    powers = {o.part: o.power for o in made if o.test == VARIANCE and o.power is not None}
     return Finding(
         promise=promise,
         path=path,
         verdict=verdict,
         tested=tuple(dict.fromkeys(outcome.test for outcome in made)),
-        power=next((outcome.power for outcome in made if outcome.test == VARIANCE), None),
+        power=powers.get("", min(powers.values(), default=None)),
+        powers={f"{path}, {part}" if part else path: value for part, value in powers.items()},
         reasons=tuple(violations + notes) or (() if complete else ("nothing was replayed",)),
     )

@@ -10,7 +10,8 @@ is nearest to zero, and digests. Every test is exact or errs less often than its
 - least: of n words the nearest to zero is at most x away with probability at most n (2x + 1) / 2^bits;
 - reuse: the leading bits of four words together are never those of another message at the same place; a mask
   used twice shows there, because values move low bits only. Digests of seeds and arrays never return, nor do
-  coins, nonces and whatever else is declared fresh.
+  coins, nonces and whatever else is declared fresh. Some masks cancel between senders: where those that are
+  left must be fresh as well, the words of all senders of a round are added up.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from securevfl.auditing.index import Log, word
 from securevfl.auditing.verdicts import MASKS, ErrorBudget, Finding, Verdict
 from securevfl.privacy.schemas import Schema
-from securevfl.privacy.views import Sketch, View
+from securevfl.privacy.views import SAMPLE, Sketch, View
 
 UNIFORM, FRESH = "masked words are uniform", "no mask was used twice"
 _TESTS = 3
@@ -74,32 +76,45 @@ class WordTest:
 
 
 class ReuseTest:
-    """Whether leading bits, arrays or seeds return, over all streams of a run."""
+    """Whether leading bits, arrays, seeds or coins return, over all streams of a run."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[Any, ...]] = {}
-        self._heads: dict[tuple[Any, ...], str] = {}
+        self._digests, self._heads = Log(), Log()
         self._counts: dict[tuple[Any, ...], int] = defaultdict(int)
+        self._paths: dict[tuple[Any, ...], int] = {}
 
-    def seen_before(self, sketch: Sketch, place: tuple[Any, ...], bits: int) -> bool:
-        """Takes an array or seed; True where it came before, in another place than this one.
+    def add(self, sketch: Sketch, place: tuple[Any, ...], bits: int, path: tuple[Any, ...]) -> None:
+        """Takes an array or seed.
 
         Args:
             sketch: Of the array or seed.
             place: Kind, field, tree, and what sets its round apart from others.
             bits: In which its words are uniform.
+            path: By whom it came to whom, and as what.
         """
-        if self._places.setdefault(sketch.digest, place) != place:
-            return True
-        again = False
+        digest = self.add_digest(sketch.digest, place, path)
         for number, head in enumerate(_heads(sketch.sample, bits)):
             self._counts[(*place[:3], number)] += 1
-            again |= self._heads.setdefault((*place[:3], number, head), sketch.digest) != sketch.digest
-        return again
+            self._heads.add(word((*place[:3], number, head)), digest, self._number(path))
+
+    def add_digest(self, digest: str, place: tuple[Any, ...], path: tuple[Any, ...]) -> int:
+        """Takes what may come in this place only; returns 64 bits of its digest."""
+        short = int(digest[:16], 16)
+        self._digests.add(short, word(place), self._number(path))
+        return short
+
+    def _number(self, path: tuple[Any, ...]) -> int:
+        return self._paths.setdefault(path, len(self._paths))
+
+    def reused(self) -> set[tuple[Any, ...]]:
+        """Paths of what came before in another place, or with the leading bits of something else."""
+        paths = list(self._paths)
+        return {paths[about] for log in (self._digests, self._heads) for about, _ in log.others()}
 
     def odds(self) -> float:
         """At most the probability that fresh masks look used before."""
-        return sum(count * count / 2 for count in self._counts.values()) * 2.0**-64
+        heads = sum(count * count / 2 for count in self._counts.values()) * 2.0**-64
+        return heads + self._digests.odds + self._heads.odds
 
 
 def _heads(sample: Words, bits: int) -> Iterator[int]:
@@ -119,18 +134,19 @@ class MaskEvidence:
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str, str], dict[tuple[Any, ...], WordTest]] = defaultdict(dict)
         self._reuse = ReuseTest()
-        self._reused: set[tuple[str, str, str]] = set()
         self._undeclared: set[tuple[str, str, str, str]] = set()
-        self._known: set[tuple[str, str, str]] = set()
-        self._fresh: dict[str, tuple[Any, ...]] = {}
+        self._kept: set[tuple[str, str, str, str]] = set()
+        self._sums: dict[tuple[Any, ...], tuple[Words, list[str]]] = {}  # of rounds that are not complete
 
     def add(self, view: View, header: Mapping[str, Any], schema: Schema, ends: tuple[str, str]) -> None:
-        """Takes a message of a protocol machine, with the organisations at both ends."""
+        """Takes a message of a protocol machine, as one of the organisations at its ends tells of it."""
         path, fields = (*ends, header["kind"]), header["fields"]
         for name in schema.fresh:
             self._add_fresh(view, header, name, path)
-        for name, (_, dtype, shape, *_) in header["arrays"].items():
+        for name, (offset, dtype, shape, *_) in header["arrays"].items():
             words = int(np.prod(shape))
+            if name in schema.secret and offset is not None and words:
+                self._kept.add((*path, name))
             if name not in header["sketches"]:
                 if np.dtype(dtype).itemsize >= 4 and words and name not in schema.unmasked:
                     self._undeclared.add((*path, name))
@@ -141,17 +157,33 @@ class MaskEvidence:
                 continue
             tree = fields.get("tree", 0)
             where = (fields.get("channel"), fields.get("round"), fields.get("attempt"), header["sender"])
-            secret = name in schema.secret
+            secret = name in (*schema.secret, *schema.opaque)
             place = (header["kind"], name, tree, *where, header["head"] and header["head"][1])
             alone = secret and name not in schema.common
             place += (header["receiver"], header["number"]) if alone else ()
-            if self._reuse.seen_before(sketch, place, bits):
-                self._reused.add(path)
-            if secret or (*ends, sketch.digest) in self._known:
+            self._reuse.add(sketch, place, bits, path)
+            if secret:
                 continue
-            self._known.add((*ends, sketch.digest))  # both ends tell of the same words
             stream = self._streams[path].setdefault((name, tree), WordTest(bits))
             stream.add(sketch, words)
+
+    def add_received(
+        self, view: View, header: Mapping[str, Any], schema: Schema, ends: tuple[str, str], senders: int
+    ) -> None:
+        """Takes a message as its receiver has it, whose words add up to fresh ones over all its senders."""
+        fields, kind = header["fields"], header["kind"]
+        for name in schema.summed:
+            place = (fields.get("round"), fields.get("attempt"), tuple(header["arrays"][name][2]))
+            total, found = self._sums.pop((ends[1], kind, name, place), (np.uint64(0), []))
+            total = total + view.sketch(header, name).sample.reshape(-1)[: SAMPLE // 2]
+            found.append(ends[0])
+            if len(found) < senders:
+                self._sums[ends[1], kind, name, place] = total, found
+                continue
+            digest = hashlib.sha256(total.tobytes()).hexdigest()
+            for sender in found:
+                where = (kind, f"sum of {name}", 0, ends[1], header["number"], *place)
+                self._reuse.add(Sketch(digest, 0, total), where, 64, (sender, ends[1], kind))
 
     def _add_fresh(
         self, view: View, header: Mapping[str, Any], name: str, path: tuple[str, str, str]
@@ -164,19 +196,19 @@ class MaskEvidence:
         for number, row in enumerate(rows):
             digest = hashlib.sha256(row.tobytes()).hexdigest()
             place = (header["kind"], name, number, *where, header["sender"])
-            if row.size and self._fresh.setdefault(digest, place) != place:
-                self._reused.add(path)
+            if row.size:
+                self._reuse.add_digest(digest, place, path)
 
     def findings(self, budget: ErrorBudget) -> Iterator[Finding]:
         """One for each sender, receiver and kind."""
         names = [f"{path}: {key}" for path, streams in self._streams.items() for key in streams]
         levels = budget.split(MASKS, [*names, FRESH])
-        fresh = self._reuse.odds() < levels[FRESH]
-        for path in {**self._streams, **dict.fromkeys(self._reused)}:
+        fresh, reused = self._reuse.odds() < levels[FRESH], self._reuse.reused()
+        for path in {**self._streams, **dict.fromkeys(reused)}:
             streams = self._streams.get(path, {})
             uneven = any(test.p_value() < levels[f"{path}: {key}"] for key, test in streams.items())
             reasons = ["masked words are not uniform"] if uneven else []
-            reasons += ["a mask, seed or coin was used twice"] if path in self._reused and fresh else []
+            reasons += ["a mask, seed or coin was used twice"] if path in reused and fresh else []
             said: dict[str, Any] = {"promise": f"{path[0]} against {path[1]}", "path": path[2]}
             if reasons:
                 yield Finding(
@@ -184,6 +216,10 @@ class MaskEvidence:
                 )
             else:
                 yield Finding(**said, verdict=Verdict.HOLDS, tested=(UNIFORM, FRESH) if fresh else (UNIFORM,))
+        for owner, observer, kind, name in sorted(self._kept):
+            reason = f"a view holds {name!r} itself, of which all masks are made; views keep no seeds"
+            promise = f"{owner} against {observer}"
+            yield Finding(promise=promise, path=kind, verdict=Verdict.VIOLATED, reasons=(reason,))
         for owner, observer, kind, name in sorted(self._undeclared):
             reason = f"field {name!r} is not declared uniform, so nothing is known about its words"
             yield Finding(

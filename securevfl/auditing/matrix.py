@@ -10,7 +10,7 @@ from typing import Any
 from securevfl.accountants import Spend, claim_for, privacy_matrix
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.attacks.canary.audit import CanaryResult
-from securevfl.attacks.runner import Outcome
+from securevfl.attacks.runner import AttackOutcome
 from securevfl.attacks.source import Source
 from securevfl.attacks.statistics import epsilon_of, mu_lower
 from securevfl.auditing.reconciliation import RECONCILED
@@ -25,12 +25,13 @@ REPLAY_PATHS = {
     "scale": ("statistics",),
     "update": ("updates",),
     "randomised labels": ("randomised labels",),
+    "prediction": ("predictions",),
 }
 """How the kind of an entry begins -> how the paths begin whose replay tests it; else embeddings or totals."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Findings:
     """All that verdicts rest on.
 
     Attributes:
@@ -46,7 +47,7 @@ class Evidence:
     source: Source
     reconciled: Sequence[Finding]
     replayed: Sequence[Finding] = ()
-    outcomes: Sequence[Outcome] = ()
+    outcomes: Sequence[AttackOutcome] = ()
     canaries: Mapping[str, CanaryResult] = field(default_factory=dict)
     levels: Mapping[str, float] = field(default_factory=dict)
     budget: ErrorBudget | None = None
@@ -58,7 +59,7 @@ class Evidence:
         return certified if certified > result.claim else None
 
 
-def matrix(evidence: Evidence) -> dict[str, dict[str, Any]]:
+def matrix(evidence: Findings) -> dict[str, dict[str, Any]]:
     """The owners, their observers, and a cell for each pair."""
     source = evidence.source
     spends = privacy_matrix(source.records, source.plan.accounted_delta)
@@ -69,7 +70,7 @@ def matrix(evidence: Evidence) -> dict[str, dict[str, Any]]:
     }
 
 
-def overall(evidence: Evidence, owners: Mapping[str, Any]) -> Verdict:
+def overall(evidence: Findings, owners: Mapping[str, Any]) -> Verdict:
     """The worst verdict of all pairs; what contradicts the books outside of any pair counts too."""
     cells = [Verdict(c["verdict"]) for row in owners.values() for c in row["observers"].values()]
     if any(f.verdict is Verdict.VIOLATED for f in (*evidence.reconciled, *evidence.replayed)):
@@ -77,14 +78,14 @@ def overall(evidence: Evidence, owners: Mapping[str, Any]) -> Verdict:
     return min(cells, key=lambda verdict: verdict.rank, default=Verdict.HOLDS)
 
 
-def _cell(evidence: Evidence, spend: Spend) -> dict[str, Any]:
+def _cell(evidence: Findings, spend: Spend) -> dict[str, Any]:
     source = evidence.source
     claim = _claim(source, spend)
     records = _records(source.records, spend)
     measured = _measured(evidence, spend)
     mine = [f for f in (*evidence.reconciled, *evidence.replayed) if _concerns(f, spend)]
     verdict, reasons = _judge(evidence, spend, records, mine)
-    powers = [f.power for f in mine if f.power is not None]
+    powers = {path: power for f in mine for path, power in f.powers.items() if math.isfinite(spend.mu)}
     return {
         "claimed": None if claim is None else number(claim.epsilon),
         "claim": None
@@ -101,10 +102,12 @@ def _cell(evidence: Evidence, spend: Spend) -> dict[str, Any]:
         "exact_kinds": sorted({r.kind for r in records if math.isinf(r.mu)}) if math.isinf(spend.mu) else [],
         "verdict": verdict.value,
         "tested": sorted({f"{f.path}: {test}" for f in mine for test in f.tested}),
-        "power": min(powers, default=None) if math.isfinite(spend.mu) else None,
+        "power": min((f.power for f in mine if f.power is not None and powers), default=None),
+        "powers": powers,
         "reasons": reasons,
         "covers": _covers(spend),
         "assumptions": list(spend.assumptions),
+        "private": any(f.private for f in mine),
     }
 
 
@@ -127,7 +130,7 @@ def _records(records: Sequence[ReleaseRecord], spend: Spend) -> list[ReleaseReco
 
 
 def _judge(
-    evidence: Evidence, spend: Spend, records: Sequence[ReleaseRecord], mine: Sequence[Finding]
+    evidence: Findings, spend: Spend, records: Sequence[ReleaseRecord], mine: Sequence[Finding]
 ) -> tuple[Verdict, list[str]]:
     """The verdict on a pair, and why."""
     broken = [f"{f.path}: {reason}" for f in mine if f.verdict is Verdict.VIOLATED for reason in f.reasons]
@@ -142,7 +145,7 @@ def _judge(
 
 
 def _missing(
-    evidence: Evidence, spend: Spend, records: Sequence[ReleaseRecord], mine: Sequence[Finding]
+    evidence: Findings, spend: Spend, records: Sequence[ReleaseRecord], mine: Sequence[Finding]
 ) -> list[str]:
     """What was not tested of a promise that nothing contradicts."""
     gaps = [f"{f.path}: {reason}" for f in mine if f.verdict is Verdict.NOT_TESTED for reason in f.reasons]
@@ -172,7 +175,7 @@ def _covers(spend: Spend) -> str:
     return f"training records only: scores of {spend.predictions:,} other records were shown without noise"
 
 
-def _measured(evidence: Evidence, spend: Spend) -> float | None:
+def _measured(evidence: Findings, spend: Spend) -> float | None:
     """The best bound of mu by canaries, all of them together at 95 %."""
     found = _canaries(evidence.canaries, spend)
     bounds = [mu_lower(result.errors, 0.05 / len(found)) for result in found.values()]
@@ -207,7 +210,7 @@ def _claim(source: Source, spend: Spend) -> Any:
     )
 
 
-def _beyond(evidence: Evidence, spend: Spend) -> list[str]:
+def _beyond(evidence: Findings, spend: Spend) -> list[str]:
     """Canaries that achieve more than the promise allows, at their share of the error budget.
 
     Attacks on real records cannot: how well one does depends on what records have in common with each other,

@@ -10,11 +10,11 @@ from scipy.special import ndtr, ndtri
 
 from securevfl import pages
 from securevfl.auditing.verdicts import Verdict
-from securevfl.auditing.words import GLOSSARY, POOR, beats_baseline, strength, verdict_words
+from securevfl.auditing.words import GLOSSARY, POOR, beats_baseline, power_words, strength, verdict_words
 from securevfl.pages import number
 from securevfl.pages.charts import SOFT, Chart
 
-Row = list[Any]
+Cells = list[Any]
 
 CANARIES = {
     "releases": "What leaves for one record",
@@ -23,6 +23,8 @@ CANARIES = {
     "training": "Whole training runs, simulated",
     "party": "Whole sealed runs, simulated: a record of a party without labels",
     "label-holder": "Whole sealed runs, simulated: a record of the label holder",
+    "party, last fit": "The last fit of a scorecard, simulated: a record of a party without labels",
+    "label-holder, last fit": "The last fit of a scorecard, simulated: a record of the label holder",
     "training again (party)": "Whole training runs by the real code: a record of a party without labels",
     "training again (label holder)": "Whole training runs by the real code: a record of the label holder",
     "statistics": "Noisy statistics that centre and scale a party's columns",
@@ -92,7 +94,7 @@ def _poor(content: dict[str, Any]) -> bool:
     return holds and any(strength(cell["epsilon_upper"]) in POOR for cell in cells)
 
 
-def _findings(findings: list[dict[str, Any]]) -> list[Row]:
+def _findings(findings: list[dict[str, Any]]) -> list[Cells]:
     """One row for each path and verdict with the same words, with all the promises that it concerns."""
     rows: dict[tuple[Any, ...], list[str]] = {}
     for each in findings:
@@ -104,24 +106,28 @@ def _findings(findings: list[dict[str, Any]]) -> list[Row]:
     ]
 
 
-def _pairs(owners: dict[str, Any]) -> list[Row]:
+def _pairs(owners: dict[str, Any]) -> list[Cells]:
     """Each promise with its verdict first, so that no screen is too narrow for it."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for owner, row in owners.items():
+        for observer, cell in row["observers"].items():
+            rows.setdefault((verdict_words(cell), owner, *_figures(cell)), []).append(observer)
     return [
-        [
-            {"stamp": verdict_words(cell)},
-            owner,
-            observer,
-            number(cell["epsilon_upper"], "infinite"),
-            strength(cell["epsilon_upper"]),
-            number(cell["claimed"]),
-            number(cell["epsilon_lower"]),
-            "" if cell["power"] is None else f"{cell['power']:.0%}",
-            f"{cell['releases']:,}",
-            _note(cell),
-        ]
-        for owner, row in owners.items()
-        for observer, cell in row["observers"].items()
+        [{"stamp": verdict}, owner, ", ".join(observers), *figures]
+        for (verdict, owner, *figures), observers in rows.items()
     ]
+
+
+def _figures(cell: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        number(cell["epsilon_upper"], "infinite"),
+        strength(cell["epsilon_upper"]),
+        number(cell["claimed"]),
+        number(cell["epsilon_lower"]),
+        power_words(cell),
+        f"{cell['releases']:,}",
+        _note(cell),
+    )
 
 
 def _note(cell: dict[str, Any]) -> str:
@@ -192,7 +198,7 @@ def _attack_chart(attacks: list[dict[str, Any]]) -> Chart:
     return chart
 
 
-def _scored(attack: dict[str, Any]) -> Row:
+def _scored(attack: dict[str, Any]) -> Cells:
     return [
         attack["name"],
         attack["owner"],
@@ -206,7 +212,7 @@ def _scored(attack: dict[str, Any]) -> Row:
     ]
 
 
-def _not_scored(attacks: list[dict[str, Any]]) -> list[Row]:
+def _not_scored(attacks: list[dict[str, Any]]) -> list[Cells]:
     """One row for each reason, with all the pairs that it concerns."""
     pairs: dict[tuple[str, str, str], list[str]] = {}
     for a in attacks:
@@ -214,7 +220,7 @@ def _not_scored(attacks: list[dict[str, Any]]) -> list[Row]:
     return [[name, status, ", ".join(found), reason] for (name, status, reason), found in pairs.items()]
 
 
-def _facts(run: dict[str, Any]) -> list[Row]:
+def _facts(run: dict[str, Any]) -> list[Cells]:
     test = ", ".join(
         f"{name} {value:.4f}" for name, value in run.get("test", {}).items() if value is not None
     )
@@ -223,6 +229,7 @@ def _facts(run: dict[str, Any]) -> list[Row]:
         *([["members", run["adversary"]]] if run.get("adversary") else []),
         *([["dealer", run["dealer"]]] if run.get("dealer") else []),
         *([["agreement", run["agreement"]]] if run.get("agreement") else []),
+        *(["seen to deviate", said] for said in run.get("deviations", [])),
         ["algorithm", run["algorithm"]],
         ["protocol", run["protocol"]],
         ["accounting mode", run["mode"]],

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.auditing.cards import Line, lines_of, open_cards
+from securevfl.auditing.cards import Line, lines_of, open_cards, short_bin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +131,10 @@ def _chart(column: ColumnProfile) -> Any:
     axes.set_ylabel("share")
     step = max(1, len(places) // 6)
     axes.set_xticks(
-        places[::step], [part.bin[:14] for part in column.bins[::step]], rotation=20, ha="right", fontsize=7
+        places[::step],
+        [short_bin(part.bin) for part in column.bins[::step]],
+        rotation=20,
+        ha="right",
+        fontsize=7,
     )
     return chart

@@ -7,18 +7,24 @@ What was released once may be sent again, byte for byte. Words of a secure sum b
 one entry per round and sender; words of sealed training to the round that their entry opens. Undeclared kinds
 and fields are violations, and so is what a receiver got and its sender's own view does not know.
 
-Views are read line by line. Arrays are looked at only where rows or repeated values are compared; sets of
-rows are compared in the text form of the ledger.
+Views and ledgers are read line by line; of each line some numbers are kept (`securevfl.auditing.index`).
+Arrays are looked at only where rows or repeated values are compared; sets of rows are compared in the text
+form of the ledger.
 """
 
 from __future__ import annotations
 
+import bisect
+import hashlib
 import json
+import os
 import re
 import sys
 import zlib
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,17 +32,18 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.accountants.records import HIDDEN, PREDICTION
-from securevfl.algorithms.channels import HIDING
 from securevfl.algorithms.messages import MESSAGES
 from securevfl.attacks.reading import sum_at
 from securevfl.attacks.source import Source
+from securevfl.auditing.index import AskedRecords, Balance, Calls, Entries, Log, word
 from securevfl.auditing.masks import MaskEvidence
 from securevfl.auditing.released import ReleasedEvidence
 from securevfl.auditing.verdicts import ErrorBudget, Finding, Verdict
 from securevfl.errors import LedgerError, WireError
 from securevfl.federation.recorder import DECLARED
+from securevfl.privacy.chain import Entry
 from securevfl.privacy.gate import HANDED_ON
-from securevfl.privacy.ledger import Entry, read_homes, read_ledger, rows_from_text, rows_to_text
+from securevfl.privacy.ledger import read_homes, rows_from_text, rows_to_text
 from securevfl.privacy.messages import Head
 from securevfl.privacy.payloads import check_fields, keep_newest
 from securevfl.privacy.schemas import DEALER, FACT, PARTY, ROWS, SERVER, Schema, roles_of
@@ -46,6 +53,7 @@ from securevfl.protocols.sealed.protocol import MaskedScores, Phase, Share
 from securevfl.protocols.sums.tree_sums import TreeSum
 from securevfl.protocols.sums.trees import ParentMap
 from securevfl.settings.plan import Plan
+from securevfl.settings.protocols import HIDING
 
 RECONCILED = "reconciled with the ledger"
 GATHER = "bring the organisations' folders together with `securevfl gather`"
@@ -72,7 +80,7 @@ def reconcile(source: Source, budget: ErrorBudget | None = None) -> list[Finding
     return _Reconciliation(source).findings(known)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)
 def rows_in(text: str) -> int:
     """How many rows a ledger's row list names."""
     if not text:
@@ -83,15 +91,9 @@ def rows_in(text: str) -> int:
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
-class _Asked(NamedTuple):
-    """What later messages refer to: the records of a call or of an announced round, and what it is for.
-
-    Of every call this much is kept, so it holds no header.
-    """
-
-    rows: tuple[Any, ...]
-    purpose: str
-    by: str
+def last_row(text: str) -> int:
+    """The largest of the rows that a ledger's row list names in order."""
+    return int(re.split("[,-]", text[text.rfind(",") + 1 :])[-1])
 
 
 class _Line(NamedTuple):
@@ -123,24 +125,27 @@ PROFILED = ("bins", "label histogram")
 """What a profile opens, in this order."""
 
 
-def was_resumed(entries: Sequence[Entry], plan: Plan) -> bool:
+def was_resumed(entries: Iterable[Entry], plan: Plan) -> bool:
     """Whether a ledger's owner was interrupted while it trained: a session began between its releases.
 
-    A run that goes on from a profile has one more, right after the label histogram.
+    A run that goes on from a profile begins right after the label histogram, over a network after notes.
     """
-    trained = [
-        e
-        for e in entries
-        if e.is_release and e.content["kind"] != PREDICTION and e.content["mechanism"] not in HIDDEN
-    ]
-    first, last = (trained[0].index, trained[-1].index) if trained else (0, 0)
-    begun = [e.index for e in entries if e.is_session and first < e.index < last]
-    if plan.profiled and begun:
-        before = [e.content["kind"] for e in trained if e.index < begun[0]]
-        after = [e.content["kind"] for e in trained if e.index > begun[0]]
-        planned = before[-1] == PROFILED[-1] and not set(PROFILED) & set(after)
-        begun = begun[planned:]
-    return bool(begun)
+    before, after, planned = "", set[str](), False
+    waiting = first = later = 0  # sessions since the last release; those before the second part, and after
+    for entry in entries:
+        content = entry.content
+        if entry.is_session:
+            waiting += bool(before)
+        elif entry.is_release and content["kind"] != PREDICTION and content["mechanism"] not in HIDDEN:
+            if waiting and not first:
+                first, planned = waiting, before == PROFILED[-1]
+            else:
+                later += waiting
+            waiting, before = 0, content["kind"]
+            if first:
+                after.add(before)
+    planned &= plan.profiled and not set(PROFILED) & after
+    return bool(later or (first and not planned))
 
 
 class _Reconciliation:
@@ -151,8 +156,9 @@ class _Reconciliation:
         folder = source.files.path
         self.views = {name: View(source.view_folder(name)) for name in source.observers}
         self.finished = source.files.result_file.is_file()
+        self.foreign = self.finished and source.files.read_result().get("guarantee") == DECLARED
         self.books = {
-            path.stem: _Books(path.stem, read_ledger(path), self)
+            path.stem: _Books(path.stem, Entries(path), self)
             for path in sorted((folder / "ledger").glob("*.jsonl"))
         }
         self.resumed = {
@@ -162,13 +168,12 @@ class _Reconciliation:
         self.problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         self.unknown: set[tuple[str, str, str]] = set()
         self.totals: set[tuple[str, str]] = set()
-        self.sent: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
-        self.got: dict[tuple[str, str], dict[int, list[Any]]] = defaultdict(dict)
+        self.secret = os.urandom(16)
+        self.balances: dict[tuple[str, str], Balance] = defaultdict(Balance)
         self.trees: dict[str, tuple[ParentMap, ...]] = {}
         hides = source.plan.protocol in HIDING or source.plan.mode == "sealed"
         self.masks = MaskEvidence() if hides else None
-        foreign = self.finished and source.files.read_result().get("guarantee") == DECLARED
-        self.released = ReleasedEvidence(lattice=not foreign)
+        self.released = ReleasedEvidence(lattice=not self.foreign)
 
     def host(self, address: str) -> str:
         return self.source.label_holder if address == SERVER else address
@@ -195,13 +200,29 @@ class _Reconciliation:
             self.problems[owner, observer, path].append(reason)
 
     def _compare_views(self) -> None:
-        """What one organisation got, the other must have sent; what is still on its way may be missing."""
-        for (sender, receiver), lines in self.got.items():
-            if sender in self.resumed:  # a process that dies takes the last lines of its view along
-                continue
-            left = self.sent[sender, receiver]
+        """What one organisation got, the other must have sent; what is still on its way may be missing.
+
+        Where sums of hashes do not agree, the views are read again for the messages behind them.
+        """
+        # A process that dies takes the last lines of its view along.
+        parts = {pair: b.open() for pair, b in self.balances.items() if pair[0] not in self.resumed}
+        parts = {pair: open_parts for pair, open_parts in parts.items() if open_parts}
+        sent: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+        got: dict[tuple[str, str], dict[int, list[Any]]] = defaultdict(dict)
+        for observer in {name for pair in parts for name in pair}:
+            reading = _Reading(self, observer, self.views[observer])
+            for line in reading.lines():
+                pair = (line.sender, line.receiver)
+                if pair not in parts or (key := reading.key(line)) % Balance.PARTS not in parts[pair]:
+                    continue
+                if line.header["sent"]:
+                    sent[pair][key] += 1
+                else:
+                    known = got[pair].setdefault(key, [0, line.header["kind"], line.header["index"]])
+                    known[0] += 1
+        for (sender, receiver), lines in got.items():
             for key, (count, kind, index) in lines.items():
-                if count > left[key]:
+                if count > sent[sender, receiver][key]:
                     reason = f"message {index} of {receiver}'s view is not what {sender}'s own view says"
                     self.violate(sender, [receiver], kind, reason)
 
@@ -209,10 +230,7 @@ class _Reconciliation:
         """Findings about owners whose ledgers are here."""
         paths = {key: key for key in self.problems}
         for owner, books in self.books.items():
-            for entry in books.entries:
-                for observer in entry.content.get("observers", ()):
-                    key = (owner, observer, entry.content["kind"])
-                    paths[key] = key
+            paths |= {(owner, *path): (owner, *path) for path in books.paths}
         for owner, observer, path in paths:
             yield self._finding(owner, observer, path)
 
@@ -253,9 +271,7 @@ class _Reading:
 
     def __init__(self, whole: _Reconciliation, observer: str, view: View) -> None:
         self.whole, self.observer, self.view = whole, observer, view
-        self.calls: dict[tuple[str, int], _Asked] = {}
-        self.answered: set[tuple[str, int]] = set()
-        self.rounds: dict[tuple[str, int], _Asked] = {}
+        self.calls, self.rounds = Calls(), Calls()
         self.announced: Counter[int] = Counter()
         self.heads: dict[str, Head] = {}
 
@@ -274,31 +290,51 @@ class _Reading:
                 reason = f"{self.observer} kept no receipt of entry {head.position}, the newest that it saw"
                 self.whole.violate(owner, [self.observer], "receipts", reason)
 
+    def lines(self) -> Iterator[_Line]:
+        """Messages that were sent by somebody, and are what their kind declares."""
+        for header in self.view.headers():
+            if header["sender"] != header["receiver"]:
+                with suppress(WireError):
+                    yield self._declared(header)
+
+    def _declared(self, header: Mapping[str, Any]) -> _Line:
+        schema = check_fields(header["sender"], header["kind"], self._forms(header))
+        return _Line(header, schema, self.view, *self._ends(header))
+
+    def _ends(self, header: Mapping[str, Any]) -> tuple[str, str]:
+        """The organisations that sent and received."""
+        sent, host = header["sent"], self.whole.host
+        return (
+            self.observer if sent else host(header["sender"]),
+            host(header["receiver"]) if sent else self.observer,
+        )
+
     def _line(self, header: Mapping[str, Any]) -> None:
-        whole, sent = self.whole, header["sent"]
-        sender = self.observer if sent else whole.host(header["sender"])
-        receiver = whole.host(header["receiver"]) if sent else self.observer
+        whole = self.whole
         try:
-            schema = check_fields(header["sender"], header["kind"], self._forms(header))
+            line = self._declared(header)
         except WireError as error:
+            sender, receiver = self._ends(header)
             reason = f"message {header['index']} of {self.observer}'s view: {error}"
             whole.violate(sender, [receiver], header["kind"], reason)
             return
         if header["sender"] == header["receiver"]:
             return  # noted at home, sent by nobody
-        line = _Line(header, schema, self.view, sender, receiver)
+        schema, twin = line.schema, self._is_twin(line)
         self._note(line)
-        if schema.of_machine and whole.masks is not None:
-            whole.masks.add(self.view, header, schema, (sender, receiver))
+        if schema.of_machine and whole.masks is not None and not twin:
+            whole.masks.add(self.view, header, schema, (line.sender, line.receiver))
+        senders = len(whole.source.parties) - 1
+        if schema.summed and whole.masks is not None and not header["sent"] and senders > 1:
+            whole.masks.add_received(self.view, header, schema, (line.sender, line.receiver), senders)
         if roles_of(header["sender"]).isdisjoint(schema.senders):
             self._violate(line, f"{header['sender']} may not send {header['kind']!r}")
         if any(form.inside for _, _, form in schema.sent):
             self._violate(line, "must stay inside one organisation")
         if foreign := self._foreign(schema, header):
             self._violate(line, f"has {foreign!r}, which {whole.source.plan.algorithm} never states")
-        if self._is_twin(line):
-            return
-        self._judge(line)
+        if not twin:
+            self._judge(line)
 
     def _judge(self, line: _Line) -> None:
         if not line.schema.of_machine and line.payload() is None:
@@ -337,80 +373,102 @@ class _Reading:
     def _note(self, line: _Line) -> None:
         """Keeps what later messages refer to: calls by their numbers, announced rounds of sums."""
         header, fields = line.header, line.header["fields"]
-        name = (sys.intern(header["sender"]), header["number"])
         if header["head"] is not None and not header["sent"]:
             keep_newest(self.heads, Head(*header["head"]))
         if "rows" not in header["arrays"]:
             return
         offset, dtype, shape, *_ = header["arrays"]["rows"]
         said = (sys.intern(str(fields.get(word, ""))) for word in ("purpose", "for"))
-        asked = _Asked((offset, sys.intern(dtype), tuple(shape)), *said)
-        self.calls[name] = asked
-        self.answered.discard(name)
+        asked = AskedRecords((offset, dtype, tuple(shape)), *said)
+        self.calls.put(header["sender"], header["number"], asked)
         if {"channel", "round", "purpose"} <= fields.keys():
-            place = (sys.intern(fields["channel"]), fields["round"])
+            place = (fields["channel"], fields["round"])
             self.whole.totals.add((self.whole.host(place[0]), asked.purpose))
-            if place not in self.rounds:
+            if self.rounds.get(*place) is None:
                 self.announced[shape[0]] += 1
-            self.rounds[place] = asked
+            self.rounds.put(*place, asked)
 
     def _is_twin(self, line: _Line) -> bool:
         """Keeps what both ends say about a message; True where the sender's own view is the one to judge."""
-        header, whole = line.header, self.whole
-        pair = (line.sender, line.receiver)
-        if not (line.sender in whole.views and line.receiver in whole.views):
+        if not (line.sender in self.whole.views and line.receiver in self.whole.views):
             return False
+        self.whole.balances[line.sender, line.receiver].add(self.key(line), sent=line.header["sent"])
+        return not line.header["sent"]
+
+    def key(self, line: _Line) -> int:
+        """64 bits that stand for all that a message says; nobody can choose messages by them."""
+        header = line.header
         content = [header[name] for name in ("sender", "receiver", "kind", "number", "reply_to", "head")]
         arrays = {name: place[1:3] for name, place in header["arrays"].items()}
         if line.schema.of_machine:
             arrays |= {name: [*arrays[name], digest] for name, (digest, *_) in header["sketches"].items()}
         elif line.payload() is not None:
             arrays |= {n: [*a, zlib.crc32(self.view.array(header, n).tobytes())] for n, a in arrays.items()}
-        key = hash(json.dumps([content, header["fields"], arrays]))
-        if header["sent"]:
-            whole.sent[pair][key] += 1
-            return False
-        known = whole.got[pair].setdefault(key, [0, header["kind"], header["index"]])
-        known[0] += 1
-        return True
+        text = json.dumps([content, header["fields"], arrays])
+        digest = hashlib.blake2b(text.encode(), digest_size=8, key=self.whole.secret).digest()
+        return int.from_bytes(digest, "little")
 
     def rows_of(self, line: _Line) -> npt.NDArray[Any] | None:
         """The records that a message is about: named in it, or in the call that it answers."""
         rows = line.rows()
-        call = self.calls.get((line.header["receiver"], line.header["reply_to"]))
+        call = self.calls.get(line.header["receiver"], line.header["reply_to"])
         if rows is None and call is not None:
             rows = self.view.at(call.rows)
         return rows
 
     def answers_twice(self, line: _Line) -> bool:
         """True where a call with rows has been answered before."""
-        name = (line.header["receiver"], line.header["reply_to"])
-        if name not in self.calls:
-            return False
-        before = name in self.answered
-        self.answered.add(name)
-        return before
+        return self.calls.mark(line.header["receiver"], line.header["reply_to"])
 
 
 class _Books:
-    """One owner's ledger, and what each of its entries was used for."""
+    """One owner's ledger, and what each of its entries was used for.
 
-    def __init__(self, owner: str, entries: list[Entry], whole: _Reconciliation) -> None:
+    Of an entry are kept: the receivers and kinds of its messages as bits of a number, and its round.
+    """
+
+    def __init__(self, owner: str, entries: Entries, whole: _Reconciliation) -> None:
         self.owner, self.entries, self.whole = owner, entries, whole
-        self.once = whole.source.plan.mode == "frozen"
+        # Somebody else's program may let a record out anew, under an entry that counts it.
+        self.once = whole.source.plan.mode == "frozen" and not whole.foreign
         self._heard: dict[tuple[str, str], set[str]] | None = None
-        self.uses: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-        self.sums: dict[int, tuple[str, int]] = {}
-        self.rounds: dict[tuple[Any, ...], int] = {}
-        self.seen: Counter[int] = Counter()
+        self.uses = [0] * len(entries)
+        self._bits: dict[tuple[str, str], int] = {}
+        self._alike: dict[int, int] = {}  # one object for equal numbers
+        self.used: set[str] = set()
+        self._places_of, self._sealed_rounds = array("Q", bytes(8 * len(entries))), bytearray(len(entries))
+        self._rounds, self._words = Log(), dict[int, Log]()
+        self._lines: dict[tuple[str, str, str, str], int] = {}
         self.phases = 1 + whole.source.plan.epochs + whole.source.plan.evaluations  # one prepares
         self.places: dict[str, npt.NDArray[np.int64]] = {}
         self.handed: Counter[tuple[str, str, int]] = Counter()
         self.open: dict[str, str] = {}
-        sessions = np.cumsum([entry.is_session for entry in entries])
-        self.sessions: list[int] = sessions.tolist()
-        hidden = [e.content["observers"] for e in entries if e.content.get("mechanism") in HIDDEN]
-        self.handlers = {name for names in hidden for name in names}
+        self._sessions, self.handlers = list[int](), set[str]()
+        self.paths: dict[tuple[str, str], None] = {}
+        for entry in entries:
+            observers = entry.content.get("observers", ())
+            self.paths |= dict.fromkeys((name, entry.content["kind"]) for name in observers)
+            if entry.is_session:
+                self._sessions.append(entry.index)
+            if entry.content.get("mechanism") in HIDDEN:
+                self.handlers.update(observers)
+
+    def session(self, index: int) -> int:
+        """Which session an entry belongs to."""
+        return bisect.bisect_right(self._sessions, index)
+
+    def use(self, entry: Entry, receiver: str, kind: str) -> bool:
+        """Notes that a message is for an entry; True where one was, of this kind and to this receiver."""
+        bit = 1 << self._bits.setdefault((receiver, kind), len(self._bits))
+        before = self.uses[entry.index]
+        self.uses[entry.index] = self._alike.setdefault(before | bit, before | bit)
+        self.used.add(entry.content["kind"])
+        return bool(before & bit)
+
+    def uses_of(self, index: int) -> set[tuple[str, str]]:
+        """Receivers and kinds of the messages for an entry."""
+        found = self.uses[index]
+        return {use for use, bit in self._bits.items() if found >> bit & 1} if found else set()
 
     @property
     def repeats(self) -> bool:
@@ -461,10 +519,8 @@ class _Books:
             self._violate(line, f"entry {index} is not for {line.receiver}", content["kind"])
         if content["mechanism"] in HIDDEN:
             self._violate(line, f"lies open, and entry {index} says {content['mechanism']}", content["kind"])
-        use = (line.header["receiver"], line.header["kind"])
-        again = bool(self.uses[index][use])
         self._spread(line, entry, field, reading.rows_of(line) if self.once else None)
-        self.uses[index][use] += 1
+        again = self.use(entry, line.header["receiver"], line.header["kind"])
         count, rows = line.shape(field)[0] if field in line.header["arrays"] else 1, reading.rows_of(line)
         if rows is not None and len(rows) != count:
             self._violate(line, f"has {count} vectors for {len(rows)} records", content["kind"])
@@ -539,13 +595,12 @@ class _Books:
         before_rounds = header["fields"].get("round", -1) < 0
         # Masks are dealt anew in the middle of a run too: operands belong to the entry that says so.
         operand = before_rounds and "channel" not in header["fields"]
-        session = ("entry", entry.index) if operand or self.repeats else self.sessions[entry.index]
-        key = hash((session, header["receiver"], header["kind"], _facts(header)))
+        session = ("entry", entry.index) if operand or self.repeats else self.session(entry.index)
+        key = word((session, header["receiver"], header["kind"], _facts(header)))
         # Where sums go on without parties that are gone, keys are agreed on anew in every phase.
         allowed = self.phases if before_rounds and self.whole.source.plan.threshold else 1
-        self.seen[key] += 1
-        if self.seen[key] > allowed:
-            self._violate(line, "is a second message of its kind in one round", entry.content["kind"])
+        about = self._about(line, entry)
+        self._words.setdefault(allowed, Log()).add(key, header["index"], about)
         if before_rounds:
             if operand:
                 self._use(line, entry)
@@ -555,7 +610,7 @@ class _Books:
             self._sealed(line, entry)
 
     def _use(self, line: _Line, entry: Entry) -> None:
-        self.uses[entry.index][line.receiver, line.header["kind"]] += 1
+        self.use(entry, line.receiver, line.header["kind"])
         if line.receiver not in entry.content.get("observers", ()):
             self._violate(line, f"entry {entry.index} is not for {line.receiver}", entry.content["kind"])
 
@@ -575,20 +630,36 @@ class _Books:
 
     def _one_round(self, line: _Line, entry: Entry, place: tuple[str, int]) -> None:
         """One entry per round, one round per entry."""
-        kind, session = entry.content["kind"], self.sessions[entry.index]
-        if self.repeats:
-            session = entry.index
-        if self.sums.setdefault(entry.index, place) != place:
-            self._violate(line, f"uses entry {entry.index}, which is about another round", kind)
-        if self.rounds.setdefault((session, *place), entry.index) != entry.index:
-            self._violate(
-                line, f"belongs to a round that entry {self.rounds[session, *place]} is about", kind
-            )
+        index, kind, here = entry.index, entry.content["kind"], word(place) | 1
+        if self._places_of[index] not in (0, here):
+            self._violate(line, f"uses entry {index}, which is about another round", kind)
+        if not self._places_of[index]:
+            self._places_of[index], self._sealed_rounds[index] = here, not place[0]
+            if not self.repeats:  # else rounds come again, each with an entry of its own
+                self._rounds.add(word((self.session(index), *place)), index, self._about(line, entry))
+
+    def _about(self, line: _Line, entry: Entry) -> int:
+        """A number for all messages of one kind from one view to one receiver, under one kind of entry."""
+        said = (line.receiver, line.view.observer, line.header["kind"], entry.content["kind"])
+        return self._lines.setdefault(said, len(self._lines))
+
+    def _close_rounds(self) -> None:
+        """Words that came twice, and rounds that two entries are about."""
+        named = list(self._lines)
+        for allowed, log in self._words.items():
+            for about, index in log.beyond(allowed):
+                receiver, observer, sent, kind = named[about]
+                reason = f"message {index} of {observer}'s view ({sent}): is a second message of its kind"
+                self.whole.violate(self.owner, [receiver], kind, f"{reason} in one round")
+        for about, index in self._rounds.others():
+            receiver, observer, sent, kind = named[about]
+            reason = f"entry {index} of {sent} in {observer}'s view belongs to a round of another entry"
+            self.whole.violate(self.owner, [receiver], kind, reason)
 
     def _summed(self, line: _Line, reading: _Reading, entry: Entry) -> None:
         fields = line.header["fields"]
         place = (fields["channel"], fields["round"])
-        asked = reading.rounds.get(place)
+        asked = reading.rounds.get(*place)
         if asked is None:
             self._violate(line, f"belongs to round {place[1]} of {place[0]}, which nobody announced")
             return
@@ -612,11 +683,11 @@ class _Books:
             return
         self._contribution(line, reading, entry, asked)
 
-    def _contribution(self, line: _Line, reading: _Reading, entry: Entry, asked: _Asked) -> None:
+    def _contribution(self, line: _Line, reading: _Reading, entry: Entry, asked: AskedRecords) -> None:
         content, fields = entry.content, line.header["fields"]
         place = (fields["channel"], fields["round"])
         first = not self.uses[entry.index]
-        self.uses[entry.index][line.receiver, line.header["kind"]] += 1
+        self.use(entry, line.receiver, line.header["kind"])
         learn = {self.whole.host(place[0]), self.whole.host(asked.by)} - {self.owner}
         if not learn <= set(content["observers"]):
             missing = ", ".join(sorted(learn - set(content["observers"])))
@@ -638,10 +709,10 @@ class _Books:
     def close(self) -> None:
         """Entries that no message was for, and rounds that not everybody heard of."""
         self._never_refused()
-        if self.owner not in self.whole.views:
-            names = {name for e in self.entries for name in e.content.get("observers", ())}
-            if not names <= self.whole.views.keys():
-                return
+        self._close_rounds()
+        views = self.whole.views.keys()
+        if self.owner not in views and not {name for name, _ in self.paths} <= views:
+            return
         carried = self._carried()
         unused: list[Entry] = []
         for entry in self.entries:
@@ -652,7 +723,7 @@ class _Books:
                     unused = []
             elif content["mechanism"] in HIDDEN or not content["observers"]:
                 continue
-            elif self.uses.get(entry.index):
+            elif self.uses[entry.index]:
                 self._report(unused, broken=False)
                 unused = []
                 self._heard_by_all(entry)
@@ -664,8 +735,8 @@ class _Books:
         """Exact scores of records that a sealed run promises something about, which a gate refuses."""
         if self.whole.source.plan.mode != "sealed":
             return
-        noisy = {e.content["rows"] for e in self.entries if e.content.get("mechanism") == "gaussian"}
-        promised = max((int(rows_from_text(rows).max(initial=-1)) for rows in noisy if rows), default=-1)
+        noisy = (e.content["rows"] for e in self.entries if e.content.get("mechanism") == "gaussian")
+        promised = max((last_row(rows) for rows in noisy if rows), default=-1)
         for entry in self.entries:
             content = entry.content
             if entry.is_release and content["kind"] == PREDICTION and content["mechanism"] == "exact":
@@ -687,8 +758,7 @@ class _Books:
     def _carried(self) -> set[str]:
         """Kinds of entries that a message stands for."""
         kinds = {kind for s in MESSAGES.values() for _, _, form in s.sent if form.payload for kind in form.of}
-        used = {self.entries[index].content["kind"] for index, uses in self.uses.items() if uses}
-        return (kinds - set(HANDED_ON)) | used
+        return (kinds - set(HANDED_ON)) | self.used
 
     def _stays_inside(self, entry: Entry) -> bool:
         """Whether its values went to a role of the same organisation, which hands on what follows."""
@@ -708,12 +778,12 @@ class _Books:
         Where members deal for each other, not everybody gets every kind: then whoever got it in another
         round of the same kind. Which words a round has at all is the replay's to say.
         """
-        uses, content = self.uses[entry.index], entry.content
-        if self.sums.get(entry.index, ("x", 0))[0]:
+        uses, content = self.uses_of(entry.index), entry.content
+        if not self._sealed_rounds[entry.index]:
             return
         for kind in {kind for _, kind in uses}:
-            missing = [name for name in self._hearing(content, kind) if not uses[name, kind]]
-            if missing and entry.index != self.entries[-1].index:
+            missing = [name for name in self._hearing(content, kind) if (name, kind) not in uses]
+            if missing and entry.index != len(self.entries) - 1:
                 reason = f"entry {entry.index}: {', '.join(missing)} got no {kind}"
                 self.whole.violate(self.owner, missing, content["kind"], reason)
 
@@ -723,9 +793,9 @@ class _Books:
             return list(content["observers"])
         if self._heard is None:
             self._heard = defaultdict(set)
-            for index, uses in self.uses.items():
-                for name, sent in uses:
-                    self._heard[self.entries[index].content["kind"], sent].add(name)
+            for entry in self.entries:
+                for name, sent in self.uses_of(entry.index):
+                    self._heard[entry.content["kind"], sent].add(name)
         return sorted(self._heard[content["kind"], kind] & set(content["observers"]))
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import tempfile
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +32,7 @@ from scipy import stats
 
 from securevfl.accountants.records import HIDDEN, PREDICTION, ReleaseRecord
 from securevfl.algorithms import SERVER, find_algorithm
+from securevfl.algorithms.messages import Scores, Sum
 from securevfl.attacks.source import Source
 from securevfl.auditing.evidence import (
     CELL,
@@ -46,6 +48,10 @@ from securevfl.auditing.evidence import (
     VarianceTest,
     conclude,
 )
+from securevfl.auditing.index import Lines
+from securevfl.auditing.own_noise import TESTS as OWN_TESTS
+from securevfl.auditing.own_noise import OwnNoise
+from securevfl.auditing.predicted import Predicted
 from securevfl.auditing.reconciliation import was_resumed
 from securevfl.auditing.shares import FRESH, MemberNoise
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
@@ -56,14 +62,22 @@ from securevfl.federation.schedule import Schedule, drive
 from securevfl.federation.site import PARTS as PHASES_OF
 from securevfl.federation.site import Site, hosts_of, load_own, open_gate, own_arrays
 from securevfl.federation.virtual import VirtualCarrier
+from securevfl.privacy.chain import LedgerReader
 from securevfl.privacy.defences import keep_probability
 from securevfl.privacy.gate import HANDED_ON, Gate
 from securevfl.privacy.journal import (
+    AS_GIVEN,
     DATA,
+    GIVEN,
     GRADIENT,
     LABELS,
+    LOCK,
     MODEL,
+    ORIGIN,
+    PREDICTED,
     RELEASE,
+    ROWS,
+    SCORED,
     STATISTIC,
     TOTAL,
     UPDATE,
@@ -71,14 +85,19 @@ from securevfl.privacy.journal import (
     Journal,
     fingerprint,
 )
-from securevfl.privacy.ledger import read_homes, read_ledger
+from securevfl.privacy.ledger import each_kept, read_homes
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Floats, Noise
-from securevfl.privacy.payloads import Link
+from securevfl.privacy.payloads import Accounted, Link
+from securevfl.privacy.rows import fixed
 from securevfl.privacy.schemas import MESSAGES
 from securevfl.privacy.views import Seen, View, ViewWriter
+from securevfl.protocols.contract import Machine
+from securevfl.protocols.sealed.checked import CheckedRound
+from securevfl.protocols.sealed.session import ProofMachine
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 from securevfl.protocols.wire import Value
+from securevfl.settings.protocols import FACTS
 
 PATHS = {
     RELEASE: "embeddings",
@@ -90,6 +109,7 @@ PATHS = {
 }
 """Kind in the journal -> the path that findings name."""
 PARTS, REACH, EXCESS = "variance by part", "reach", "excess"
+TRAINED, NEW = "records of the training", "noise of new records"
 EVERYBODY = ""
 """In the place of a name: what all organisations opened, together."""
 _TESTS = (*NOISE_TESTS, PARTS, REACH, EXCESS)
@@ -100,7 +120,11 @@ _OWN = (RELEASE, UPDATE, STATISTIC)
 _FIGURE_MARGIN = 0.01
 # What carries no noise, where the replay ends with the very models: rounding of sums in another order.
 _SAME_VALUES = 1e-4
+# Sums over parties of float32 values that are handed on, record by record: a few of its last digits.
+_SAME_SUMS = 2.0**-19
 _LAST_DIGITS = 1e-7
+# First models are drawn one value after the other; only products may round otherwise elsewhere.
+_SAME_START = 1e-5
 # Rounding at every step adds up to more than one change at the beginning.
 _MORE_ROUNDING = 30
 # Tables and masks of sealed training round each record's residual, by less than this in rms.
@@ -122,14 +146,18 @@ def replay(source: Source, budget: ErrorBudget, *, audience: str = VISIBLE) -> l
     Returns:
         A finding for each owner, observer and path; `not tested` with the reason where evidence is missing.
     """
-    promises = _promises(source.records)
-    if not promises:
-        return []
-    missing = _missing(source)
-    if missing:
-        return [_untested(owner, observer, "all releases", missing) for owner, observer in promises]
+    promises, predicted = _promises(source.records), Predicted(source)
+    if promises and (others := _other_rows(source)):
+        reason = f"{', '.join(others)} trained on other rows than the plan makes of those that were given"
+        return [_violated(f"{owner} against {observer}", WHOLE, reason) for owner, observer in promises]
+    missing = _missing(source) if promises else ""
+    if missing or not promises:
+        levels = budget.split(audience, predicted.tests) if predicted.tests else {}
+        found = [_untested(owner, observer, "all releases", missing) for owner, observer in promises]
+        return found + predicted.findings(levels)
     with tempfile.TemporaryDirectory() as scratch:
-        return _Judge(source, budget, audience, promises, Path(scratch)).findings()
+        judge = _Judge(source, budget, audience, promises, Path(scratch), predicted)
+        return judge.findings() + predicted.findings(judge.levels)
 
 
 def _promises(records: list[ReleaseRecord]) -> list[tuple[str, str]]:
@@ -155,24 +183,67 @@ def _missing(source: Source) -> str:
     names = sorted(set(hosts.values()) - set(algorithm.assistants(plan).values()))
     if (mine := _alone(source)) is not None:
         names = [mine]
-    absent = [name for name in names if not files.journal(name).is_dir() or not files.view(name).is_dir()]
+    absent = [
+        name for name in names if not _has_journal(files.journal(name)) or not files.view(name).is_dir()
+    ]
     if absent:
         return (
             f"views and journals of {', '.join(absent)} are not here; record them with --record-views, and "
             "bring the folders of all organisations together with securevfl gather"
         )
     for name in names:
-        given = fingerprint(own_arrays(source.data, name, hosts))
-        kept = [seen.fields["values"] for seen in View(files.journal(name)).messages(DATA)]
-        if any(not np.array_equal(each, given) for each in kept):
+        given, kept = fingerprint(own_arrays(source.data, name, hosts)), digests(source, name)
+        if any(not np.array_equal(each, given) for where, each in kept.items() if where == ROWS):
             return f"the data that was given is not what {name} trained on; give the run's own with --data"
+    brought = [
+        own for name in names for own, origin in origins(View(files.journal(name))).items() if origin == GIVEN
+    ]
+    if brought:
+        return (
+            f"{', '.join(brought)} brought a model of its own, which is not here to be run again; whether it "
+            "depends on private records cannot be seen"
+        )
     if any(plan.encoder(party).hidden_noise for party in source.parties):
         return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
-    if any(was_resumed(read_ledger(path), plan) for path in (files.path / "ledger").glob("*.jsonl")):
+    ledgers = [LedgerReader(path) for path in (files.path / "ledger").glob("*.jsonl")]
+    if any(was_resumed(ledger.entries(), plan) for ledger in ledgers):
         return "the run was interrupted and resumed; replay needs one that was not"
     return ""
+
+
+def digests(source: Source, name: str) -> dict[str, Array]:
+    """The digests of an organisation's rows that its journal keeps: as they were given, and as trained on."""
+    lines = View(source.files.journal(name)).messages(DATA)
+    return {str(seen.fields["where"]): seen.fields["values"] for seen in lines}
+
+
+def _other_rows(source: Source) -> list[str]:
+    """Organisations that were given these very rows, and trained on others than the plan makes of them.
+
+    Not where columns or labels are scaled by statistics of the rows: those round differently elsewhere.
+    """
+    plan, data, given = source.plan, source.data, source.given
+    if data is None or given is None or plan.scaling not in ("none", "public"):
+        return []
+    if data.task == "regression" and plan.mode != "sealed":
+        return []
+    hosts, found = hosts_of(plan, data, find_algorithm(plan.algorithm)), []
+    for name in sorted({name for name in hosts.values() if _has_journal(source.files.journal(name))}):
+        kept = digests(source, name)
+        same = AS_GIVEN in kept and np.array_equal(
+            kept[AS_GIVEN], fingerprint(own_arrays(given, name, hosts))
+        )
+        rows = fingerprint(own_arrays(data, name, hosts))
+        if same and any(not np.array_equal(each, rows) for where, each in kept.items() if where == ROWS):
+            found.append(name)
+    return found
+
+
+def _has_journal(folder: Path) -> bool:
+    """Whether a journal of the training is here; one of predictions alone may have been begun later."""
+    return folder.is_dir() and any(View(folder).messages(DATA))
 
 
 def _alone(source: Source) -> str | None:
@@ -193,11 +264,16 @@ def _untested(owner: str, observer: str, path: str, *reasons: str) -> Finding:
 
 
 class Broken(SecureVFLError):
-    """The evidence does not fit what the plan's roles do; `owner` is whose it is."""
+    """The evidence does not fit what the plan's roles do.
 
-    def __init__(self, owner: str, reason: str) -> None:
+    Attributes:
+        owner: Whose it is.
+        doubt: What else may be the reason; empty where nothing can, and None where it depends on the run.
+    """
+
+    def __init__(self, owner: str, reason: str, *, doubt: str | None = None) -> None:
         super().__init__(reason)
-        self.owner = owner
+        self.owner, self.doubt = owner, doubt
 
 
 class _Zeros(KeyStream):
@@ -237,21 +313,25 @@ class _Kept(Journal):
     def __init__(self, folder: Path, spool: ViewWriter, part: Callable[[], str], *, shake: float) -> None:
         self.owner, self.new = folder.name, True
         self._view, self._spool, self._part, self._shake = View(folder), spool, part, shake
-        places = self._view.index("kind", "where")
-        self._places = {key: found[::-1] for key, found in places.items() if key[0] != DATA}
+        keys = array(
+            "q", (_place(line["kind"], line["fields"].get("where")) for line in self._view.headers())
+        )
+        self._keys = np.frombuffer(keys, np.int64)
+        self._left = ~np.isin(self._keys, [_place(kind, None) for kind in _UNREPLAYED])
+        self._next = 0
 
     def keep(self, kind: str, values: Array, *, std: float, where: str) -> Array:
         """What was kept at this place."""
-        waiting = self._places.get((kind, where))
-        if not waiting:
-            raise Broken(self.owner, f"{self.owner} kept no {kind} at {where}, where its roles make one")
-        place = waiting.pop()
+        if kind in (LOCK, ORIGIN):
+            return values
+        place = self._find(kind, where)
         kept = np.array(self._view[place].fields["values"])
         if kept.shape != np.shape(values):
             raise Broken(
                 self.owner, f"{self.owner} kept a {kind} of shape {kept.shape}, not {np.shape(values)}"
             )
         if kind == MODEL:
+            self._check_first(where, kept, values)
             shaken: Array = kept * (1 + self._shake * np.resize([1, -1], kept.shape)).astype(kept.dtype)
             return shaken
         fields: dict[str, Value] = {
@@ -263,14 +343,81 @@ class _Kept(Journal):
         self._spool.note(kind, fields, address=self.owner, time=0.0)
         return kept
 
+    def _check_first(self, name: str, kept: Array, planned: Array) -> None:
+        """The promises of encoders that see no raw records rest on models that begin without them, too."""
+        if np.allclose(kept, planned, rtol=_SAME_START, atol=_SAME_START):
+            return
+        made = origins(self._view).get(name, "")
+        doubt = "" if made == torch.__version__ else f"torch {made} made it, and this is {torch.__version__}"
+        if not made:  # journals of before did not say it; the model may be one that its owner brought
+            doubt = "its journal does not say where it is from"
+        raise Broken(self.owner, f"the first model of {name} is not the one that the plan makes", doubt=doubt)
+
+    def _find(self, kind: str, where: str) -> int:
+        """The first line that is about such a value and was not taken: mostly the one after the last."""
+        key = _place(kind, where)
+        if not (self._next < len(self._keys) and self._left[self._next] and self._keys[self._next] == key):
+            found = np.flatnonzero(self._left & (self._keys == key))
+            if not len(found):
+                raise Broken(self.owner, f"{self.owner} kept no {kind} at {where}, where its roles make one")
+            self._next = int(found[0])
+        place, self._next = self._next, self._next + 1
+        self._left[place] = False
+        return place
+
+    def total(self, where: str) -> Floats | None:
+        """The total that was kept at a place; None where none was."""
+        found = np.flatnonzero(self._left & (self._keys == _place(TOTAL, where)))
+        return np.array(self._view[int(found[0])].fields["values"], np.float64) if len(found) else None
+
     def left(self) -> str:
         """A kept value that the replay did not make; empty if it made all."""
-        return next((f"{kind} at {where}" for (kind, where), waiting in self._places.items() if waiting), "")
+        if not self._left.any():
+            return ""
+        seen = self._view[int(np.argmax(self._left))]
+        return f"{seen.kind} at {seen.fields.get('where')}"
 
     def flush(self) -> None:
         """Nothing is written."""
 
     close = flush
+
+
+def origins(journal: View) -> dict[str, str]:
+    """Where first models are from, by name."""
+    return {
+        str(seen.fields["where"]): bytes(seen.fields["values"].tolist()).decode(errors="replace")
+        for seen in journal.messages(ORIGIN)
+    }
+
+
+_UNREPLAYED = (DATA, LOCK, PREDICTED, SCORED, ORIGIN)
+"""Kinds that no role makes again."""
+
+
+def _place(kind: str, where: str | None) -> int:
+    """64 bits for a place in a journal; what is not made again has none."""
+    return hash((kind, None if kind in _UNREPLAYED else where))
+
+
+class _Watched(Gate):
+    """A gate of the replay that shows sealed openings to whoever tells the members' noise apart."""
+
+    own: OwnNoise | None = None
+    part: Callable[[], str] = staticmethod(lambda: "")
+
+    def hide(self, machine: Machine | None = None, **given: Any) -> Accounted:
+        """Shows what is brought to a session."""
+        if self.own is not None and isinstance(machine, ProofMachine):
+            self.own.begin(machine)
+        return super().hide(machine, **given)
+
+    def open_totals(self, machine: Machine | None, **given: Any) -> Accounted:
+        """Shows what is brought to an opening, with the total that was kept of it."""
+        opened = super().open_totals(machine, **given)
+        if self.own is not None and isinstance(machine, CheckedRound) and isinstance(self.journal, _Kept):
+            self.own.take(machine, self.journal.total(str(self.ledger.releases)), self.part())
+        return opened
 
 
 def _ends(view: View) -> Iterator[tuple[str, str, str]]:
@@ -302,6 +449,10 @@ class _Sent:
         del self._order[observer]
         return False
 
+    def close(self) -> None:
+        """Closes views whose lines were not read to the end."""
+        self._order.clear()
+
     def next(self, observer: str, message: Packet) -> Seen | None:
         """The recorded message in the place of this one; None where the observer recorded nothing."""
         if observer not in self._views:
@@ -323,8 +474,10 @@ class _Evidence:
         part: Where the run is.
     """
 
-    def __init__(self, source: Source, spool: ViewWriter, *, shake: float) -> None:
-        self.source, self.spool, self.shake = source, spool, shake
+    def __init__(
+        self, source: Source, spool: ViewWriter, *, shake: float, own: OwnNoise | None = None
+    ) -> None:
+        self.source, self.spool, self.shake, self._own = source, spool, shake, own
         self.journals: dict[str, _Kept] = {}
         self.gates: dict[str, Gate] = {}
         self.wrong: dict[str, str] = {}
@@ -342,8 +495,12 @@ class _Evidence:
             test_records=data.n_test,
             holds_labels=name == label_holder,
             folder=None,
+            made=_Watched,
         )
         gate.noise = Silence()
+        gate.ledger.keep_in(Lines())
+        if isinstance(gate, _Watched):
+            gate.own, gate.part = self._own, lambda: self.part
         self._begin_alike(gate)
         folder = self.source.files.journal(name)
         if folder.is_dir():
@@ -355,13 +512,14 @@ class _Evidence:
     def _begin_alike(self, gate: Gate) -> None:
         """Over a network notes precede the first release; journals name values by their entry's place."""
         path = self.source.files.ledger(gate.owner)
-        releases = (e.index for e in read_ledger(path) if e.is_release) if path.is_file() else iter(())
+        entries = LedgerReader(path).entries() if path.is_file() else iter(())
+        releases = (entry.index for entry in entries if entry.is_release)
         for _ in range(gate.ledger.head.position + 1, next(releases, 0)):
             gate.ledger.note_alignment(way="replay", observers=(), ids=0, most=0)
 
     def hides(self, kind: str) -> bool:
         """Whether messages of a kind are masked or encrypted, and so never the same twice."""
-        return MESSAGES[kind].of_machine and self.source.plan.protocol != "plain-tree"
+        return MESSAGES[kind].of_machine and not FACTS[self.source.plan.protocol].parts_are_read
 
     def compare(self, message: Packet, seen: Seen, host: str) -> None:
         """Notes what is not what was sent, and puts what was sent in its place."""
@@ -419,21 +577,12 @@ class _Carrier(VirtualCarrier):
         """Notes where the run is; a message without its like in the run ends the replay."""
         self.evidence.part = f"{part} {epoch}"
         if self.plan.profiled and (part, epoch) == ("epoch", 2):
-            self._take_up()
+            _take_up(self.sites.values())
         try:
             await super().phase(part, epoch)
         finally:
             if self._broken is not None:
                 raise self._broken
-
-    def _take_up(self) -> None:
-        """Where a run goes on from a profile: new processes with its state, a new session in every ledger."""
-        for site in self.sites.values():
-            state = site.state()
-            if site.gate is not None:
-                site.gate.ledger = copy.deepcopy(site.gate.ledger)
-            site.reset()
-            site.load(state, fresh=False)
 
     def _observe(self, message: Packet, time: float) -> None:
         if self._broken is not None:
@@ -455,7 +604,20 @@ class _Carrier(VirtualCarrier):
 
     def play(self) -> None:
         """Runs the whole schedule."""
-        drive(Schedule(self).train())
+        try:
+            drive(Schedule(self).train())
+        finally:
+            self._sent.close()
+
+
+def _take_up(sites: Iterable[Site]) -> None:
+    """Where a run goes on from a profile: new processes with its state, a new session in every ledger."""
+    for site in sites:
+        state = site.state()
+        if site.gate is not None:
+            site.gate.ledger = copy.deepcopy(site.gate.ledger)
+        site.reset()
+        site.load(state, fresh=False)
 
 
 class _Alone:
@@ -498,6 +660,8 @@ class _Alone:
     def _part(self, part: str, epoch: int) -> None:
         site = self.sites[self.name]
         self.evidence.part, self._link.phase = f"{part} {epoch}", PHASES_OF[part]
+        if site.plan.profiled and (part, epoch) == ("epoch", 2):
+            _take_up([site])
 
         async def work() -> None:
             self._deliver()
@@ -516,6 +680,8 @@ class _Alone:
                 seen.head,
                 True,
             )
+            if isinstance(rows := seen.fields.get("rows"), np.ndarray):
+                packet.rows = fixed(rows)
             self._link.deliver(packet)
 
     def _post(self, message: Packet) -> None:
@@ -632,6 +798,7 @@ class _Judge:
         audience: str,
         promises: list[tuple[str, str]],
         scratch: Path,
+        predicted: Predicted,
     ) -> None:
         self.source, self.promises, self.scratch = source, promises, scratch
         self.local = read_homes(source.files.path) is None
@@ -641,7 +808,7 @@ class _Judge:
         kinds = {(name, kind) for name, view in self.views.items() for (kind,) in view.index("kind")}
         kinds |= {(EVERYBODY, kind) for _, kind in kinds if kind == TOTAL}
         paths = sorted((name, kind) for name, kind in kinds if kind in PATHS)
-        self.unknown = sorted({kind for _, kind in kinds if kind not in (*PATHS, DATA, MODEL)})
+        self.unknown = sorted({kind for _, kind in kinds if kind not in (*PATHS, *_UNREPLAYED, MODEL)})
         tests = [_test(name, kind, test) for name, kind in paths for test in _tests_of(kind)]
         self.shared = {
             kind: SharedTest(owners)
@@ -649,9 +816,21 @@ class _Judge:
             if len(owners := sorted(name for name, other in paths if other == kind)) > 1
         }
         tests += [_test(EVERYBODY, kind, SHARED) for kind in self.shared]
+        self.predicted = predicted
+        self.again = {
+            owner: SharedTest((TRAINED, NEW)) for owner in predicted.owners if (owner, RELEASE) in paths
+        }
+        tests += [_test(owner, RELEASE, SHARED) for owner in self.again]
         self.members = MemberNoise.of(source.plan, source.data)
-        among = () if self.members is None else self.members.tests
-        tests += [_test(name, TOTAL, FRESH) for name in among]
+        algorithm = find_algorithm(source.plan.algorithm)
+        hosts = {} if source.data is None else hosts_of(source.plan, source.data, algorithm)
+        self.own = OwnNoise.of(source, self.members, hosts)
+        if self.own is not None:  # totals hold everybody's noise; each member's own says more
+            tests = [test for test in tests if f", {PATHS[TOTAL]}: " not in test]
+            tests += [_test(name, TOTAL, test) for name in self.own.members for test in OWN_TESTS]
+        elif self.members is not None:
+            tests += [_test(name, TOTAL, FRESH) for name in self.members.tests]
+        tests += predicted.tests
         self.levels = budget.split(audience, tests) if tests else {}
 
     def findings(self) -> list[Finding]:
@@ -661,7 +840,7 @@ class _Judge:
             exact, both = self._compare(first)
             second = None if exact else self._replay("second", _LAST_DIGITS)
         except Broken as broken:
-            return self._broken(broken.owner, str(broken))
+            return self._broken(broken.owner, str(broken), broken.doubt)
         except ProtocolError as error:  # roles refuse what the record says that others sent them
             return self._broken("", str(error))
         except SecureVFLError as error:
@@ -685,9 +864,12 @@ class _Judge:
             for (name, kind), (outcomes, unreplayed) in judged.items():
                 if name == owner or (kind == TOTAL and name == EVERYBODY):
                     finding = conclude(promise, PATHS[kind], outcomes, unreplayed)
+                    finding = replace(finding, private=not exact and self._is_chaotic(kind))
                     if kind == TOTAL and self.members is not None:
                         finding = self.members.conclude(finding, outcomes)
                     found.append(finding)
+            if self.own is not None and {owner, observer} <= set(self.own.members):
+                found.append(self.own.conclude(owner, observer))
             if not exact:
                 found += [
                     _untested(owner, observer, kind, "replay is not exact enough to compare it")
@@ -698,20 +880,24 @@ class _Judge:
                 _untested(owner, observer, kind, "what was kept of it is of a kind that replay does not know")
                 for kind in self.unknown
             ]
-            later = [r for r in self.source.records if r.owner == owner and r.kind == "prediction"]
-            if any(observer in record.observers for record in later):
-                found.append(_untested(owner, observer, "predictions", "replay ends with the training"))
         if self.members is not None and (EVERYBODY, TOTAL) in judged:
             found += self.members.somebody(judged[EVERYBODY, TOTAL][0])
         promised = {owner for owner, _ in self.promises}
         return [*found, *(_violated(name, WHOLE, faults[name]) for name in faults if name not in promised)]
+
+    def _is_chaotic(self, kind: str) -> bool:
+        """Whether two replays may be any distance apart: then the data decide whether they tell anything."""
+        plan = self.source.plan
+        if plan.mode in ("sealed", "frozen") or kind == STATISTIC:
+            return False
+        return not plan.models(self.source.parties) <= {"linear", "fm"} or plan.head not in ("linear", "sum")
 
     def _other_values(self, carrier: _Replayed) -> dict[str, str]:
         """Organisations that sent, without noise, other values than the same roles compute."""
         return {
             host: f"{kind}: holds other values than the same roles compute"
             for (host, kind), gap in carrier.evidence.apart.items()
-            if gap > _SAME_VALUES
+            if gap > (_SAME_SUMS if kind in (Sum.kind, Scores.kind) else _SAME_VALUES)
         }
 
     def _figures(self, carrier: _Replayed, again: _Replayed | None) -> list[Finding]:
@@ -735,14 +921,15 @@ class _Judge:
         reason = f"the models do not give the {' and '.join(wrong)} that the result states"
         return [_violated(carrier.label_holder, "test figures", reason)] if wrong else []
 
-    def _broken(self, owner: str, reason: str) -> list[Finding]:
+    def _broken(self, owner: str, reason: str, doubt: str | None = None) -> list[Finding]:
         """The evidence does not fit the roles: a contradiction where they alone decide what happens."""
         words = f"replay ended early: {reason}"
-        if not self.local:
-            return [
-                _untested(*pair, "all releases", f"{words} (order over a network is not repeatable)")
-                for pair in self.promises
-            ]
+        unsure = "" if self.local else "order over a network is not repeatable"
+        if not self.source.files.result_file.is_file():  # whatever was under way then was never kept
+            unsure = "the run did not come to its end"
+        unsure = unsure if doubt is None else doubt
+        if unsure:
+            return [_untested(*pair, "all releases", f"{words} ({unsure})") for pair in self.promises]
         return [
             _violated(f"{mine} against {observer}", WHOLE, reason)
             if mine == owner or all(owner != name for name, _ in self.promises)
@@ -752,7 +939,7 @@ class _Judge:
 
     def _replay(self, name: str, shake: float) -> _Replayed:
         spool = ViewWriter(self.scratch / name, name)
-        evidence = _Evidence(self.source, spool, shake=shake)
+        evidence = _Evidence(self.source, spool, shake=shake, own=None if shake else self.own)
         try:
             carrier = _Carrier(evidence) if self.alone is None else _Alone(evidence, self.alone)
             carrier.play()
@@ -804,10 +991,8 @@ class _Judge:
             return ""
         # Over a network exact releases, such as answers to several parties, have no order of their own.
         passing = () if self.local else (*HIDDEN, "exact")
-        written = _of_training([r for r in self.source.records if r.owner == name])
-        again = _of_training(carrier.sites[name].records())
-        mine = [_content(r) for r in again if r.mechanism not in passing]
-        theirs = [_content(r) for r in written if r.mechanism not in passing]
+        mine = _story(each_kept(gate.ledger), passing)
+        theirs = _story((r for r in self.source.records if r.owner == name), passing)
         if mine == theirs:
             left = carrier.evidence.journals[name].left() if name in carrier.evidence.journals else ""
             return f"the journal holds {left}, which no role makes" if left else ""
@@ -821,7 +1006,8 @@ class _Judge:
 
         Over a network the order of records is not repeatable. Mechanism, clip and noise do not depend on it.
         """
-        mine = {_content(record)[3:7] for record in carrier.sites[name].records()}
+        gate = carrier.sites[name].gate
+        mine = {_content(record)[3:7] for record in (each_kept(gate.ledger) if gate else ())}
         for record in self.source.records:
             if record.owner == name and record.kind != "prediction" and _content(record)[3:7] not in mine:
                 return f"an entry about {record.kind} names another mechanism, clip or noise than the plan's"
@@ -844,22 +1030,25 @@ class _Judge:
                 judged[name, kind] = [self._flips(name, released, exact)], 0
             if kind == TOTAL and self.source.plan.mode == "sealed":  # one vector, however its model folds it
                 released, exact = released.reshape(1, -1), exact.reshape(1, -1)
-            if std > 0:
+            if std > 0 and not (kind == TOTAL and self.own is not None):
                 error = self._error(spooled, exact, std, other) if twice else self._rounding(kind, std)
                 for where in {name, EVERYBODY} if kind == TOTAL else {name}:
                     path = paths.setdefault((where, kind), self._path(kind))
                     path.add(spooled.fields["part"], released, exact, std, error, kind in _ON_LATTICE)
                 if kind == TOTAL and self.members is not None and error <= ERROR_LIMIT:
                     self.members.add(name, (released - exact) / std, std)
-                if kind in self.shared and error <= ERROR_LIMIT:
-                    noise = (released - exact) / std
-                    rows = noise.reshape(len(noise), -1) if noise.ndim > 1 else noise.reshape(1, -1)
-                    self.shared[kind].add(name, rows)
+                compared = [(self.shared.get(kind), name)]
+                compared += [(self.again.get(name), TRAINED)] if kind == RELEASE else []
+                for test, whose in compared if error <= ERROR_LIMIT else ():
+                    if test is not None:
+                        noise = (released - exact) / std
+                        test.add(whose, noise.reshape(len(noise) if noise.ndim > 1 else 1, -1))
         for (name, kind), path in paths.items():
             levels = {test: self.levels[_test(name, kind, test)] for test in _TESTS}
             outcomes = path.judge(levels)
             if kind == TOTAL and name != EVERYBODY:
-                outcomes = [o._replace(reason=f"{o.reason} (opened by {name})") for o in outcomes]
+                part = f"opened by {name}"
+                outcomes = [o._replace(reason=f"{o.reason} ({part})", part=part) for o in outcomes]
             place = (EVERYBODY if kind == TOTAL else name, kind)
             earlier, unreplayed = judged.get(place, ([], 0))
             judged[place] = [*earlier, *outcomes], max(unreplayed, path.evidence.unreplayed)
@@ -867,11 +1056,24 @@ class _Judge:
             if kind in self.shared:
                 level = self.levels[_test(EVERYBODY, kind, SHARED)]
                 judged[name, kind][0].append(self.shared[kind].judge(level, path.evidence.error))
+        for name, test in self.again.items():
+            for noise, std in self.predicted.noise(name):
+                test.add(NEW, noise / std)
+            level = self.levels[_test(name, RELEASE, SHARED)]
+            outcome = test.judge(level, paths[name, RELEASE].evidence.error)
+            if outcome.verdict is Verdict.VIOLATED:
+                outcome = outcome._replace(reason="noise of the training came again in predictions")
+            judged[name, RELEASE][0].append(outcome._replace(test=NEW))
         if self.members is not None and (EVERYBODY, TOTAL) in judged:
             levels = {name: self.levels[_test(name, TOTAL, FRESH)] for name in self.members.tests}
             judged[EVERYBODY, TOTAL][0].extend(self.members.judge(levels))
-        for outcomes, _ in judged.values():  # the power that is named is the weakest
-            outcomes.sort(key=lambda outcome: outcome.power or 0.0)
+        if self.own is not None:
+            self.own.judge(
+                {
+                    name: {test: self.levels[_test(name, TOTAL, test)] for test in OWN_TESTS}
+                    for name in self.own.members
+                }
+            )
         return judged
 
     def _path(self, kind: str) -> _Path:
@@ -903,12 +1105,19 @@ class _Judge:
         return _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed")
 
 
-def _of_training(records: Sequence[ReleaseRecord]) -> list[ReleaseRecord]:
-    """Records up to the last release of the training: predictions hide scores in sessions of their own."""
-    found = [record for record in records if record.kind != PREDICTION]
-    while found and found[-1].mechanism in HIDDEN:
-        found.pop()
-    return found
+def _story(records: Iterable[ReleaseRecord], passing: tuple[str, ...]) -> array[int]:
+    """What records say, 64 bits each, up to the last release of the training.
+
+    Predictions hide scores in sessions of their own. Records of a `passing` mechanism are left out.
+    """
+    found, end = array("q"), 0
+    for record in records:
+        if record.kind != PREDICTION:
+            if record.mechanism not in passing:
+                found.append(hash(_content(record)))
+            if record.mechanism not in HIDDEN:
+                end = len(found)
+    return found[:end]
 
 
 def _violated(promise: str, path: str, reason: str) -> Finding:

@@ -46,10 +46,16 @@ class Report:
             for observer, cell in row["observers"].items()
         ]
 
-    def save(self, folder: Path) -> None:
-        """Writes ``report.json`` and ``report.html``."""
-        write_json(folder / "report.json", self.content)
-        write_text(folder / "report.html", render(self.content))
+    def save(self, folder: Path, *, salt: str = "") -> None:
+        """Writes ``report.json`` and ``report.html``.
+
+        Args:
+            folder: Where.
+            salt: Goes into both, so that their digests tell nothing to whoever has not got them.
+        """
+        write_json(folder / "report.json", {**self.content, **({"salt": salt} if salt else {})})
+        page = render(self.content)
+        write_text(folder / "report.html", f"{page}<!-- {salt} -->\n" if salt else page)
 
     def over_limits(self, limits: Mapping[str, float]) -> list[str]:
         """Which limits are exceeded: ``epsilon``, ``mu``, or a metric of attacks such as ``auc``.

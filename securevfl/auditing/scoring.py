@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.accountants.records import PREDICTION
-from securevfl.auditing.agreements import signed_timetable, with_agreement
+from securevfl.auditing.agreements import signed_timetable
 from securevfl.auditing.matrix import EVERYBODY
 from securevfl.auditing.verdicts import Finding, Verdict
 from securevfl.errors import AgreementError, CertificateError, RunError
@@ -24,8 +24,9 @@ from securevfl.federation.agreed import SCORING, Quota
 from securevfl.federation.site import SERVING
 from securevfl.files import read_json
 from securevfl.network.folders import AGREEMENTS
-from securevfl.privacy.ledger import PHASE, Entry, read_ledger
-from securevfl.privacy.ledger import SCORING as NOTE
+from securevfl.privacy.chain import PHASE, Entry, with_agreement
+from securevfl.privacy.chain import SCORING as NOTE
+from securevfl.privacy.ledger import read_ledger
 
 PATH = "scoring service"
 UNDER_WAY = 4

@@ -10,7 +10,7 @@ missing tells who left it out, unless two members add alike, or one left out jus
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -70,7 +70,7 @@ class _Openings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class Openings:
     """One kind of opening: how far a record moves it, who adds how much noise, and how often it comes."""
 
     shifts: SealedShifts
@@ -83,6 +83,7 @@ class MemberNoise:
 
     Args:
         members: Organisations, in the order of the protocol.
+        addresses: Their addresses.
         openings: What the promise counts.
         protocols: Everything that opens totals; evaluations too.
         colluders: Most members that pool what they see.
@@ -91,11 +92,13 @@ class MemberNoise:
     def __init__(
         self,
         members: Sequence[str],
-        openings: Sequence[Opening],
+        addresses: Sequence[str],
+        openings: Sequence[Openings],
         protocols: Sequence[SealedProtocol],
         colluders: int,
     ) -> None:
-        self.members, self._list, self._colluders = tuple(members), openings, colluders
+        self.members, self.addresses = tuple(members), tuple(addresses)
+        self._list, self._colluders = openings, colluders
         self._shares: dict[tuple[str, float], Floats] = {}
         for protocol in protocols:
             for place, name in enumerate(self.members):
@@ -114,7 +117,7 @@ class MemberNoise:
         members = [data.label_holder if name == SERVER else name for name in settings.members]
         evaluation = Evaluation(settings=settings)
         protocols = [*_protocols(settings), *([evaluation.protocol] if evaluation.offered else [])]
-        return cls(members, _openings(settings), protocols, plan.collusion)
+        return cls(members, settings.members, _openings(settings), protocols, plan.collusion)
 
     def add(self, name: str, standard: Floats, std: float) -> None:
         """Takes the noise of one opening of a member's total, divided by its standard deviation."""
@@ -179,21 +182,22 @@ class MemberNoise:
         mean, deviation = self._without(found, place)
         return abs(sum(each.fresh for each in found) - mean) <= _APART * deviation
 
-    def remaining(self, owner: str, observer: str, absent: str) -> float:
-        """By what factor mu grows where one member's noise is absent; 1 where it was never counted on.
+    def remaining(self, owner: str, observer: str, absent: Collection[str]) -> float:
+        """By what factor mu grows where some members' noise is absent; 1 where it was never counted on.
 
         Whoever leaves out its noise is one of the colluders, if the promise has room for it beside the
         observer; if not, its noise was counted on.
         """
-        mine, watching, gone = map(self.members.index, (owner, observer, absent))
+        mine, watching = map(self.members.index, (owner, observer))
+        gone = frozenset(map(self.members.index, absent))
         promised = left = 0.0
         for each in self._list:
-            rest = tuple(tuple(v * (j != gone) for j, v in enumerate(row)) for row in each.variances)
+            rest = tuple(tuple(v * (j not in gone) for j, v in enumerate(row)) for row in each.variances)
             coalitions = list(each.shifts.coalitions(self._colluders, without=mine))
             worst = [
                 each.shifts.squared_mu(rest, s)
                 for s in coalitions
-                if watching in s and (gone in s or gone == mine or len(s) == self._colluders)
+                if watching in s and (gone - {mine} <= set(s) or len(s) == self._colluders)
             ]
             promised += each.count * max(each.shifts.squared_mu(each.variances, s) for s in coalitions)
             left += each.count * max(worst)
@@ -224,7 +228,7 @@ class MemberNoise:
             verdict = Verdict.VIOLATED if self._lacks(owner) else Verdict.NOT_TESTED
             return _changed(finding, verdict, self._unnamed)
         who = " or ".join(self.missing)
-        factors = [self.remaining(owner, observer, absent) for absent in self.missing]
+        factors = [self.remaining(owner, observer, (absent,)) for absent in self.missing]
         if max(factors) <= 1 + 1e-9:
             words = f"{who} left out or repeated its own noise, on which it does not rest"
             return replace(finding, verdict=Verdict.HOLDS, tested=(*finding.tested, words), reasons=())
@@ -272,10 +276,12 @@ def _protocols(settings: SealedGeometry) -> list[SealedProtocol]:
     return [settings.protocol((1,) * members, (True,) * members)]
 
 
-def _openings(settings: SealedGeometry) -> list[Opening]:
+def _openings(settings: SealedGeometry) -> list[Openings]:
     if not isinstance(settings, CardGeometry):
-        return [Opening(shifts=settings.shifts, variances=settings.variances, count=settings.plan.epochs)]
+        return [Openings(shifts=settings.shifts, variances=settings.variances, count=settings.plan.epochs)]
     return [
-        Opening(shifts=settings.noise.shifts[name], variances=settings.added(name), count=TOTALS.get(name, 1))
+        Openings(
+            shifts=settings.noise.shifts[name], variances=settings.added(name), count=TOTALS.get(name, 1)
+        )
         for name in dict.fromkeys(settings.openings)
     ]

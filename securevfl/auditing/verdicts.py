@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -37,7 +37,11 @@ class Finding:
         verdict: What the evidence says.
         tested: The tests that were made.
         power: Noise below this share of the claimed one would have been noticed; None where no noise is.
+        powers: The same for the path and for each part of it that was tested alone, such as the totals that
+            one organisation opened.
         reasons: What contradicts the promise, or what is missing and how to supply it.
+        private: Whether the data decide that it could be tested: then only a contradiction may be shown to
+            others, whose probability the error budget pays for.
     """
 
     promise: str
@@ -46,6 +50,8 @@ class Finding:
     tested: tuple[str, ...] = ()
     power: float | None = None
     reasons: tuple[str, ...] = ()
+    powers: Mapping[str, float] = field(default_factory=dict)
+    private: bool = False
 
     def __post_init__(self) -> None:
         if self.verdict is Verdict.HOLDS and not self.tested:
@@ -67,6 +73,7 @@ class Finding:
             "verdict": self.verdict.value,
             "tested": list(self.tested),
             "power": self.power,
+            "powers": dict(self.powers),
             "reasons": list(self.reasons),
         }
 

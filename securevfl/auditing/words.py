@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from securevfl.attacks.contract import METRICS
 from securevfl.auditing.verdicts import Verdict
@@ -14,12 +16,14 @@ STRENGTHS = ((1.0, "strong"), (4.0, "good"), (10.0, "moderate"), (50.0, "weak"),
 POOR = ("weak", "worthless")
 GLOSSARY = {
     "epsilon": "how much one record can change what anybody may conclude: the odds of any guess about it "
-    "change at most by the factor e^epsilon. Below 1 is strong, above 50 worthless.",
+    "change at most by the factor e^epsilon. Up to 1 is strong, above 50 worthless.",
     "delta": "the small probability with which even that may fail.",
     "mu": "the same promise as a distance: telling two values of a record apart is as hard as telling two "
     "bell curves apart whose centres lie mu standard deviations from each other.",
     "canary": "a made-up record. The audit lets it in or leaves it out and tries to tell which; whoever "
     "succeeds often has measured that something leaks.",
+    "power": "how little noise the audit would have noticed: at 80 %, less than 80 % of the promised noise, "
+    "nine times out of ten.",
     "AUC": "how well an attack ranks: 0.5 is guessing, 1 is always right.",
 }
 _GRAVEST = ("labels", "test labels", "gradient", "embedding")
@@ -85,19 +89,52 @@ def plain(content: dict[str, Any]) -> list[str]:
         exact = cell["verdict"] == Verdict.NO_GUARANTEE.value
         same = _exposed("", observer, cell)[1] if exact else strength(cell["epsilon_upper"])
         groups.setdefault((observer, cell["verdict"], same), []).append((owner, observer, cell))
-    told = [_learns(found) for found in groups.values()]
+    told = [_learns(found) for found in _together(list(groups.values()))]
     holder, parties = content["run"]["label_holder"], content["run"]["parties"]
-    others = " and ".join(name for name in parties if name != holder)
-    return [*told, f"{holder} holds the labels; {others} brought features."] if told and others else told
+    others = _list([name for name in parties if name != holder])
+    who = [f"{holder} holds the labels; {others} brought features."] if told and others else []
+    trust = dict.fromkeys(t for _, _, cell in _cells(content) if _promises(cell) for t in cell["assumptions"])
+    return [*who, *told, *(f"Besides noise promises rest on this: {_bare(text)}." for text in trust)]
 
 
-def _learns(found: list[tuple[str, str, dict[str, Any]]]) -> str:
+def _bare(assumption: str) -> str:
+    """What must be true, without the field's word for it."""
+    return re.sub("^semi-honest[^:]*: ", "", assumption)
+
+
+def _promises(cell: dict[str, Any]) -> bool:
+    return cell["verdict"] in (Verdict.HOLDS.value, Verdict.NOT_TESTED.value)
+
+
+def _together(groups: list[list[_Pair]]) -> list[list[_Pair]]:
+    """Groups of observers one by one, or one group where the same is true of everybody towards all others."""
+    names = {name for found in groups for owner, observer, _ in found for name in (owner, observer)}
+    same = {(cell["verdict"], *_level(cell)) for found in groups for _, _, cell in found}
+    complete = sum(map(len, groups)) == len(names) * (len(names) - 1) and len(groups) == len(names)
+    told = not any(cell["exact_kinds"] for found in groups for _, _, cell in found)
+    if len(names) > 2 and len(same) == 1 and complete and told:
+        cell = max((c for found in groups for _, _, c in found), key=lambda c: c["epsilon_upper"] or 0.0)
+        return [[("the others", f"each of {_list(sorted(names))}", cell)]]
+    return groups
+
+
+def _level(cell: dict[str, Any]) -> tuple[str, str]:
+    return strength(cell["epsilon_upper"]), cell["covers"]
+
+
+def _list(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
+def _learns(found: list[_Pair]) -> str:
     """One sentence or two about an observer and owners of whom the same is true."""
-    owners, observer, cell = " and ".join(owner for owner, _, _ in found), found[0][1], found[0][2]
+    owners, observer, cell = _list([owner for owner, _, _ in found]), found[0][1], found[0][2]
     verdict = Verdict(cell["verdict"])
     if verdict is Verdict.NO_GUARANTEE:
         return f"{_exposed(owners, observer, cell)[1]} Nothing is promised about that."
-    promised = _odds(owners, observer, max(each["epsilon_upper"] or 0.0 for _, _, each in found))
+    observer = observer[0].upper() + observer[1:] if observer.startswith("each of ") else observer
+    worst = max(each["epsilon_upper"] or 0.0 for _, _, each in found)
+    promised = _odds(owners, observer, worst)
     if verdict is Verdict.VIOLATED:
         return (
             f"{observer} may have learnt more about {owners} than was promised: this run broke the promise."
@@ -105,6 +142,8 @@ def _learns(found: list[tuple[str, str, dict[str, Any]]]) -> str:
     covers = f" It covers {cell['covers']}." if cell["covers"] else ""
     if verdict is Verdict.NOT_TESTED:
         return f"{promised} That is the promise; not all of it was tested on this run.{covers}"
+    if strength(worst) == "worthless":
+        return f"{promised} That this run kept to it protects nobody.{covers}"
     return f"{promised} This run was tested, and kept to it.{covers}"
 
 
@@ -115,12 +154,14 @@ def _odds(owners: str, observer: str, epsilon: float) -> str:
         return f"{amount}: the promise rules out nothing in practice."
     times = float(f"{math.exp(epsilon):.2g}")
     shown = f"{times:,.0f}" if times >= 10 else f"{times:g}"
-    return (
-        f"{amount}: whatever one guesses about it, what {observer} saw changes the odds at most {shown}-fold."
-    )
+    seen = "what it saw" if observer.startswith("Each of ") else f"what {observer} saw"
+    return f"{amount}: whatever one guesses about it, {seen} changes the odds at most {shown}-fold."
 
 
-def _cells(content: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+_Pair: TypeAlias = tuple[str, str, dict[str, Any]]
+
+
+def _cells(content: dict[str, Any]) -> list[_Pair]:
     return [
         (owner, observer, cell)
         for owner, row in content["owners"].items()
@@ -161,11 +202,14 @@ def _exposed(owner: str, observer: str, cell: dict[str, Any]) -> tuple[int, str]
 
 def sentences(content: dict[str, Any]) -> list[str]:
     """One sentence per owner and observer, worst first; then labels, predictions and attacks."""
-    ranked = sorted(_cells(content), key=_rank)
+    pairs: dict[str, list[str]] = {}
+    for owner, observer, cell in sorted(_cells(content), key=_rank):
+        pairs.setdefault(_pair(owner, observer, cell), []).append(f"{owner} towards {observer}")
     labels = content["run"].get("labels")
     spoken = [f"Labels: {labels}."] if labels else []
-    found = [_pair(*each) for each in ranked]
+    found = [f"{', '.join(who)}: {said}" for said, who in pairs.items()]
     counted = _predictions(content["run"]["prediction"]) + _served(content["run"])
+    spoken += [f"{said}." for said in content["run"].get("deviations", [])]
     return found + spoken + counted + _attack_words(content)
 
 
@@ -195,25 +239,33 @@ def _served(run: dict[str, Any]) -> list[str]:
 
 
 def _pair(owner: str, observer: str, cell: dict[str, Any]) -> str:
-    who, verdict = f"{owner} towards {observer}", Verdict(cell["verdict"])
+    """What is to be said about a pair, and perhaps about others too."""
+    verdict = Verdict(cell["verdict"])
     if verdict is Verdict.VIOLATED:
-        return f"{who}: VIOLATED; {'; '.join(cell['reasons'])}."
+        return f"VIOLATED; {'; '.join(cell['reasons'])}."
     if verdict is Verdict.NO_GUARANTEE:
-        return f"{who}: no guarantee. {_exposed(owner, observer, cell)[1]}"
+        return f"no guarantee. {_exposed(owner, observer, cell)[1]}"
     level = strength(cell["epsilon_upper"])
     bound = f"epsilon {cell['epsilon_upper']:.4g} at delta {cell['delta']:g} ({level} protection)"
-    text = f"{who}: {verdict_words(cell)}; {bound} is promised, mode {cell['mode']}"
+    text = f"{verdict_words(cell)}; {bound} is promised, mode {cell['mode']}"
     if verdict is Verdict.NOT_TESTED:
         text += f"; {cell['reasons'][0]}"
-    if cell["power"] is not None:
-        text += f"; noise below {cell['power']:.0%} of the promised one would have been noticed"
+    if noticed := power_words(cell):
+        text += f"; noise below {noticed} of the promised one would have been noticed"
     if cell["epsilon_lower"] is not None:
-        text += f"; canaries measured at least {cell['epsilon_lower']:.3g}"
+        low = cell["epsilon_lower"]
+        text += f"; canaries measured at least {low:.3g}" if low else "; canaries could certify no leak"
     if cell["claimed"] is not None and cell["claimed"] < cell["epsilon_upper"]:
         text += f"; the paper would claim {cell['claimed']:.4g}, which is not sound"
     if cell["covers"]:
         text += f"; covers {cell['covers']}"
     return text + "."
+
+
+def power_words(cell: dict[str, Any]) -> str:
+    """Of each whole path, the share of the promised noise below which that would have been noticed."""
+    whole = {path: power for path, power in cell["powers"].items() if "," not in path} or cell["powers"]
+    return ", ".join(f"{power:.0%} ({path})" for path, power in whole.items())
 
 
 def _attack_words(content: dict[str, Any]) -> list[str]:
@@ -229,7 +281,10 @@ def _attack_words(content: dict[str, Any]) -> list[str]:
     if not names:
         return [*lack, f"None of {len(scored)} attacks did better than guessing without the view."]
     better = sum(map(beats_baseline, scored))
-    return [*lack, f"{better} of {len(scored)} attacks did better than guessing: {', '.join(names)}."]
+    said = f"{better} of {len(scored)} attacks did better than guessing: {', '.join(names)}."
+    if content["verdict"] in (Verdict.HOLDS.value, Verdict.NOT_TESTED.value):
+        said += " No promise rules that out: attacks also use what all records have in common."
+    return [*lack, said]
 
 
 def beats_baseline(attack: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from attack_conformance import AttackConformance, Case, same
 from securevfl import Plan, VerticalData, train
 from securevfl.attacks.contract import Attack, Guess
 from securevfl.attacks.jobs import InProcess
-from securevfl.attacks.runner import Outcome, evaluate
+from securevfl.attacks.runner import AttackOutcome, evaluate
 from securevfl.attacks.source import Source
 
 # Noise that repeats: scores of attacks on fresh noise scatter, and an interval misses the truth now and then.
@@ -51,7 +51,7 @@ def case_of(source: Source, attack: type[Attack], owner: str, *observers: str) -
     )
 
 
-def outcome(source: Source, attack: type[Attack], owner: str, *observers: str) -> Outcome:
+def outcome(source: Source, attack: type[Attack], owner: str, *observers: str) -> AttackOutcome:
     """The attack's result in this process."""
     return evaluate(source, attack, owner, observers, runner=InProcess())
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from securevfl.accountants import mu_of
 from securevfl.attacks.canary import CanaryResult
-from securevfl.attacks.canary.results import Guesses, LinearRule, conclude, gate_of
+from securevfl.attacks.canary.results import CanaryGuesses, LinearRule, conclude, gate_of
 from securevfl.attacks.canary.trained import Scenario, summarise, transcript
 from securevfl.data import VerticalData
 from securevfl.errors import AttackError
@@ -119,7 +119,7 @@ def retrained_canaries(
             progress((index + 1) / runs)
         ledger = [r for r in read_records(Path(name) / "run0") if r.owner == PARTY]
     return conclude(
-        Guesses(rule(np.stack(found)), coins, rule.origin),
+        CanaryGuesses(rule(np.stack(found)), coins, rule.origin),
         mode=plan.mode,
         accounting=plan.mode,
         claims={"per-record": mu_of(ledger, "dp-encoder"), plan.mode: mu_of(ledger, plan.mode)},

@@ -223,13 +223,13 @@ class TestInjectedBugs:
 
     def test_no_clip(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gate_module, "clip_rows", lambda vectors, clip: vectors)
-        monkeypatch.setattr(gate_module, "_clip_exactly", lambda values, clip: values)
+        monkeypatch.setattr(gate_module, "clip_exactly", lambda values, clip: values)
         assert releases(gate_of(plan)).violated
 
     def test_clip_of_another_norm(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         """Clipping each coordinate by itself leaves an L2 norm of sqrt(width)."""
         monkeypatch.setattr(gate_module, "clip_rows", lambda vectors, clip: vectors.clamp(-clip, clip))
-        monkeypatch.setattr(gate_module, "_clip_exactly", lambda values, clip: values)
+        monkeypatch.setattr(gate_module, "clip_exactly", lambda values, clip: values)
         assert releases(gate_of(plan), width=8).violated
 
     def test_ledger_that_names_more_noise_than_there_is(self, plan: Plan) -> None:

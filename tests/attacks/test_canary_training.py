@@ -14,17 +14,18 @@ from securevfl.attacks.canary.real import (
     FEW,
     RECORDS,
     VICTIMS,
-    Shape,
+    RunShape,
     shape_of,
     training_again,
     trials_of,
 )
+from securevfl.attacks.statistics import usual_mu
 from securevfl.errors import AttackError
 from securevfl.privacy.noise import Noise
 from securevfl.protocols.sealed.party import SealedParty
 
 PARTIES = ("p0", "p1", "p2")
-SHAPE = Shape(parties=PARTIES, widths=(2, 2, 2), label_holder="p0")
+SHAPE = RunShape(parties=PARTIES, widths=(2, 2, 2), label_holder="p0")
 
 
 def plan_of(**options: Any) -> Plan:
@@ -63,6 +64,26 @@ def test_missing_noise_is_refuted_and_noise_is_not(name: str, monkeypatch: pytes
         without_noise(patch)
         broken = training_again(plan, SHAPE, seconds=0.0)
     assert any(result.violated for result in broken.values()), broken
+
+
+def test_runs_are_as_long_as_the_seconds_certify_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten milliseconds a run and one an epoch: many seconds buy long runs, few do not."""
+    epochs = {}
+    for seconds in (0.0, 1.0, 100.0):
+        trials = trials_of(plan_of(**PLANS["strict"]), SHAPE, "p1", "p0")
+        trials.mu = 0.1
+        monkeypatch.setattr(trials, "_costs", lambda first: (0.01, 0.001))
+        trials._lengthen(seconds)
+        epochs[seconds] = trials.plan.epochs
+    assert epochs[0.0] == 1 and epochs[100.0] > 8 * epochs[0.0]
+
+
+def test_what_trials_would_certify_is_said() -> None:
+    few, many = (usual_mu(count, count, 0.5) for count in (20, 20_000))
+    assert few == 0 and 0.45 < many < 0.5
+    found = training_again(plan_of(**PLANS["strict"]), SHAPE, seconds=0.0)
+    said = next(iter(found.values())).to_mapping()
+    assert 0 <= said["usual"] < said["most"]
 
 
 def test_every_party_of_a_strict_run_has_a_canary_of_its_own() -> None:

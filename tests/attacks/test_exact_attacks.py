@@ -170,7 +170,7 @@ def test_bystanders_of_opened_totals_have_none(runs: Runs) -> None:
 @pytest.mark.parametrize("protocol", ["plain", "pairwise"])
 def test_sums_that_are_handed_on_give_features_away(runs: Runs, protocol: str) -> None:
     """Flex gives every party the sum over all; with one batch, the same records come in every round."""
-    steady = {"learning_rate": 0.1}  # a rate that decays moves the weights, and with them the sums, less
+    steady = {"learning_rate": 0.3}  # a rate that decays moves the weights, and with them the sums, less
     source = runs(
         small((2, 3, 2)), algorithm="flex", protocol=protocol, fusion="sum", epochs=12, batch=200, **steady
     )

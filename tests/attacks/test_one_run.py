@@ -181,11 +181,12 @@ def test_more_right_guesses_or_a_looser_level_certify_more(m: int, a: float, b: 
 
 
 def test_twenty_thousand_canaries_are_quick() -> None:
+    """Some 6 ms of processor time each, and 7.5 ms for ten times as many: a hundred times too slow fails."""
     started = time.process_time()
     cases = list(itertools.product((0.505, 0.53, 0.6, 0.9, 0.999, 1.0), (0.05, 1e-9)))
     for share, level in cases:
         one_run_mu(canaries=20_000, guesses=20_000, correct=int(20_000 * share), level=level)
-    assert (time.process_time() - started) / len(cases) < 0.05
+    assert (time.process_time() - started) / len(cases) < 0.5
 
 
 def test_ties_are_decided_without_the_coins() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +44,7 @@ def four() -> VerticalData:
 
 @pytest.fixture(scope="module")
 def masked(runs: Runs, four: VerticalData) -> Source:
-    return runs(four, algorithm="afsgd", protocol="two-tree", collusion=1, batch=64)
+    return runs(four, algorithm="afsgd", protocol="two-tree", collusion=1, batch=64, record_words=True)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,26 @@ def test_trees_for_one_colluder_fall_to_more(runs: Runs) -> None:
 
     assert total(weak) > 0
     assert total(strong) == 0
+
+
+def test_what_trees_give_away_is_counted_without_their_words(runs: Runs) -> None:
+    """Whether messages can be solved follows from who got which of them; words are kept only on request."""
+    rng = np.random.default_rng(0)
+    blocks = [rng.normal(size=(40, 2)).astype(np.float32) for _ in range(5)]
+    data = VerticalData.from_arrays(blocks, (blocks[0][:, 0] > 0).astype(int))
+    settings: dict[str, Any] = {"algorithm": "fsgd", "protocol": "two-tree", "epochs": 1}
+    sketched, whole = (runs(data, **settings, record_words=words) for words in (False, True))
+    found = []
+    for source in (sketched, whole):
+        found.append([
+            score(source, TreeCollusion, owner, *pair)
+            for pair in itertools.combinations([f"p{i}" for i in range(5)], 2)
+            for owner in sorted({f"p{i}" for i in range(5)} - {*pair})
+        ])  # fmt: skip
+        subtotal = next(View(source.view_folder("p1")).messages("tree.subtotal"))
+        assert ("total" in subtotal.fields) == (source is whole)
+    assert found[0] == found[1] and sum(found[0]) > 0
+    assert "record_words" in outcome(sketched, MaskStatistics, "p1", "p0").reason
 
 
 def test_where_the_total_gives_the_last_one_away(runs: Runs, masked: Source, cancer: VerticalData) -> None:

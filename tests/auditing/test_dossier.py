@@ -108,6 +108,35 @@ def test_the_public_part_keeps_private_figures_back(audited: tuple[Path, Report]
         assert name not in text
 
 
+def test_digests_of_private_files_tell_nothing(audited: tuple[Path, Report]) -> None:
+    """Whoever guesses a record could otherwise compute the report and compare its digest."""
+    folders = [write_dossier(audited[1], audited[0]) for _ in range(2)]
+    manifests = [json.loads((folder / "dossier.json").read_text()) for folder in folders]
+    salt = json.loads((folders[0] / "report.json").read_text())["salt"]
+    assert len(salt) == 64
+    for name in ("report.json", "report.html"):
+        assert manifests[0]["files"][name] != manifests[1]["files"][name]
+        assert salt in (folders[0] / name).read_text()
+    for name in ("public.json", "public.html", "dossier.json"):
+        assert salt not in (folders[0] / name).read_text()
+    assert manifests[0]["files"]["public.json"] == manifests[1]["files"]["public.json"]
+
+
+def test_that_a_replay_was_exact_enough_is_not_shown_to_others(audited: tuple[Path, Report]) -> None:
+    content = json.loads(json.dumps(audited[1].content))
+    content["owners"] = {"p1": content["owners"]["p1"]}
+    (cell,) = content["owners"]["p1"]["observers"].values()
+    found = []
+    for verdict, reasons in (("holds", []), ("not tested", ["3 messages could not be replayed"])):
+        content["verdict"] = verdict
+        cell |= {"verdict": verdict, "reasons": reasons, "private": True, "exact_kinds": []}
+        found.append(public(content))
+        cell["power"] = 0.9  # depends on how many messages could be replayed
+    assert found[0] == found[1] and found[0]["verdict"] == "not tested"
+    content["verdict"] = cell["verdict"] = "violated"
+    assert public(content)["verdict"] == "violated"
+
+
 def test_the_first_page_begins_with_the_worst(audited: tuple[Path, Report]) -> None:
     content = audited[1].content
     assert content["words"][0] == (
@@ -131,7 +160,7 @@ def test_worthless_protection_is_never_green(audited: tuple[Path, Report]) -> No
 
 
 def test_folders_that_are_no_whole_run(audited: tuple[Path, Report], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="holds 1 runs; audit one of them"):
+    with pytest.raises(RunError, match="holds 1 runs; name one of them"):
         check_folder(audited[0].parent)
     shutil.copytree(audited[0], tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "ledger")

@@ -426,4 +426,19 @@ def test_noise_of_a_message_that_returns_in_another_is_found(sign: float) -> Non
         evidence.add(sign * noise, 1.5)
     reasons = " ".join(evidence.finding("p1 against p0", "noisy totals", LEVELS).reasons)
     assert "correlation of messages: noise" in reasons
-    assert ("repetition: the same noise" in reasons) is (sign > 0)
+    assert "repetition: the same noise" in reasons
+
+
+def test_mirrored_vectors_keep_their_level_and_are_found() -> None:
+    """A fresh vector may fall where an earlier one lies, or its mirror image: the bound counts both."""
+    rng, alarms, runs = np.random.default_rng(12), 0, 300
+    for _ in range(runs):
+        test = RepetitionTest(cell=2.0**-4)
+        for _ in range(4):
+            test.add(rng.normal(size=(30, 2)))
+        alarms += test.judge(0.05).verdict is Verdict.VIOLATED
+    assert alarms <= 0.05 * runs
+    rows = rng.normal(size=(40, 4))
+    test = RepetitionTest()
+    test.add(np.concatenate([rows, -rows[:1]]))
+    assert test.judge(1e-6).verdict is Verdict.VIOLATED

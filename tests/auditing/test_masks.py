@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from securevfl.attacks.source import Source
 from securevfl.auditing.masks import MaskEvidence, ReuseTest, WordTest
 from securevfl.auditing.reconciliation import reconcile
 from securevfl.auditing.verdicts import ErrorBudget, Verdict
-from securevfl.privacy.views import SAMPLE, View, sketch_of
+from securevfl.privacy.messages import Packet
+from securevfl.privacy.schemas import MESSAGES
+from securevfl.privacy.views import SAMPLE, View, ViewWriter, sketch_of
 from securevfl.protocols.sealed import large
 from securevfl.protocols.stream import KeyStream
 
@@ -52,8 +55,9 @@ def test_words_of_fewer_bits_than_their_type_are_judged_in_those(bits: int) -> N
     assert narrow.p_value() < 1e-9
     # A mask used twice leaves the leading bits of those 61 as they were.
     mask, again = uniform(40) >> spare, ReuseTest()
-    seen = [again.seen_before(sketch_of(mask + np.uint64(n)), ("k", "f", 0, n), bits) for n in range(2)]
-    assert seen == [False, True]
+    for n in range(2):
+        again.add(sketch_of(mask + np.uint64(n)), ("k", "f", 0, n), bits, (n,))
+    assert again.reused() == {(1,)}
 
 
 @pytest.mark.parametrize("dtype", [np.uint64, np.uint32])
@@ -87,23 +91,53 @@ def test_a_mask_that_is_used_twice_is_found_and_fresh_ones_are_not() -> None:
     mask = uniform(40)
     for reused in (False, True):
         test = ReuseTest()
-        seen = [
-            test.seen_before(
-                sketch_of((mask if reused else uniform(40)) + values(40) * np.uint64(number + 1)),
-                ("k", "f", 1, number),
-                64,
-            )
-            for number in range(20)
-        ]
-        assert any(seen) is reused
+        for number in range(20):
+            words = (mask if reused else uniform(40)) + values(40) * np.uint64(number + 1)
+            test.add(sketch_of(words), ("k", "f", 1, number), 64, (number,))
+        assert bool(test.reused()) is reused
         assert test.odds() < 1e-12
 
 
 def test_the_same_words_may_go_to_several_receivers_and_in_one_round_only() -> None:
     words, test = sketch_of(uniform(40)), ReuseTest()
-    assert not test.seen_before(words, ("k", "f", 0, 1), 64)
-    assert not test.seen_before(words, ("k", "f", 0, 1), 64)
-    assert test.seen_before(words, ("k", "f", 0, 2), 64)
+    for number, place in enumerate([1, 1, 2]):
+        test.add(words, ("k", "f", 0, place), 64, (number,))
+    assert test.reused() == {(2,)}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_masks_that_are_left_when_others_cancel_are_fresh(tmp_path: Path, again: bool) -> None:
+    """Two senders' words look fresh one by one; what they add up to is the same mask in every round."""
+    writer, pool = ViewWriter(tmp_path / "bank", "bank"), uniform(8)
+    for number in range(3):
+        bound, left = uniform(8), pool if again else uniform(8)
+        for sender, words in (("clinic", left + bound), ("shop", values(8) - bound)):
+            fields = {"round": number, "attempt": 0, "words": words.reshape(8, 1), "tag": bytes(32)}
+            message = Packet(kind="sealed-score", sender=sender, receiver="server", fields=fields)
+            writer.record(message, time=0.0, sent=False)
+    writer.close()
+    view, evidence = View(tmp_path / "bank"), MaskEvidence()
+    for header in view.headers():
+        ends, schema = (header["sender"], "bank"), MESSAGES[header["kind"]]
+        evidence.add(view, header, schema, ends)
+        evidence.add_received(view, header, schema, ends, 2)
+    found = {each.verdict for each in evidence.findings(BUDGET)}
+    assert found == {Verdict.VIOLATED if again else Verdict.HOLDS}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_view_that_holds_a_seed_is_violated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    schema, writer = MESSAGES["sealed-seed"], ViewWriter(tmp_path / "p1", "p1")
+    message = Packet(kind="sealed-seed", sender="dealer", receiver="p1", fields={"seed": bytes(range(16))})
+    monkeypatch.setitem(MESSAGES, "sealed-seed", replace(schema, secret=() if kept else schema.secret))
+    writer.record(message, time=0.0, sent=False)
+    writer.close()
+    view, evidence = View(tmp_path / "p1"), MaskEvidence()
+    for header in view.headers():
+        evidence.add(view, header, schema, ("dealer", "p1"))
+    assert (Verdict.VIOLATED in {found.verdict for found in evidence.findings(BUDGET)}) is kept
 
 
 def test_a_sketch_holds_the_first_words_and_others_without_a_pattern() -> None:
@@ -151,6 +185,35 @@ def test_views_of_sealed_training_hold_neither_seeds_nor_words(
     assert "seed" not in again["sealed-deal"].fields and "words" in again["sealed-operand"].fields
     size, full = ((f / "views" / "p1" / "arrays.bin").stat().st_size for f in (folder, whole))
     assert size < full
+
+
+@pytest.mark.parametrize(
+    ("protocol", "field"), [("two-tree", "total"), ("pairwise", "values"), ("bfv", "ciphertexts")]
+)
+def test_views_of_sums_hold_neither_words_nor_ciphertexts_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, field: str
+) -> None:
+    """What was sent is searched for in the bytes of all files; the opened total is there for attacks."""
+    sent: list[bytes] = []
+    honest = ViewWriter.record
+
+    def record(self: ViewWriter, message: Packet, **rest: Any) -> None:
+        if field in message.fields and message.sender != message.receiver:
+            sent.append(np.asarray(message.fields[field]).tobytes())
+        honest(self, message, **rest)
+
+    monkeypatch.setattr(ViewWriter, "record", record)
+    data = VerticalData.load("synthetic:rows=160,features=6,informative=4", parties=3)
+    plan = Plan(algorithm="vafl-sync", protocol=protocol, sigma=3.0, epochs=1, batch=128, record_views=True)
+    for words in (False, True):
+        sent.clear()
+        folder = tmp_path / f"words-{words}"
+        train(data, plan.with_changes(record_words=words), folder)
+        everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        long = [each for each in sent if len(each) > 8 * SAMPLE]
+        assert long and all((each in everything) == words for each in long)
+        opened = any(seen.kind == "opened-total" for seen in View(folder / "views" / "p0"))
+        assert opened != (words and protocol == "two-tree")  # there it follows from the words
 
 
 @pytest.mark.parametrize("members", [2, 3])

@@ -9,21 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from securevfl import Plan, VerticalData, load_run, train
+from securevfl.algorithms import resolve as resolving
+from securevfl.algorithms.local import planned_encoder
+from securevfl.algorithms.prediction import PredictingParty
+from securevfl.algorithms.sealed.prediction import ScoringMember
 from securevfl.attacks.source import Source
 from securevfl.auditing import replay as replays
 from securevfl.auditing.replay import replay
 from securevfl.auditing.verdicts import HOLDERS, ErrorBudget, Finding, Verdict, worst
+from securevfl.federation import site as sites
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import Site
 from securevfl.models import load_module, save_module
 from securevfl.privacy import gate as gates
 from securevfl.privacy.gate import Gate
+from securevfl.privacy.journal import ORIGIN
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.noise import Noise, snap
 from securevfl.privacy.views import View
 from securevfl.protocols.sealed.party import SealedParty
+from securevfl.protocols.stream import KEY_BYTES, KeyStream
 from securevfl.protocols.sums.noise import DistributedNoise
 
 BUDGET = ErrorBudget(delta=1e-5, epsilon=2.0)
@@ -33,6 +41,7 @@ FROZEN = {**STRICT, "encoder_training": "none"}
 SUMS = {**STRICT, "fusion": "sum"}
 SEALED: dict[str, Any] = {"algorithm": "sealed", "epsilon": 2.0, "epochs": 24}
 NETWORK = {**SEALED, "epochs": 4, "model": "mlp"}
+SHORT = {**SEALED, "epochs": 6}  # a fault that spoils every total shows in a quarter of them
 CASES: dict[str, dict[str, Any]] = {
     "strict": STRICT,
     "asynchronous": {**STRICT, "algorithm": "vafl"},
@@ -127,7 +136,7 @@ def small_in_one_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def unclipped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gates, "clip_rows", lambda vectors, clip: 5 * vectors)
-    patch.setattr(gates, "_clip_exactly", lambda values, clip: 5 * values)
+    patch.setattr(gates, "clip_exactly", lambda values, clip: 5 * values)
 
 
 def understated(patch: pytest.MonkeyPatch) -> None:
@@ -156,8 +165,7 @@ def sent_without(patch: pytest.MonkeyPatch) -> None:
 
     def release(self: Gate, vectors: Any, values: Any, *rest: Any) -> Any:
         released = original(self, vectors, values, *rest)
-        released.values.flags.writeable = True
-        released.values[...] = values
+        object.__setattr__(released, "values", values.astype(np.float32))
         return released
 
     patch.setattr(Gate, "_release_fresh", release)
@@ -205,27 +213,27 @@ TWO_TREE, PAIRWISE = CASES["two-tree"], CASES["pairwise"]
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
     *((fault, plan) for fault in (halved, off) for plan in (STRICT, CASES["asynchronous"], FROZEN, DP)),
     (off, CASES["plain-tree"]),
-    (off, SEALED),
+    (off, SHORT),
     (halved, CASES["noisy gradients"]),
     *((off_lattice, plan) for plan in (STRICT, DP)),
     *((same_for_all_rows, plan) for plan in (STRICT, FROZEN)),
     *((same_in_all_iterations, plan) for plan in (STRICT, DP)),
     (small_in_one_epoch, {**STRICT, "epochs": 8}),
     *((unclipped, plan) for plan in (STRICT, FROZEN, DP)),
-    *((understated, plan) for plan in (STRICT, SEALED)),
+    *((understated, plan) for plan in (STRICT, SHORT)),
     (update_not_used, DP),
     *((sent_without, plan) for plan in (STRICT, FROZEN)),
     *((share_missing, {**plan, "epochs": 5}) for plan in (TWO_TREE, PAIRWISE)),
     *((self_share_missing, plan) for plan in ({**SEALED, "epochs": 60}, NETWORK)),
-    *((sealed_noise_off, plan) for plan in (SEALED, NETWORK)),
-    *((sealed_noise_again, plan) for plan in (SEALED, NETWORK)),
+    *((sealed_noise_off, plan) for plan in (SHORT, NETWORK)),
+    *((sealed_noise_again, plan) for plan in (SHORT, NETWORK)),
     (labels_kept, CASES["flipped labels"]),
 ]
 
 
 @pytest.mark.parametrize(
     ("fault", "plan"),
-    FAULTS,
+    [pytest.param(*each, marks=pytest.mark.slow if each[1]["epochs"] > 24 else ()) for each in FAULTS],
     ids=[f"{fault.__name__}-{plan['algorithm']}-{number}" for number, (fault, plan) in enumerate(FAULTS)],
 )
 def test_a_fault_during_training_is_found_by_a_clean_audit(
@@ -301,18 +309,171 @@ class _Nothing:
         """Keeps nothing."""
 
 
-def test_predictions_after_training_are_not_tested(tmp_path: Path) -> None:
+def predicted(folder: Path, records: int = 60) -> dict[str, Verdict]:
+    """Verdicts on the predictions of p1 and on its training, after some records were predicted."""
+    rows = np.random.default_rng(3).normal(size=(3, records, 4)).clip(-3, 3)
+    load_run(folder).predict(list(rows), ids=list(range(900, 900 + records)))
+    return {f.path: f.verdict for f in judged(folder) if f.promise == "p1 against p0"}
+
+
+@pytest.mark.parametrize("case", ["strict", "frozen", "dp-encoder", "fdml"])
+def test_predictions_are_recomputed(case: str, tmp_path: Path) -> None:
+    found = predicted(trained(tmp_path, **CASES[case]))
+    assert set(found.values()) == {Verdict.HOLDS}
+    assert "predictions" in found
+
+
+def test_exact_predictions_are_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trained(tmp_path, **{**STRICT, "sigma": 0.0, "unprotected": True})
+    assert predicted(folder) == {"predictions": Verdict.HOLDS}
+
+
+def test_predictions_of_other_values_are_violated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, honest = trained(tmp_path, **FROZEN), PredictingParty._embed
+    monkeypatch.setattr(
+        PredictingParty, "_embed", lambda self, rows: 10 * self.records[np.arange(len(honest(self, rows)))]
+    )
+    assert predicted(folder, 1000)["predictions"] is Verdict.VIOLATED
+
+
+@pytest.mark.parametrize("patch", [halved, off])
+def test_predictions_without_their_noise_are_violated(
+    patch: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = trained(tmp_path, **FROZEN)
+    patch(monkeypatch)
+    found = predicted(folder)
+    assert found["predictions"] is Verdict.VIOLATED
+    assert found["embeddings"] is Verdict.HOLDS
+
+
+@pytest.mark.parametrize("case", ["two-tree", "pairwise", "plain-tree", "afsgd", "sealed", "sealed network"])
+def test_predictions_by_sums_are_recomputed(case: str, tmp_path: Path) -> None:
+    folder = trained(tmp_path, **{**CASES[case], "epochs": 1})
+    rows = np.random.default_rng(4).normal(size=(3, 7, 4)).clip(-3, 3)
+    load_run(folder).predict(list(rows), ids=list(range(800, 807)))
+    assert predicted(folder)["predictions"] is Verdict.HOLDS
+
+
+def test_totals_of_predictions_without_their_noise_are_violated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, honest = trained(tmp_path, **CASES["two-tree"]), DistributedNoise.share
+    monkeypatch.setattr(DistributedNoise, "share", lambda self, *given: 0 * honest(self, *given))
+    assert predicted(folder)["predictions"] is Verdict.VIOLATED
+
+
+def test_sealed_scores_of_other_models_are_violated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, honest = trained(tmp_path, **{**SEALED, "epochs": 1}), ScoringMember.own_scores
+    with monkeypatch.context() as faulty:
+        faulty.setattr(ScoringMember, "own_scores", lambda self: honest(self) + 0.001 * self.exchange.index)
+        rows = np.random.default_rng(4).normal(size=(3, 7, 4)).clip(-3, 3)
+        load_run(folder).predict(list(rows), ids=list(range(800, 807)))
+    found = {f.promise: f.verdict for f in judged(folder) if f.path == "predictions"}
+    assert set(found.values()) == {Verdict.VIOLATED}
+
+
+def test_predictions_with_noise_of_the_training_are_violated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as faulty:  # every process begins the same stream
+        faulty.setattr(KeyStream, "from_os_entropy", lambda: KeyStream(bytes(KEY_BYTES)))
+        folder = trained(tmp_path, **FROZEN)
+        load_run(folder).predict(list(DATA.train), ids=list(range(900, 900 + DATA.n_train)))
+    reasons = [reason for f in judged(folder) for reason in f.reasons]
+    assert any("came again in predictions" in reason for reason in reasons)
+
+
+def test_predictions_that_no_view_holds_are_not_tested(tmp_path: Path) -> None:
     folder = trained(tmp_path, **STRICT)
-    load_run(folder).predict([np.zeros((2, 4))] * 3, ids=[900, 901])
-    found = {(f.path, f.verdict) for f in judged(folder)}
-    assert ("predictions", Verdict.NOT_TESTED) in found
-    assert ("embeddings", Verdict.HOLDS) in found
+    assert predicted(folder)["predictions"] is Verdict.HOLDS
+    for observer in ("p0", "p1", "p2"):
+        path = folder / "views" / observer / "messages.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"kind": "prediction"' not in line))
+    rows = np.random.default_rng(4).normal(size=(3, 7, 4)).clip(-3, 3)
+    load_run(folder).predict(list(rows), ids=list(range(800, 807)))
+    found = {f.path: f for f in judged(folder) if f.promise == "p1 against p0"}["predictions"]
+    assert found.verdict is Verdict.NOT_TESTED and "no view holds all" in found.reasons[0]
+
+
+def test_predictions_of_a_model_that_is_not_here_are_not_tested(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **FROZEN)
+    predicted(folder)
+    RunFolder(folder).model("p1").unlink()
+    (found,) = [f for f in judged(folder) if (f.promise, f.path) == ("p1 against p0", "predictions")]
+    assert found.verdict is Verdict.NOT_TESTED and "model of p1" in found.reasons[0]
+
+
+def test_a_journal_of_predictions_alone_is_no_evidence_of_training(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **STRICT)
+    RunFolder(folder).forget_evidence()
+    assert predicted(folder)["all releases"] is Verdict.NOT_TESTED
 
 
 def test_data_holders_may_use_a_larger_level(tmp_path: Path) -> None:
     folder = trained(tmp_path, **STRICT)
     visible, private = judged(folder)[0], judged(folder, audience=HOLDERS)[0]
     assert (private.power or 0) > (visible.power or 1)
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"), [("", Verdict.VIOLATED), ("1.0", Verdict.NOT_TESTED), ("unsaid", Verdict.NOT_TESTED)]
+)
+def test_a_first_model_that_holds_rows_is_not_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, verdict: Verdict
+) -> None:
+    """Encoders that see no records must begin without them; another torch may draw others, and journals
+    of before do not say whether a model was drawn at all."""
+    keep = Gate.keep
+
+    def unsaid(self: Gate, kind: str, *values: Any, **said: Any) -> Any:
+        return None if kind == ORIGIN else keep(self, kind, *values, **said)
+
+    def planned(plan: Plan, data: VerticalData, party: str) -> torch.nn.Module:
+        encoder = planned_encoder(plan, data, party)
+        if party == "p1":
+            with torch.no_grad():
+                next(encoder.parameters())[0, 0] += float(np.mean(data.train[1][:, 0]))
+        return encoder
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sites, "planned_encoder", planned)
+        if made == "unsaid":
+            patch.setattr(Gate, "keep", unsaid)
+        elif made:
+            patch.setattr(torch, "__version__", made)
+        folder = trained(tmp_path, **FROZEN)
+    found = {each.promise: each for each in judged(folder)}["p1 against p0"]
+    assert found.verdict is verdict and "the first model of p1" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("given", "verdict"), [(DATA, Verdict.VIOLATED), (None, Verdict.NOT_TESTED)])
+def test_rows_that_were_scaled_by_their_own_statistics_are_not_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: VerticalData | None, verdict: Verdict
+) -> None:
+    """The plan says public. With other data at hand nobody can tell."""
+    scale = resolving._scale
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            resolving,
+            "_scale",
+            lambda plan, data: replace(data.scaled("standard"), scaling=scale(plan, data).scaling),
+        )
+        folder = trained(tmp_path, **FROZEN)
+    found = replay(Source(folder, given or make_data(parties=3, width=4).scaled("public")), BUDGET)
+    assert {each.verdict for each in found} == {verdict}, found
+    assert "trained on" in found[0].reasons[0]
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_a_model_that_its_owner_brought_is_not_tested(tmp_path: Path, width: int) -> None:
+    own = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 4))
+    plan = Plan(batch=32, record_views=True, **(FROZEN | {"epochs": 1}))
+    train(DATA, plan, out=tmp_path / "run", encoders={"p1": own})
+    found = judged(tmp_path / "run")
+    assert {each.verdict for each in found} == {Verdict.NOT_TESTED}
+    assert "p1 brought a model of its own" in found[0].reasons[0]
 
 
 # -- the journal ---------------------------------------------------------------------------------------------
@@ -324,8 +485,8 @@ def test_a_journal_is_private_and_holds_no_share_of_noise(tmp_path: Path) -> Non
     for owner in folder.iterdir():
         assert owner.stat().st_mode & 0o777 == 0o700
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in owner.iterdir())
-    assert {seen.kind for seen in View(folder / "p1")} == {"data", "model"}  # it opens no total
-    assert {seen.kind for seen in View(folder / "p0")} == {"data", "model", "total"}
+    assert {seen.kind for seen in View(folder / "p1")} == {"data", "model", "origin"}  # opens no total
+    assert {seen.kind for seen in View(folder / "p0")} == {"data", "model", "origin", "total"}
 
 
 def test_runs_without_views_keep_no_journal(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Whose noise is in totals that members open who may do anything: what a joint audit says of each promise."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -174,12 +175,16 @@ def test_honest_runs_are_called_short_no_more_often_than_the_level_says():
 
 
 class _Silent(CheckedRound):
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
     def _start(self):
         self._noise = {m: np.zeros_like(words) for m, words in self._noise.items()}
         return super()._start()
 
 
 class _Lying(CheckedRound):
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+
     def _start(self):
         self._phase = np.random.default_rng(self.round).integers(0, 1 << 32, self._phase.shape, np.uint32)
         return super()._start()
@@ -193,7 +198,9 @@ class _Lying(CheckedRound):
         (_Lying, 2000, ("not tested", "not tested")),
     ],
 )
-def test_the_audit_of_a_run_tells_harmless_from_harmful(tmp_path, monkeypatch, kind, records, expected):
+def test_without_the_dealers_keys_the_audit_of_a_run_tells_harmless_from_harmful(
+    tmp_path, monkeypatch, kind, records, expected
+):
     honest = CheckedParty.round
 
     def round_(self, **given):
@@ -206,6 +213,7 @@ def test_the_audit_of_a_run_tells_harmless_from_harmful(tmp_path, monkeypatch, k
     flat = {"algorithm": "sealed", "model": "linear", "epochs": 30, "epsilon": 8.0, "record_views": True}
     train(data, Plan.from_flat({**flat, "adversary": "malicious"}), tmp_path / "run")
     monkeypatch.undo()
+    shutil.rmtree(tmp_path / "run" / "journal" / "dealer")  # with its keys more could be told
     report = audit(tmp_path / "run", attacks="none", canaries=-1, data=data)
     owners = report.content["owners"]
     found = (owners["p0"]["observers"]["p1"]["verdict"], owners["p1"]["observers"]["p0"]["verdict"])
