@@ -6,13 +6,10 @@ several rounds counts, because load from others only ever adds time.
 
 from __future__ import annotations
 
-import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import torch
@@ -166,33 +163,6 @@ def local_steps() -> None:
         print(f"a round of flex, 7 linear parties, {words}: {ratio:.2f} times vafl-sync (goal 3)")
 
 
-def file_changes() -> None:
-    """How often the calls of one upload change from one file of the package to another."""
-    print("changes between files of the package in one upload:")
-    for name, changes, parties, goal in (
-        ("asynchronous VAFL", {}, 2, 40),
-        ("the same on pairwise masks", {"protocol": "pairwise"}, 3, 150),
-    ):
-        data = make_synthetic(rows=2000, features=123, parties=parties)
-        carrier = carrier_for(data, batch=100, label_holder="server", **changes)
-        next_epoch(carrier)  # warm-up
-        before, files = carrier.server.processed, []
-
-        def note(frame: FrameType, event: str, _: object, files: list[str] = files) -> None:
-            path = frame.f_code.co_filename
-            if event == "call" and path.startswith(PACKAGE) and "site-packages" not in path:
-                files.append(path)
-
-        sys.setprofile(note)
-        try:
-            next_epoch(carrier)
-        finally:
-            sys.setprofile(None)
-        uploads = (carrier.server.processed - before) / carrier.plan.batch
-        changed = sum(one != other for one, other in itertools.pairwise(files)) / uploads
-        print(f"  {name}: {changed:.0f} (goal: at most {goal})")
-
-
 def syncing() -> None:
     from securevfl.accountants import ReleaseRecord
 
@@ -234,7 +204,6 @@ def main() -> None:
     synchronous()
     local_steps()
     syncing()
-    file_changes()
     epoch()
 
 

@@ -3,18 +3,20 @@
 Times are processor seconds of all roles in one process. The peer is SecretFlow's SPU with protocol Cheetah,
 which has no dealer either: set SECUREVFL_BENCH_SPU to a Python interpreter that has it, or make
 build/bench-spu. With --utility RUNS: test AUC with a dealer and without at equal epsilon, by seed, on sets
-from SECUREVFL_DATA (one folder per set); --kept FILE keeps every run there, and goes on from it; --simulated
-leaves the encryption out, not its arithmetic (`benchmarks.clear`), which takes a tenth of the time.
+from SECUREVFL_DATA (one folder per set), those of --sets; --kept FILE keeps every run there, and goes on from
+it; --simulated leaves the encryption out, not its arithmetic (`benchmarks.clear`), which takes a tenth of the
+time.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,25 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clear import in_the_clear
+from benchmarks.scorecards import split_data
 from benchmarks.sealed import PEER_INSTALL, RECORDS, Federation, peer_python, peer_step
 from securevfl import Plan, VerticalData, train
 from securevfl.protocols import drive
 from securevfl.protocols.sealed import Kernel, logistic_series, party_of
 
 PEER_ROWS, PEER_GOAL = 4096, 30.0
-FOLDERS = {"a9a": "a9a", "uci-credit": "uci_credit"}
+FOLDERS = {
+    "a9a": "a9a",
+    "uci-credit": "uci_credit",
+    "adult": "adult",
+    "give-me-some-credit": "give_me_some_credit",
+    "magic": "magic",
+    "bank": "bank_marketing",
+}
 """Sets of --utility and their folders."""
+NAMED = ("a9a", "uci-credit", "adult")
+"""Those that the product knows; the others are read from described files."""
+USUAL = ("a9a", "uci-credit")
 
 
 def without_dealer(records: int = RECORDS, width: int = 60, rounds: int = 4) -> None:
@@ -122,22 +135,29 @@ def against_cheetah(width: int = 60) -> None:
     print(f"ratio                     {ratio:.0f} times faster (goal {PEER_GOAL:.0f})")
 
 
-def utility(runs: int, kept: Path, *, simulated: bool, epsilon: float = 1.0) -> None:
+def loaded(name: str, seed: int) -> VerticalData:
+    """A set between two parties, half of the columns each."""
+    if name in NAMED:
+        place = Path(os.environ["SECUREVFL_DATA"]) / FOLDERS[name]
+        return VerticalData.load(name, parties=2, seed=seed, folder=place)
+    return split_data(FOLDERS[name], seed, 2)
+
+
+def utility(
+    runs: int, kept: Path, *, simulated: bool, sets: Sequence[str] = USUAL, epsilon: float = 1.0
+) -> None:
     """Test AUC with a dealer and without, the simulator's exact figure, by seed."""
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     found = {(row["set"], row["seed"], row["dealer"]): row["auc"] for row in rows}
-    for seed in range(runs):
-        for name, folder in FOLDERS.items():
-            for dealer in ("auto", "none"):
-                if (name, seed, dealer) in found:
-                    continue
-                place = Path(os.environ["SECUREVFL_DATA"]) / folder
-                data = VerticalData.load(name, parties=2, seed=seed, folder=place)
-                settings = {"algorithm": "sealed", "epsilon": epsilon, "seed": seed, "dealer": dealer}
-                with in_the_clear() if simulated else nullcontext():
-                    auc = found[name, seed, dealer] = train(data, Plan.from_flat(settings)).test["auc"]
-                with kept.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"set": name, "seed": seed, "dealer": dealer, "auc": auc}) + "\n")
+    for seed, name in itertools.product(range(runs), sets):
+        missing = [dealer for dealer in ("auto", "none") if (name, seed, dealer) not in found]
+        data = loaded(name, seed) if missing else None
+        for dealer in missing:
+            settings = {"algorithm": "sealed", "epsilon": epsilon, "seed": seed, "dealer": dealer}
+            with in_the_clear() if simulated else nullcontext():
+                auc = found[name, seed, dealer] = train(data, Plan.from_flat(settings)).test["auc"]
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"set": name, "seed": seed, "dealer": dealer, "auc": auc}) + "\n")
     compare(found, epsilon)
 
 
@@ -161,9 +181,10 @@ def main() -> None:
     parser.add_argument("--utility", type=int, default=0, metavar="RUNS")
     parser.add_argument("--kept", type=Path, default=Path("build/dealerless.jsonl"))
     parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--sets", nargs="+", choices=FOLDERS, default=USUAL)
     options = parser.parse_args()
     if options.utility:
-        utility(options.utility, options.kept, simulated=options.simulated)
+        utility(options.utility, options.kept, simulated=options.simulated, sets=options.sets)
         return
     without_dealer()
     against_cheetah()

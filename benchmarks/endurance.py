@@ -150,10 +150,11 @@ def plot(path: Path, found: Endured) -> None:
             [at for at, _ in found.memory], [held[name] / 2**20 for _, held in found.memory], label=name
         )
     below.set(xlabel="seconds", ylabel="memory, MB", ylim=(0, None))
-    for axes in (above, below):
-        axes.legend(loc="upper right", fontsize="small")
+    above.legend(loc="upper right", fontsize="small")
+    below.legend(loc="lower right", fontsize="small")
     figure.tight_layout()
-    figure.savefig(path, format="svg")
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(path, format="svg", metadata=nothing)
 
 
 def serve(company: Company, seconds: float, rate: float = RATE) -> Endured:

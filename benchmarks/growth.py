@@ -1,7 +1,8 @@
 """How sealed training grows with rows, columns and parties, and an audit with messages: time, memory, files.
 
 Every point is a process of its own, its features in files. `--large` adds the points that take gigabytes;
-`--plot FOLDER` draws what was measured. Exponents are slopes of least squares through the logarithms.
+`--plot FOLDER` draws what was measured; `--audit` measures the audit of sealed runs of a million rows alone.
+Exponents are slopes of least squares through the logarithms.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SMALL = {
 }
 LARGE = {"rows": [(10_000_000, 50, 2)], "columns": [(1_000_000, 1_000, 2)]}
 EPOCHS = (2, 4, 8, 16)
+AUDITED = [(1_000_000, 1_000_000, 4), (1_000_000, 50_000, 2)]
+"""Rows, records of a batch and epochs of sealed runs that are audited."""
 MOST = 2_000_000
 """Records of one iteration: more do not fit the ring."""
 
@@ -35,6 +38,9 @@ def main() -> None:
     """Measures, prints, and draws on request."""
     if sys.argv[1:2] == ["--point"]:
         print(json.dumps(POINTS[sys.argv[2]](*map(int, sys.argv[3:-1]), Path(sys.argv[-1]))))
+        return
+    if "--audit" in sys.argv:
+        report("audit", [measured("audit-sealed", *point) for point in AUDITED])
         return
     found: dict[str, list[dict[str, Any]]] = {}
     for axis, points in SMALL.items():
@@ -128,11 +134,59 @@ def audit(epochs: int, folder: Path) -> dict[str, Any]:
     return made | measured | dict(sizes(folder / "run"))
 
 
+def recorded_sealed(rows: int, batch: int, epochs: int, folder: Path) -> dict[str, Any]:
+    """A sealed run of two members with five columns each, whose views are recorded."""
+    from securevfl import Plan, train
+
+    written(rows, 5, 2, folder, keep=True)
+    data, begun = _kept(rows, folder), time.process_time()
+    plan = Plan(model="linear", epochs=epochs, batch=batch, epsilon=1.0, record_views=True)
+    run = train(data, plan, folder / "run")
+    return {"training": time.process_time() - begun, "messages": int(run.result["messages"])}
+
+
+def audit_sealed(rows: int, batch: int, epochs: int, folder: Path) -> dict[str, Any]:
+    """Reconciliation and replay of such a run, in a process that has not trained it."""
+    from securevfl.attacks.source import Source
+    from securevfl.auditing.reconciliation import reconcile
+    from securevfl.auditing.replay import replay
+    from securevfl.auditing.verdicts import ErrorBudget
+
+    given = [str(each) for each in (rows, batch, epochs, folder)]
+    command = [sys.executable, "-m", "benchmarks.growth", "--point", "recorded-sealed", *given]
+    made = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    data, begun, start = _kept(rows, folder), peak(), time.process_time()
+    source, budget = Source(folder / "run", data), ErrorBudget(delta=1e-7, epsilon=1.0)
+    releases, wrong = len(source.records), 0
+    spent: dict[str, Any] = {"releases": releases, "ledgers": time.process_time() - start}
+    for task in (reconcile, replay):
+        start = time.process_time()
+        wrong += sum(each.verdict.value != "holds" for each in task(source, budget))
+        spent[task.__name__] = time.process_time() - start
+    sized = {"rows": rows, "batch": batch, "epochs": epochs}
+    return sized | made | spent | {"peak": peak(), "memory": peak() - begun, "not holds": wrong}
+
+
+def _kept(rows: int, folder: Path) -> Any:
+    from securevfl import VerticalData
+
+    blocks = [np.memmap(folder / f"{party}.f32", np.float32, "r", shape=(rows, 5)) for party in range(2)]
+    return VerticalData.from_arrays(blocks, np.load(folder / "labels.npy"), bounds=(0, 1), test_fraction=0.01)
+
+
 DATA = "synthetic:rows=4000,features=20,informative=8"
-POINTS = {"sealed": sealed, "recorded": recorded, "audit": audit}
+POINTS = {
+    "sealed": sealed,
+    "recorded": recorded,
+    "audit": audit,
+    "recorded-sealed": recorded_sealed,
+    "audit-sealed": audit_sealed,
+}
 
 
-def written(rows: int, width: int, parties: int, folder: Path) -> tuple[list[Any], Any]:
+def written(
+    rows: int, width: int, parties: int, folder: Path, *, keep: bool = False
+) -> tuple[list[Any], Any]:
     """Every party's features in a file, and labels that depend on all of them."""
     generator, scores = np.random.default_rng(0), np.zeros(rows)
     for party in range(parties):
@@ -142,6 +196,8 @@ def written(rows: int, width: int, parties: int, folder: Path) -> tuple[list[Any
                 scores[start : start + len(piece)] += piece[:, 0] - 0.5
                 file.write(piece.data)
     labels = (scores + generator.normal(size=rows) * 0.3 > 0).astype(np.int64)
+    if keep:
+        np.save(folder / "labels.npy", labels)
     files = [folder / f"{party}.f32" for party in range(parties)]
     return [np.memmap(file, np.float32, "r", shape=(rows, width)) for file in files], labels
 
@@ -166,7 +222,7 @@ def report(axis: str, points: list[dict[str, Any]]) -> None:
     for point in points:
         shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in point.items()}
         print(axis, *(f"{name}={value}" for name, value in shown.items()), flush=True)
-    if len(points) > 1:
+    if len(points) > 1 and axis in points[0]:
         grown = ", ".join(f"{what} {exponent(points, axis, what):.2f}" for what in GROWTH)
         print(f"{axis}: exponents {grown}", flush=True)
 

@@ -25,14 +25,15 @@ from scipy.stats import norm
 from benchmarks.papers.common import say, table
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms import ALGORITHMS
-from securevfl.algorithms.channels import SUMS
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.contract import METRICS
 from securevfl.attacks.jobs import InProcess
 from securevfl.attacks.runner import evaluate, pairs
 from securevfl.attacks.source import Source
 from securevfl.settings.families import family_of
+from securevfl.settings.protocols import TREE_SUMS
 
+TREE = TREE_SUMS[0]
 COLUMNS, PARTIES, EPOCHS, BATCH = 12, 4, 12, 128
 MODEL_ONLY = {"equality-solving", "generative-regression", "membership-predictions", "model-completion"}
 """Attacks on models and predictions. All sums give the same model, so one of them stands for the others."""
@@ -132,18 +133,18 @@ def is_run(name: str, setting: Setting, protocol: str) -> bool:
     """Whether an attack is run, and not taken from another protocol or left out as slow."""
     if name in SLOW:
         return setting.name in SLOW[name] and protocol == setting.protocols[0]
-    return name not in MODEL_ONLY or protocol in ("plain", SUMS[1]) or SUMS[1] not in setting.protocols
+    return name not in MODEL_ONLY or protocol in ("plain", TREE) or TREE not in setting.protocols
 
 
 def taken_over(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What one sum's model gives away, for the other sums of the same setting."""
     found = list(outcomes)
     for setting, protocol in dict.fromkeys((each["setting"], each["protocol"]) for each in outcomes):
-        if protocol not in ("plain", SUMS[1]):
+        if protocol not in ("plain", TREE):
             found += [
                 {**each, "protocol": protocol}
                 for each in outcomes
-                if each["setting"] == setting and each["protocol"] == SUMS[1] and each["name"] in MODEL_ONLY
+                if each["setting"] == setting and each["protocol"] == TREE and each["name"] in MODEL_ONLY
             ]
     return found
 

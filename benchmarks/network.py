@@ -47,7 +47,7 @@ from securevfl.privacy.payloads import Released
 from securevfl.privacy.schemas import PARTY, SERVER, Content, released
 from securevfl.settings.plan import Plan
 
-ROUND_TRIP_GOAL, MESSAGES_GOAL, WALL_GOAL = 1.5, 1000.0, 3.0
+ROUND_TRIP_GOAL, MESSAGES_GOAL, WALL_GOAL = 1.4, 1000.0, 3.0
 ROUNDS, TRIPS, BATCHES = 40, 50, 400
 PARTIES = ("p1", "p2", "p3", "p4")
 

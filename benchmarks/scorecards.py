@@ -144,7 +144,7 @@ class Feature:
     place: np.ndarray
     index: np.ndarray
     counts: tables.Counts
-    tables: list[tables.Table]
+    tables: list[tables.BinTable]
     weights: list[float]
 
 

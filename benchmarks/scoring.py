@@ -192,6 +192,8 @@ class Client:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, method: str, path: str, body: bytes = b"", key: str = "") -> tuple[int, bytes]:
+        if self._streams is not None and self._streams[0].at_eof():
+            self.close()  # the service ends connections that were idle for a minute
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
         reader, writer = self._streams

@@ -120,7 +120,7 @@ def products() -> None:
 class Federation:
     """All roles of the protocol in one process, with processor time by role."""
 
-    def __init__(self, parties: int, records: int, width: int) -> None:
+    def __init__(self, parties: int, records: int, width: int, outputs: int = 1) -> None:
         generator = np.random.default_rng(1)
         self.protocol = SealedProtocol(
             widths=(width,) * parties,
@@ -129,7 +129,7 @@ class Federation:
             label_holder=0,
             records=records,
             batch=records,
-            outputs=1,
+            outputs=outputs,
             series=logistic_series(),
             share_stds=((STD,) * parties,) * parties,
         )
@@ -137,8 +137,8 @@ class Federation:
         self.operands = [
             generator.integers(-limit, limit, (width, records), dtype=np.int32) for _ in range(parties)
         ]
-        self.scores = [generator.standard_normal((records, 1)) for _ in range(parties)]
-        self.labels = generator.integers(0, 2, (records, 1)).astype(float)
+        self.scores = [generator.standard_normal((records, outputs)) for _ in range(parties)]
+        self.labels = generator.integers(0, 2, (records, outputs)).astype(float)
         self.dealer = SealedDealer(self.protocol)
         self.parties = [SealedParty(self.protocol, m, operand=rows) for m, rows in enumerate(self.operands)]
         self.bytes = {"dealer": 0, "pair": 0}
@@ -183,8 +183,8 @@ def iteration() -> None:
 class Checked(Federation):
     """The same where members may cheat: proofs at set-up, every opening authenticated."""
 
-    def __init__(self, parties: int, records: int, width: int) -> None:
-        super().__init__(parties, records, width)
+    def __init__(self, parties: int, records: int, width: int, outputs: int = 1) -> None:
+        super().__init__(parties, records, width, outputs)
         self.protocol = dataclasses.replace(self.protocol, checked=True)
         self.dealer = CheckedDealer(self.protocol)
         self.parties = [
@@ -205,15 +205,13 @@ class Checked(Federation):
 def against_cheats(records: int = RECORDS, width: int = 60, iterations: int = 80) -> None:
     """What it costs that members may cheat: both sides in one run, iterations in turn."""
     print(f"\nmembers that may cheat against members that are trusted, {records:,} records x {width} columns")
-    titles = (
-        f"{'members':>8} {'set-up s':>16} {'iteration ms':>16} {'ratio':>6} {'bytes/record':>14} {'ratio':>6}"
-    )
-    print(f"{titles} {f'run of {iterations}':>10}")
-    for parties in (2, 3):
+    titles = f"{'members':>8} {'outputs':>8} {'set-up s':>16} {'iteration ms':>16} {'ratio':>6}"
+    print(f"{titles} {'bytes/record':>14} {'ratio':>6} {f'run of {iterations}':>10}")
+    for parties, outputs in ((2, 1), (3, 1), (2, 4)):
         made, sides = [], []
         for kind in (Federation, Checked):
             start = time.process_time()
-            sides.append(kind(parties, records, width))
+            sides.append(kind(parties, records, width, outputs))
             made.append(time.process_time() - start)
         made[1] -= made[0]  # the checked federation is first built like the other one
         spent = [0.0, 0.0]
@@ -226,7 +224,8 @@ def against_cheats(records: int = RECORDS, width: int = 60, iterations: int = 80
         sent = [sum(side.bytes.values()) / records for side in sides]
         whole = [first + iterations * one for first, one in zip(made, each, strict=True)]
         print(
-            f"{parties:>8} {made[0]:>7.2f} {made[1]:>8.2f} {each[0] * 1e3:>7.1f} {each[1] * 1e3:>8.1f}"
+            f"{parties:>8} {outputs:>8} {made[0]:>7.2f} {made[1]:>8.2f}"
+            f" {each[0] * 1e3:>7.1f} {each[1] * 1e3:>8.1f}"
             f" {each[1] / each[0]:>6.2f} {sent[0]:>6.0f} {sent[1]:>7.0f} {sent[1] / sent[0]:>6.2f}"
             f" {whole[1] / whole[0]:>10.2f}"
         )

@@ -7,6 +7,8 @@ from typing import Any
 from securevfl import Plan
 
 DATA = "synthetic:rows=200,features=24,informative=12"
+STACKED = "synthetic:rows=300,features=24,informative=12"
+"""A stack wants 200 records to train on."""
 PARTIES = 3
 
 # In strict mode every vector that leaves counts for every record: promises of a few epsilon take much noise.
@@ -88,9 +90,35 @@ CASES: dict[str, dict[str, Any]] = {
         "settings": {"label_low": -10.0, "label_high": 10.0},
     },
     "classes": {**_SEALED, "data": f"{DATA},classes=3"},
+    "svrg-sums": {**_COMMON, "algorithm": "afsvrg", "protocol": "two-tree"},
+    "sums-predicted": {**_WIDE, "protocol": "two-tree", "predict": 48},
+    "card-continued": {
+        "algorithm": "sealed",
+        "model": "scorecard",
+        "epsilon": 4.0,
+        "record_views": True,
+        "profile": 2.0,
+    },
+    "sealed-words": {
+        **_SEALED,
+        "epochs": 24,
+        "record_words": True,
+        "settings": {"adversary": "malicious"},
+    },
+    "private-mlp": {**_ONCE, **_PRIVATE, "model": "mlp", "hidden": (4,)},
+    "bfv": {**_WIDE, "protocol": "bfv", "epochs": 1},
+    "sealed-target": {"algorithm": "sealed", "model": "linear", "epsilon": 4.0, "record_views": True},
+    "sealed-stack": {**_SEALED, "data": STACKED, "settings": {"stack": True}},
+    "collusion": {**_WIDE, "protocol": "pairwise", "parties": 4, "collusion": 2},
+    "hidden": {**_WIDE, "model": "mlp", "hidden": (4,), "hidden_noise": (0.3,)},
+    "resumed": {**_WIDE, "broken": 0.75},
+    "recorded": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "foreign": 2},
 }
 """What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
-predicted afterwards, `serve` the quota of a scoring service; `align` stands for a run over a network and says
+predicted afterwards, `profile` the epsilon of a profile that the run goes on from, `serve` the quota of a
+scoring service, `broken` the share of its
+training after which a run is broken off to be resumed, `foreign` the epochs of a program that only records;
+`align` stands for a run over a network and says
 how its records are aligned."""
 
 _ROUNDS = {**_COMMON, "protocol": "two-tree"}
@@ -99,9 +127,7 @@ MORE: dict[str, dict[str, Any]] = {
     "vafl-tsync": {**_WIDE, "algorithm": "vafl-tsync"},
     "frozen-sync": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none"},
     "frozen-sums": {**_ONCE, "encoder_training": "none", "protocol": "two-tree"},
-    "private-mlp": {**_ONCE, **_PRIVATE, "model": "mlp", "hidden": (4,)},
     "plain-tree": {**_WIDE, "protocol": "plain-tree"},
-    "bfv": {**_WIDE, "protocol": "bfv", "epochs": 1},
     "ckks": {**_WIDE, "protocol": "ckks", "epochs": 1},
     "fdml-pairwise": {**_COMMON, "algorithm": "fdml", "protocol": "pairwise"},
     "flex-adaptive": {**_WIDE, "algorithm": "flex-adaptive"},
@@ -123,7 +149,7 @@ MORE: dict[str, dict[str, Any]] = {
 def plan_of(case: str, seed: int = 0) -> Plan:
     """The plan of a case."""
     changes = dict((CASES | MORE)[case])
-    for later in ("predict", "serve"):
+    for later in ("predict", "profile", "serve", "broken", "foreign"):
         changes.pop(later, None)
     if changes.pop("align", ""):  # organisations bring tables of their own
         return Plan(**changes, seed=seed)

@@ -60,6 +60,9 @@ def fault(
     return declare
 
 
+_HONEST: list[tuple[Any, str, Any]] = []
+
+
 def swap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replaces an attribute of a class or module by what `make` makes of it.
 
@@ -69,4 +72,11 @@ def swap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     honest = vars(owner).get(name)
     if honest is None:
         raise AttributeError(f"{owner.__name__} has no {name}; the fault must follow the code")
+    _HONEST.append((owner, name, honest))
     setattr(owner, name, make(honest))
+
+
+def restore() -> None:
+    """Puts back what was swapped in this process, the last first."""
+    while _HONEST:
+        setattr(*_HONEST.pop())

@@ -75,7 +75,7 @@ def evaluated_twice() -> None:
 @fault("evaluation", "the stated accuracy is that of other labels", ("strict", "sealed"))
 def figures_of_other_labels() -> None:
     def make(honest: Any) -> Any:
-        return lambda task, outputs, labels: honest(task, outputs, torch.roll(labels, 1))
+        return lambda task, outputs, labels, *rest: honest(task, outputs, torch.roll(labels, 1), *rest)
 
     swap(roles, "metrics", make)
 
@@ -139,7 +139,7 @@ def rows_swapped_later() -> None:
 
 def _clipped(change: Any) -> None:
     swap(gates, "clip_rows", lambda honest: lambda vectors, clip: change(vectors, clip))
-    swap(gates, "_clip_exactly", lambda honest: lambda values, clip: values)
+    swap(gates, "clip_exactly", lambda honest: lambda values, clip: values)
 
 
 @fault("clipping", "vectors are clipped by their largest entry instead of their length", EMBED)

@@ -21,7 +21,7 @@ from securevfl.federation.folder import RunFolder
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import Journal
 from securevfl.privacy.ledger import Ledger
-from securevfl.protocols.sealed import pairs, party, third
+from securevfl.protocols.sealed import pairs, party, scoring, third
 from securevfl.protocols.sealed.encrypted import EncryptedParty, PoolMachine
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.stream import KeyStream
@@ -67,12 +67,12 @@ def pair_masks_again() -> None:
     swap(PoolMachine, "_new", make)
 
 
-@fault("without a dealer", "masks of factors and residuals are zero", PAIR)
-def pair_masks_zero() -> None:
+@fault("without a dealer", "masks of factors and residuals are one", PAIR)
+def pair_masks_one() -> None:
     def make(honest: Any) -> Any:
         def new(self: PoolMachine, rows: Any) -> Any:
             made = honest(self, rows)
-            made.factors, made.blind = np.zeros_like(made.factors), np.zeros_like(made.blind)
+            made.factors, made.blind = np.ones_like(made.factors), np.ones_like(made.blind)
             return made
 
         return new
@@ -157,7 +157,8 @@ class _Silent:
 
 @fault("without a dealer", "predicted scores travel without masks", ("pair-predicted",))
 def pair_prediction_open() -> None:
-    swap(pairs, "score_mask", lambda honest: lambda *given: np.zeros_like(honest(*given)))
+    for module in (pairs, scoring):
+        swap(module, "score_mask", lambda honest: lambda *given: np.zeros_like(honest(*given)))
 
 
 @fault("without a dealer", "the second member's rows are twice as long as was agreed on", DEALERLESS)

@@ -28,11 +28,11 @@ def _adds(change: Any) -> None:
 
     def make(honest: Any) -> Any:
         def leaking(self: Link, schema: Any, content: Any, host: str, here: bool) -> Any:
-            fields, head = honest(self, schema, content, host, here)
+            fields, *rest = honest(self, schema, content, host, here)
             source = getattr(getattr(content, "values", None), "source", None)
             if schema.kind == "embedding" and source is not None and not here:
                 fields = change(fields, source.detach().numpy())
-            return fields, head
+            return fields, *rest
 
         return leaking
 
@@ -155,7 +155,10 @@ def message_with_fresh_noise() -> None:
         def twice(self: Gate, *given: Any) -> Released:
             released: Released = honest(self, *given)
             if released.source is not None and self.mechanism.sigma:
-                second[id(released.values)] = (released.values, self._protect(released.source))
+                second[id(released.values)] = (
+                    released.values,
+                    self._protect(released.source.numpy(force=True)),
+                )
             return released
 
         return twice
@@ -254,7 +257,7 @@ def _answers(change: Any) -> None:
             self: Gate, values: Any, mechanism: Any, *, divisor: float = 1.0, **where: Any
         ) -> Released:
             found: Released = honest(self, values, mechanism, divisor=divisor, **where)
-            exact = gates._clip_exactly(values, mechanism.clip) / divisor
+            exact = gates.clip_exactly(values, mechanism.clip) / divisor
             return _with(found, np.asarray(change(exact, found.values), np.float32))
 
         return released
@@ -297,8 +300,8 @@ def gradient_in_rate() -> None:
 
     def make(honest: Any) -> Any:
         def leaking(self: Link, schema: Any, content: Any, host: str, here: bool) -> Any:
-            fields, head = honest(self, schema, content, host, here)
-            return (fields | {"rate": raw[-1]} if schema.kind == "gradient" and raw else fields), head
+            fields, *rest = honest(self, schema, content, host, here)
+            return (fields | {"rate": raw[-1]} if schema.kind == "gradient" and raw else fields), *rest
 
         return leaking
 

@@ -82,9 +82,9 @@ def noise_off_after_an_epoch() -> None:
     begun: list[str] = []
 
     def begin(honest: Any) -> Any:
-        def counted(self: Site, part: str) -> bool:
+        def counted(self: Site, part: str, *given: Any) -> Any:
             begun.extend([self.name] if part == "epoch" else [])
-            return bool(honest(self, part))
+            return honest(self, part, *given)
 
         return counted
 
@@ -166,7 +166,7 @@ def noise_seeded() -> None:
 
 @fault("noise", "noisy values are not rounded to the lattice", OWN_AND_DEFENCE)
 def noise_off_the_lattice() -> None:
-    swap(noises, "snap", lambda honest: lambda values, std: values)
+    swap(noises, "lattice", lambda honest: lambda std: honest(std) * 2.0**-20)
 
 
 @fault("noise", "noise is added in float32", OWN_AND_DEFENCE)
@@ -187,24 +187,24 @@ def noise_float32() -> None:
 @fault("gate", "nothing is clipped", CLIPPING)
 def clip_skipped() -> None:
     swap(gates, "clip_rows", lambda honest: lambda vectors, clip: vectors)
-    swap(gates, "_clip_exactly", lambda honest: lambda values, clip: values)
+    swap(gates, "clip_exactly", lambda honest: lambda values, clip: values)
 
 
 @fault("gate", "vectors are clipped to twice the norm", CLIPPING)
 def clip_doubled() -> None:
-    for name in ("clip_rows", "_clip_exactly"):
+    for name in ("clip_rows", "clip_exactly"):
         swap(gates, name, lambda honest: lambda values, clip: honest(values, 2 * clip))
 
 
 @fault("gate", "each coordinate is clipped instead of the norm", ("strict", "dp-encoder", "two-tree"))
 def clip_by_coordinate() -> None:
     swap(gates, "clip_rows", lambda honest: lambda vectors, clip: vectors.clamp(-clip, clip))
-    swap(gates, "_clip_exactly", lambda honest: lambda values, clip: np.clip(values, -clip, clip))
+    swap(gates, "clip_exactly", lambda honest: lambda values, clip: np.clip(values, -clip, clip))
 
 
 @fault("gate", "vectors are clipped after the noise instead of before", OWN)
 def clip_after_noise() -> None:
-    clip = gates._clip_exactly
+    clip = gates.clip_exactly
 
     def make(honest: Any) -> Any:
         def late(self: Gate, source: torch.Tensor) -> Any:
@@ -219,8 +219,8 @@ def _raw_where(chosen: Any) -> None:
     """Vectors that `chosen` picks leave as they are, with an entry that says otherwise."""
 
     def make(honest: Any) -> Any:
-        def raw(self: Gate, vectors: Any, values: Any, rows: Any, kind: str, observers: Any) -> Released:
-            released: Released = honest(self, vectors, values, rows, kind, observers)
+        def raw(self: Gate, vectors: Any, values: Any, rows: Any, kind: str, *given: Any) -> Released:
+            released: Released = honest(self, vectors, values, rows, kind, *given)
             mark = chosen(self, kind, len(values))
             mixed = np.where(mark[:, None], values.astype(np.float32), released.values)
             return _with(released, mixed.astype(np.float32))
@@ -277,9 +277,9 @@ def raw_once() -> None:
 @fault("gate", "low-order bits of the noisy values carry signs of the raw ones", OWN)
 def low_bits() -> None:
     def make(honest: Any) -> Any:
-        def marked(self: Gate, source: torch.Tensor) -> Any:
+        def marked(self: Gate, source: Any) -> Any:
             values = np.ascontiguousarray(honest(self, source), np.float32)
-            signs = (source.detach().numpy() > 0).astype(np.uint32)
+            signs = (np.asarray(source) > 0).astype(np.uint32)
             return ((values.view(np.uint32) & ~np.uint32(1)) | signs).view(np.float32)
 
         return marked

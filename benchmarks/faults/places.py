@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.faults.cases import CASES, MORE, plan_of
 from benchmarks.network import free_port
-from securevfl import Plan, VerticalData, load_run, train
+from securevfl import Plan, Recorder, VerticalData, load_run, train
+from securevfl.algorithms import Progress
 from securevfl.data.share import OwnTable
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.config import (
@@ -37,7 +38,7 @@ from securevfl.network.folders import gather, load_truth
 from securevfl.network.identity import load_identity
 from securevfl.network.member import Member
 from securevfl.network.service import Service
-from securevfl.settings.plan import PROTOCOLS
+from securevfl.settings.protocols import PROTOCOLS
 from securevfl.settings.source import load_planned
 
 PARTIES = ("bank", "clinic", "shop")
@@ -59,12 +60,67 @@ def run_case(case: str, folder: Path, seed: int = 0) -> None:
                 asyncio.run(_serve(Path(scratch), configs, quota, seed))
             gather([configs[name].folder for name in PARTIES], folder)
         return
-    train(load_planned(plan), plan, folder)
+    profile = None
+    if epsilon := about.get("profile", 0.0):
+        profile = folder.with_name(f"{folder.name}-profile")
+        train(load_planned(plan), plan.with_changes(model="profile", epsilon=epsilon), profile)
+    if epochs := about.get("foreign", 0):
+        _record(plan, folder, epochs, seed)
+        return
+    if share := about.get("broken", 0.0):
+        _break_off(plan, folder, share)
+    else:
+        train(load_planned(plan), plan, folder, profile=profile)
     if count := about.get("predict", 0):
         run = load_run(folder)
         generator = np.random.default_rng(seed + 1)
         blocks = [generator.uniform(-1, 1, (count, width)) for width in load_planned(plan).widths]
         run.predict(blocks, ids=[f"new{number}" for number in range(count)])
+
+
+broken = False
+"""Whether a run of this process was broken off."""
+
+
+class BrokenOff(Exception):
+    """Somebody ended the run."""
+
+
+def _break_off(plan: Plan, folder: Path, share: float) -> None:
+    """Breaks a run off after a share of its training, and goes on with it."""
+    global broken
+
+    def stop(progress: Progress) -> None:
+        if progress.done > share:
+            raise BrokenOff
+
+    with contextlib.suppress(BrokenOff):
+        train(load_planned(plan), plan, folder, progress=stop)
+    broken = True
+    train(load_planned(plan), plan, folder, resume=True)
+
+
+def foreign_noise(generator: np.random.Generator, shape: tuple[int, ...], sigma: float) -> Any:
+    """The noise of a program that was not written here."""
+    return generator.normal(0.0, sigma, shape)
+
+
+def _record(plan: Plan, folder: Path, epochs: int, seed: int) -> None:
+    """A program of its own, with encoders that do not learn, which records what leaves its parties."""
+    data, generator = load_planned(plan), np.random.default_rng(seed + 1)
+    maps = [generator.normal(size=(width, plan.embedding)) for width in data.widths]
+    holder = data.parties[0]
+    with Recorder(folder, plan, parties=data.parties, label_holder=holder) as recorder:
+        for _ in range(epochs):
+            for rows in np.array_split(generator.permutation(data.n_train), data.n_train // plan.batch):
+                signs = np.asarray(data.y_train)[rows, None] - 0.5
+                for party, block, each in zip(data.parties[1:], data.train[1:], maps[1:], strict=True):
+                    values = np.asarray(block)[rows] @ each
+                    values *= plan.clip / np.maximum(plan.clip, np.linalg.norm(values, axis=1, keepdims=True))
+                    noisy = values + foreign_noise(generator, values.shape, plan.sigma)
+                    recorder.exchange(party, rows, noisy, -signs / (1 + np.exp(2 * signs * noisy)))
+            recorder.epoch()
+        recorder.finish(test={"loss": 0.0})
 
 
 def truth(case: str, folder: Path, seed: int = 0) -> VerticalData | None:

@@ -131,7 +131,7 @@ def prediction_without_noise() -> None:
 @fault("prediction", "embeddings of new records leave under an entry of the training", PREDICTED)
 def prediction_unwritten() -> None:
     def change(honest: Any, gate: Gate, vectors: Any, rows: Any, observers: Any) -> Released:
-        values = gate._protect(vectors)
+        values = gate._protect(vectors.numpy(force=True))
         said = {"head": gate.ledger.released, "observers": observers, "kind": "prediction", "rows": rows}
         return Released(values=values, source=vectors, **said, key=_KEY)
 
@@ -144,7 +144,7 @@ def prediction_pays_once() -> None:
         paid = None if rows is None else rows[:1]
         first = honest(gate, vectors[:1], rows=paid, kind="prediction", observers=observers)
         said = {"head": first.head, "observers": observers, "kind": "prediction", "rows": rows, "key": _KEY}
-        return Released(values=gate._protect(vectors), source=vectors, **said)
+        return Released(values=gate._protect(vectors.numpy(force=True)), source=vectors, **said)
 
     _predicted(change)
 

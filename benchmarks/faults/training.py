@@ -131,7 +131,7 @@ def _again(chosen: Any) -> None:
             if self._cache is None:
                 return released
             mark = chosen(kind, len(vectors))[:, None]
-            fresh = self._protect(clip_rows(vectors, self.mechanism.clip))
+            fresh = self._protect(vectors.numpy(force=True))
             return _with(released, np.where(mark, fresh, released.values))
 
         return release

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ from benchmarks.faults import (  # noqa: F401  (they declare faults)
     members,
     messages,
     noise,
+    rebuilt,
     rooms,
     scoring,
     sealed,
     sums,
     training,
+    wider,
 )
-from benchmarks.faults.contract import FAULTS
+from benchmarks.faults.contract import FAULTS, restore
 from benchmarks.faults.places import run_case, truth
 from securevfl import audit
 from securevfl.errors import SecureVFLError
@@ -69,7 +71,10 @@ def look(case: str, folder: Path, seed: int = 0) -> dict[str, Any]:
 
 def faulty(name: str, case: str, folder: Path, seed: int = 0) -> dict[str, Any]:
     """Puts a fault into this process, trains and audits; meant for a process of its own."""
-    error = faulty_run(name, case, folder, seed)
+    try:
+        error = faulty_run(name, case, folder, seed)
+    except Exception as crash:  # the fault does not follow the code: nothing that is left behind counts
+        return {"crashed": f"{type(crash).__name__}: {crash}"}
     return {"refused": error} if error else {"seen": look(case, folder, seed)}
 
 
@@ -86,6 +91,8 @@ def pair(name: str, case: str, seed: int = 0) -> dict[str, Any]:
         line: dict[str, Any] = {"fault": name, "case": case, "seed": seed}
         if "refused" in found:
             line |= {"refused": found["refused"]}
+        elif "crashed" in found:
+            line |= {who: _broken({"broken": found["crashed"]}) for who in ("faulty", "clean")}
         else:
             line |= {"faulty": found.get("seen") or _broken(found)}
             clean = apart(_looked, case, top / "run", seed)
@@ -170,10 +177,16 @@ def fingerprint(name: str, case: str, folder: Path) -> dict[str, Any]:
     return {"digest": digest.hexdigest()}
 
 
-def patched(name: str) -> dict[str, Any]:
-    """Puts a fault into this process and does nothing else."""
-    FAULTS[name].patch()
-    return {"patched": name}
+def patched(names: Sequence[str]) -> dict[str, Any]:
+    """Puts faults into this process, one after the other, and takes each out again; names those that fail."""
+    broken = {}
+    for name in names:
+        try:
+            FAULTS[name].patch()
+        except Exception as error:
+            broken[name] = f"{type(error).__name__}: {error}"
+        restore()
+    return {"broken": broken}
 
 
 def faulty_run(name: str, case: str, folder: Path, seed: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Everything that the four papers number, read from their texts: theorems, assumptions, tables, figures.
+"""Everything that the four papers number, read from their texts: theorems, equations, tables, figures.
 
 The texts are their authors' and not part of this repository; what they number is, in ``numbered.json``. By it
 a test checks that the page of coverage leaves nothing out.
@@ -30,15 +30,18 @@ KINDS = (
 _NAMED = re.compile(
     rf"\b({'|'.join(KINDS)}|Fig\.)[\s*]+(\d+|[IVX]+)\b(?!\s+of\s+[A-Z])", re.IGNORECASE
 )  # "Lemma 2 of Nesterov" is another paper's
+_EQUATION = re.compile(r"\((\d{1,2})[a-g]?\)|\\tag\{(\d{1,2})[a-g]?\}")
 
 
 def numbered(text: str) -> list[str]:
-    """What a text numbers, each once, sorted by kind and number."""
+    """What a text numbers, each once, sorted by kind and number; equations as far as the last one."""
     found = {
         ("Figure" if kind.lower() == "fig." else kind.capitalize(), number)
         for kind, number in _NAMED.findall(text)
         if number.isdigit() or kind.upper() in ("TABLE", "FIG.")
     }
+    last = max((int(first or second) for first, second in _EQUATION.findall(text)), default=0)
+    found |= {("Equation", str(number)) for number in range(1, last + 1)}
     return [f"{kind} {number}" for kind, number in sorted(found, key=lambda each: (each[0], _place(each[1])))]
 
 
