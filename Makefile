@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE # processes of tests would compile everything a
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable '.[dev]' # Python compiles what it imports
+	@$(BIN)/python -c "import dp_accounting, hypothesis, matplotlib.pyplot, scipy.stats, sklearn.ensemble, torch._dynamo" # once, not in each process of tests
 	@touch $(STAMP)
 
 demo: $(STAMP)

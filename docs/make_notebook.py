@@ -75,8 +75,7 @@ except BudgetExceeded as refused:
     """## Attack it
 
 The audit matches every message with the ledgers, replays the run to measure the noise that was really added,
-and runs attacks on exactly what each observer saw. Predictions after training are not replayed, so the
-verdict says that not everything was tested.""",
+predictions after training included, and runs attacks on exactly what each observer saw.""",
     """report = audit(run, attacks=["embedding-inversion"], data=data, canaries=-1)
 print("verdict:", report.verdict)
 for line in report.attacks:

@@ -25,7 +25,6 @@ NOTICES = {
     "version": "the two sides speak different versions of the protocol; upgrade the older",
     "run": "the other side takes part in another run, or predicts where this one trains",
     "stranger": "the certificate is valid, but its organisation has no part in this run",
-    "silent": "no greeting came in time",
     "flood": "too much came at once",
     "replaced": "a later process has taken the place of this one",
     "network": "another organisation cannot be reached from there, or refuses it",
@@ -47,22 +46,37 @@ _PACKAGES = {
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """A hint at the most similar known name, whatever its case, or the list of them."""
-    words = sorted(known)
-    lowered = {word.lower(): word for word in words}
-    matches = get_close_matches(str(name).lower(), lowered, n=1)
-    if matches:
-        return f"did you mean {lowered[matches[0]]!r}?"
+    words = sorted(set(known))
+    hint = similar(name, words)
+    if hint:
+        return hint
     more = f", ... ({len(words)} in all)" if len(words) > _SHOWN else ""
     return f"known are {', '.join(words[:_SHOWN])}{more}"
+
+
+def similar(name: object, known: Iterable[str]) -> str:
+    """A hint at the most similar known name, whatever its case; nothing where none is."""
+    lowered = {word.lower(): word for word in sorted(known)}
+    matches = get_close_matches(str(name).lower(), lowered, n=1)
+    return f"did you mean {lowered[matches[0]]!r}?" if matches else ""
+
+
+_UNSEEN = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+    + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+)
+"""Letters and marks that count as printable and leave nothing to see."""
 
 
 def readable(text: str, most: int = 2000) -> str:
     """Text that may hold words of others, as it may go to a terminal; the one place that makes it harmless.
 
-    Whatever moves a cursor, changes colours or turns the direction of writing is shown as its code, and what
-    is too long is cut.
+    Whatever moves a cursor, changes colours, turns the direction of writing or cannot be seen is shown as its
+    code, and what is too long is cut.
     """
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    shown = "".join(
+        each if each.isprintable() and each not in _UNSEEN else ascii(each)[1:-1] for each in text
+    )
     return shown if len(shown) <= most else f"{shown[:most]}..."
 
 

@@ -1,13 +1,15 @@
 """Files: the one way to replace, create and extend one. Readable by the owner alone from the first moment on.
 
 A file that is replaced is written beside its place, synced, and moved there, so that a crash or a full disk
-leaves the old content or the new one, never half of one; a link in its place is replaced, not followed.
+leaves the old content or the new one, never half of one. A link in its place is replaced, not followed; a
+file that is extended must not be one.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +24,15 @@ ATTEMPTS, PAUSE = 300, 0.05
 """How often, and after how many seconds, an open is tried again while there are too many open files."""
 PART = ".part"
 """What follows the name of a file that is not yet in its place."""
+
+
+def is_full(error: BaseException | None) -> bool:
+    """True if an error comes from a disk that is full, or from a quota that is used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager
@@ -116,8 +127,13 @@ def append_line(path: Path, line: str) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open(..., opener=)`: a file that this makes is readable by its owner alone."""
-    return _opened(path, flags, PRIVATE)
+    """For `open(..., opener=)`: what this makes is readable by its owner alone; no link is followed."""
+    try:
+        return _opened(path, flags | getattr(os, "O_NOFOLLOW", 0), PRIVATE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link", path) from error
+        raise
 
 
 def _opened(path: Path | str, flags: int, mode: int) -> int:
@@ -168,3 +184,21 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+# -- arrays in files ----------------------------------------------------------------------------------------
+
+
+def file_of(array: Any) -> mmap.mmap | None:
+    """The mapped file that an array lies in; None for an array in memory."""
+    base: Any = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base
+
+
+def give_back(array: Any) -> None:
+    """Lets go of what was read of an array that lies in a file; of any other nothing."""
+    file = file_of(array)
+    if file is not None and hasattr(file, "madvise"):
+        file.madvise(mmap.MADV_DONTNEED)

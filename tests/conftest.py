@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import itertools
 import os
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +19,59 @@ slow_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_sl
 settings.register_profile("same", slow_machine, derandomize=True)
 settings.register_profile("search", slow_machine)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded with the tests stays until the end: nobody looks for garbage in it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+class _Entropy:
+    """In the place of `os.urandom`: the same bytes whenever the same test asks, others in every other test.
+
+    Verdicts on noise are wrong at some level, and canaries certify 95 %: with fresh noise a sound change
+    would fail once in a while. Other processes, forked ones too, have the operating system's bytes, else
+    those of different organisations would draw alike.
+    """
+
+    def __init__(self) -> None:
+        self._real, self._process = os.urandom, os.getpid()
+        self.begin("collection")
+
+    def begin(self, name: str) -> None:
+        self._name, self._calls = name, itertools.count()
+
+    def __call__(self, size: int) -> bytes:
+        if os.getpid() != self._process:
+            return self._real(size)
+        return hashlib.shake_256(f"{self._name} {next(self._calls)}".encode()).digest(size)
+
+
+_entropy = _Entropy()
+if settings.get_current_profile_name() == "same":
+    os.urandom = _entropy
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _entropy.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
+    """What several tests share does not depend on which of them comes first."""
+    if request.scope == "function":
+        return (yield)
+    _entropy.begin(f"{request.node.nodeid} {fixturedef.argname} {getattr(request, 'param', '')}")
+    made = yield
+    _entropy.begin(f"{request._pyfuncitem.nodeid} after {fixturedef.argname}")
+    return made
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from securevfl.cli.show import number, print_json, table
-from securevfl.errors import AccountingError
+from securevfl.errors import AccountingError, RunError
 
 if TYPE_CHECKING:
     from securevfl.accountants import Claim, Figure, GaussianRelease, ReleaseRecord, Spend
@@ -166,6 +166,8 @@ def _show_figures(event: GaussianRelease, mode: str, best: Figure, figures: dict
 
 
 def _show_run(run: Path, delta: float, *, as_json: bool) -> None:
+    if not run.is_dir():
+        raise RunError(f"{run} holds no run: it is no folder")
     from securevfl import accountants
     from securevfl.privacy.ledger import read_records
 

@@ -61,7 +61,10 @@ def align(
     protocol = PrivateAlignment(parties=len(files), normalisation=normalise, kind=kind)
     columns = zip(tables, ids, strict=True)
     results = protocol.align([[row[header.index(own)] for row in rows] for (header, rows), own in columns])
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"folder {out} cannot be made: {error.strerror}") from None
     parties = [
         {"file": str(path), "rows": len(rows), "out": str(_write(out, index, path, header, rows, result))}
         for index, (path, (header, rows), result) in enumerate(zip(files, tables, results, strict=True))
@@ -91,6 +94,12 @@ def _read(path: Path, id_column: str) -> tuple[list[str], Rows]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *rows = list(csv.reader(file, strict=True)) or [[]]
+    except FileNotFoundError:
+        from securevfl.data.readers import not_found
+
+        raise not_found(path) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is no CSV file in UTF-8: {error}") from error
     if header.count(id_column) != 1:

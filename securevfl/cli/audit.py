@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from securevfl.cli.show import number, print_json, table
-from securevfl.errors import InputError
+from securevfl.errors import InputError, RunError
+from securevfl.settings.plan import plan_file
 
 if TYPE_CHECKING:
     from securevfl.auditing import Report
@@ -93,6 +94,7 @@ def audit(
         raise InputError(f"--seconds {seconds}: expected 0 to {MOST_SECONDS:,}")
     if html is not None and not html.parent.is_dir():
         raise InputError(f"--html {html}: there is no folder {html.parent}")
+    plan_file(run)  # what is not there is said before anything heavy is loaded
     options = {"canaries": canaries or 0, "seconds": seconds, "seed": seed, "workers": workers}
     try:
         report, folder = _audited(run, data, config, auditor, sign, names=names, quiet=json, **options)
@@ -131,6 +133,8 @@ def _audited(
 
 
 def _verify(folder: Path, json: bool) -> None:
+    if not folder.is_dir():
+        raise RunError(f"{folder} is no dossier: it is no folder")
     from securevfl.auditing.dossier import verify_dossier
 
     found = verify_dossier(folder)
@@ -144,6 +148,7 @@ def _verify(folder: Path, json: bool) -> None:
 
 def _forget(run: Path, json: bool) -> None:
     """Deletes what only an audit needs; ledgers, receipts, models, results and dossiers stay."""
+    plan_file(run)
     from securevfl.federation.folder import RunFolder
 
     files = RunFolder(run)

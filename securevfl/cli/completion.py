@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from securevfl.settings.families import ALGORITHM_FAMILIES, MODELS
-from securevfl.settings.plan import KINDS, PROTOCOLS
+from securevfl.settings.plan import KINDS
+from securevfl.settings.protocols import PROTOCOLS
 
 
 def algorithms(incomplete: str) -> list[str]:

@@ -94,7 +94,8 @@ def _draft(files: list[str], out: Path | None, json: bool) -> None:
     if json:
         typer.echo(json_format.dumps({"out": str(out)}))
         return
-    typer.echo(f"{out} is a draft: fill in label, label_holder and task at its top, then")
+    typer.echo(f"{out} is a draft: fill in label, label_holder and task at its top")
+    typer.echo("(for regression label_bounds, too), then")
     typer.echo(f"securevfl data {out}")
 
 
@@ -125,7 +126,7 @@ def combinations() -> dict[str, list[str]]:
 
 
 def _combinations_table(algorithms: dict[str, list[str]]) -> Table:
-    from securevfl.settings.plan import PROTOCOLS
+    from securevfl.settings.protocols import PROTOCOLS
 
     table = Table(title="What combines with what (--algorithm, --protocol)", box=SIMPLE_HEAD)
     table.add_column("algorithm", no_wrap=True)
@@ -201,7 +202,7 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
 def _parties(found: dict[str, Any]) -> Table:
     table = Table(title="Parties", box=SIMPLE_HEAD)
     for heading in ("party", "features", "with public bounds", "labels"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for party in found["parties"]:
         holds = "yes" if party["name"] == found["label_holder"] else ""
         table.add_row(
@@ -213,7 +214,7 @@ def _parties(found: dict[str, Any]) -> Table:
 def _columns(columns: list[dict[str, Any]]) -> Table:
     table = Table(title="Columns", box=SIMPLE_HEAD)
     for heading in ("party", "column", "kind", "public", "missing"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for each in columns:
         public = "on a public grid" if each["kind"] == "number" else f"{each['codes']} values"
         if each["bounds"] is not None:
@@ -223,19 +224,22 @@ def _columns(columns: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _share(count: int, counts: list[int]) -> str:
+    return f"{count} ({count / sum(counts):.1%})"
+
+
 def _labels(labels: dict[str, Any]) -> Table:
     table = Table(title="Labels", box=SIMPLE_HEAD)
     if "classes" in labels:
-        for heading in ("class", "training", "test"):
-            table.add_column(heading)
-        total_train, total_test = sum(labels["train"]), sum(labels["test"])
-        for value, train, test in zip(labels["classes"], labels["train"], labels["test"], strict=True):
-            table.add_row(
-                str(value), f"{train} ({train / total_train:.1%})", f"{test} ({test / total_test:.1%})"
-            )
+        for heading in ("class", "counts as", "training", "test"):
+            table.add_column(heading, overflow="fold")
+        counts = zip(labels["classes"], labels["train"], labels["test"], strict=True)
+        for code, (value, *parts) in enumerate(counts):
+            shares = (_share(part, labels[name]) for part, name in zip(parts, ("train", "test"), strict=True))
+            table.add_row(str(value), str(code), *shares)
         return table
     for heading in ("part", "min", "mean", "max", "deviation"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for part in ("train", "test"):
         spread = labels[part]
         table.add_row(part, *(f"{spread[key]:.4g}" for key in ("min", "mean", "max", "deviation")))

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from securevfl.cli.show import number, print_json
 from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news, show_stack
-from securevfl.errors import InputError, readable
+from securevfl.errors import InputError, RunError, readable
+from securevfl.settings.codec import read_toml
 
 if TYPE_CHECKING:
     from securevfl.network.participant import Participant
@@ -46,6 +47,7 @@ def serve(
 
     With --predict it leads a prediction with the trained model instead.
     """
+    read_toml(config)  # what is not there is said before anything heavy is loaded
     from securevfl.network.config import read_server_config
     from securevfl.network.coordinator import Coordinator
     from securevfl.network.prediction import PredictionPurpose
@@ -76,6 +78,7 @@ def join(
     json: Json = False,
 ) -> None:
     """Take part in a run, or in a prediction, with this organisation's own data, ledger and budget."""
+    read_toml(config)
     from securevfl.network.config import read_party_config
     from securevfl.network.member import Member
     from securevfl.network.prediction import PredictionPurpose
@@ -95,6 +98,8 @@ def gather(
     json: Json = False,
 ) -> None:
     """Bring the folders of a networked run together, for an audit of the whole."""
+    if gone := next((folder for folder in folders if not folder.is_dir()), None):
+        raise RunError(f"{gone} holds no run over a network: it is no folder")
     from securevfl.network.folders import gather as bring_together
 
     found = bring_together(folders, out)
@@ -139,11 +144,21 @@ async def _ask(question: str) -> bool:
     if not sys.stdin.isatty():
         typer.echo("nobody is here to ask: write rules under [accept] in party.toml", err=True)
         return False
+    _forget_typed()
     while True:
         typer.echo(f"{readable(question)} [y/N]: ", nl=False)
         answer = (await _line()).strip().lower()
         if answer in ("y", "yes", "n", "no", ""):
             return answer.startswith("y")
+
+
+def _forget_typed() -> None:
+    """What was typed before a question stood there does not answer it."""
+    try:
+        import termios
+    except ImportError:  # not a POSIX system
+        return
+    termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 async def _line() -> str:

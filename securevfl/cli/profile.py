@@ -21,7 +21,7 @@ def profile(
     epsilon: Annotated[float, typer.Option(help="What all counts together may cost each person.")] = 0.25,
     delta: Annotated[float, typer.Option(help="The delta of epsilon.")] = 1e-5,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
-    parties: Annotated[int, typer.Option(help="Split a named set's columns over M parties.")] = 0,
+    parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str, typer.Option(help="ID column of CSV files.")] = "id",
     label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",
     collusion: Annotated[int, typer.Option(help="How many members may pool what they see.")] = 1,
@@ -34,9 +34,8 @@ def profile(
     """Missing rates, distributions and information value of every column of every party, at one epsilon."""
     if not epsilon > 0:
         raise PlanError(f"--epsilon is {epsilon}; a profile needs a target above 0")
-    from securevfl.auditing.profiles import profile_page, read_profile
     from securevfl.cli.show import print_json
-    from securevfl.cli.train import named, run_with_progress
+    from securevfl.cli.train import checked_parties, named, run_with_progress
     from securevfl.files import write_text
     from securevfl.settings.plan import Plan
     from securevfl.settings.source import load_planned
@@ -44,7 +43,7 @@ def profile(
     source = {
         "data": named(data),
         "data_folder": "" if data_folder is None else str(data_folder),
-        "parties": parties,
+        "parties": checked_parties(parties) or 0,
         "id_column": id_column,
         "label_column": label_column,
     }
@@ -57,7 +56,10 @@ def profile(
         record_views=record_views,
         source=source,
     )
-    run = run_with_progress(load_planned(plan), plan, out, quiet=json, label="profile")
+    rows = load_planned(plan)
+    from securevfl.auditing.profiles import profile_page, read_profile  # torch: once every name is right
+
+    run = run_with_progress(rows, plan, out, quiet=json, label="profile")
     columns = read_profile(out)
     if html is not None:
         spent = f"epsilon {epsilon:g} at delta {delta:g} for each person, all columns together"

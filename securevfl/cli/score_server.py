@@ -12,6 +12,7 @@ import typer
 
 from securevfl.cli.network import _ask, _say
 from securevfl.cli.show import print_json
+from securevfl.settings.codec import read_toml
 
 if TYPE_CHECKING:
     from securevfl.network.service import Service
@@ -32,13 +33,15 @@ def score_server(
 
     The label holder's clients ask over HTTP; every organisation runs this command with its own configuration.
     """
+    for path in config:
+        read_toml(path)  # before anything heavy is loaded
     import asyncio
     import gc
 
     from securevfl.network.monitoring import log_to
     from securevfl.network.service import Service, read_config
 
-    service = Service([read_config(path) for path in config], say=partial(_say, json=json), confirm=_ask)
+    service = Service([read_config(path) for path in config], say=partial(_tell, json=json), confirm=_ask)
     first = service.configs[0]
     log = log_to(
         first.folder.with_name(first.folder.name + ".log"), organisation=first.identity.name, run=first.run
@@ -63,6 +66,12 @@ def score_server(
                 f"{name}: {dispatcher.used} scored in all" for name, dispatcher in service.dispatchers.items()
             )
         )
+
+
+def _tell(text: str, json: bool) -> None:
+    """What is printed may go to a file on a disk that is full: that is no reason to end."""
+    with contextlib.suppress(OSError):
+        _say(text, json)
 
 
 async def _serve(service: Service) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securevfl.cli.show import print_json
+from securevfl.settings.plan import plan_file
 
 if TYPE_CHECKING:
     from securevfl.auditing.cards import Line
@@ -26,22 +27,26 @@ def scorecard(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print a scorecard: points, evidence, information value and noisy counts of every bin."""
-    from securevfl.auditing.cards import read_card, to_csv, to_page
+    plan_file(run)  # before anything heavy is loaded
+    from securevfl.auditing.cards import facts_of, read_card, to_csv, to_page
     from securevfl.files import write_text
 
     lines = read_card(run, party=party, pdo=pdo, base=base_score, odds=base_odds)
+    facts = facts_of(run, pdo=pdo, base=base_score, odds=base_odds)
     written = {"card": csv, "page": html}
     if csv is not None:
         write_text(csv, to_csv(lines))
     if html is not None:
-        write_text(html, to_page(lines, title=f"Scorecard of {run.resolve().name}"))
+        write_text(html, to_page(lines, title=f"Scorecard of {run.resolve().name}", facts=facts))
     if json:
-        print_json({"lines": [_mapping(line) for line in lines]})
+        print_json({"facts": dict(facts), "lines": [_mapping(line) for line in lines]})
         return
     for what, path in written.items():
         if path is not None:
             typer.echo(f"{what}: {path}")
     if csv is None and html is None:
+        for name, text in facts:
+            typer.echo(f"{name}: {text}")
         _show(lines)
 
 
@@ -85,7 +90,7 @@ def _show(lines: list[Line]) -> None:
             line.party if new else "",
             line.column if new else "",
             f"{line.information:.3f}" if new else "",
-            line.bin[:24] + (" or missing" if line.missing and line.bin != "missing" else ""),
+            line.bin + (" or missing" if line.missing and line.bin != "missing" else ""),
             *in_figures(line, numbers=numbers),
             f"{max(line.positives + line.negatives, 0.0):,.0f}",
         )
@@ -93,14 +98,15 @@ def _show(lines: list[Line]) -> None:
 
 
 def _show_classes(lines: list[Line], labels: list[str]) -> None:
+    """The points of a bin in one cell: classes may be too many for a column each."""
     from rich.console import Console
 
     from securevfl.auditing.cards import by_bin
     from securevfl.cli.show import table
 
     starts = ", ".join(f"{line.label} {line.points:+.0f}" for line in lines[: len(labels)])
-    title = f"points for each class; all start with {starts}"
-    shown = table(title, "party", "column", "IV", "bin", *labels, "records")
+    title = f"points for each class; all start with {starts}; classes without points are left out"
+    shown = table(title, "party", "column", "IV", "bin", "records", "points by class")
     last = ("", "")
     for each in by_bin(lines[len(labels) :], len(labels)):
         line = each[0]
@@ -110,8 +116,8 @@ def _show_classes(lines: list[Line], labels: list[str]) -> None:
             line.party if new else "",
             line.column if new else "",
             f"{line.information:.3f}" if new else "",
-            line.bin[:24],
-            *(f"{one.points:+.0f}" for one in each),
+            line.bin,
             f"{max(line.positives + line.negatives, 0.0):,.0f}",
+            ", ".join(f"{one.label} {one.points:+.0f}" for one in each if round(one.points)) or "0",
         )
     Console().print(shown)

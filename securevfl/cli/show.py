@@ -33,10 +33,10 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def table(title: str, *columns: str) -> Table:
-    """A plain table that survives a pipe and a printer."""
+    """A plain table that survives a pipe and a printer; where it is too wide, cells get more lines."""
     shown = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     for column in columns:
-        shown.add_column(column, no_wrap=True)
+        shown.add_column(column, overflow="fold")
     return shown
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from securevfl.cli.show import number, print_json
+from securevfl.cli.train import checked_parties
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
@@ -23,7 +24,7 @@ def suggest(
     ],
     epsilon: Annotated[float, typer.Option(help="The promise.")] = 1.0,
     delta: Annotated[float, typer.Option(help="The promise; below 1 / number of rows.")] = 1e-5,
-    parties: Annotated[int, typer.Option(help="Split a named set's columns over M parties.")] = 0,
+    parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
     id_column: Annotated[str, typer.Option(help="ID column of CSV files.")] = "id",
     label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",
@@ -34,25 +35,30 @@ def suggest(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say whether training together pays at an epsilon, what to expect, and the command for it."""
-    from securevfl.sweeps.suggest import public_rows
-    from securevfl.sweeps.suggest import suggest as make_suggestion
-
     source = DataSource(
         data=",".join(data),
         data_folder="" if data_folder is None else str(data_folder),
-        parties=parties,
+        parties=checked_parties(parties) or 0,
         id_column=id_column,
         label_column=label_column,
     )
     plan = Plan(source=source, epsilon=epsilon, delta=delta)
-    rows = public_rows(public, plan) if public else None
+    from securevfl.settings.source import rows_at_hand
+
+    at_hand = rows_at_hand(plan, stand_ins=not public)
+    from securevfl.sweeps import suggest as adviser  # torch: once the data has been found
+
+    rows = adviser.public_rows(public, plan) if public else None
     console = Console(stderr=True)
     if json or not console.is_terminal:
-        found = make_suggestion(plan, public=rows)
+        found = adviser.suggest(plan, at_hand=at_hand, public=rows)
     else:
         with Status("reading", console=console) as status:
-            found = make_suggestion(
-                plan, public=rows, progress=lambda what, share: status.update(f"{share:.0%} {what}")
+            found = adviser.suggest(
+                plan,
+                at_hand=at_hand,
+                public=rows,
+                progress=lambda what, share: status.update(f"{share:.0%} {what}"),
             )
     if json:
         print_json(_mapping(found, source))

@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from securevfl.cli.show import print_json, table
-from securevfl.errors import PlanError
+from securevfl.errors import PlanError, RunError
+from securevfl.files import is_full
 
 if TYPE_CHECKING:
     from securevfl.sweeps import Results, Sweep, SweepProgress
 
+_AGAIN = "the same command with the same --out goes on where it stopped"
 WIDE = 110  # columns of a terminal on which shares fit beside intervals
 
 
@@ -72,9 +74,13 @@ def sweep(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        again = "the same command with the same --out goes on where it stopped"
-        typer.echo(f"securevfl: interrupted; finished points are in {out / 'results.csv'}; {again}", err=True)
+        kept = f"finished points are in {out / 'results.csv'}"
+        typer.echo(f"securevfl: interrupted; {kept}; {_AGAIN}", err=True)
         raise typer.Exit(130) from None
+    except RunError as error:
+        if not is_full(error):
+            raise
+        raise RunError(f"{out}: no space left on the disk; free some, and {_AGAIN}") from error
     if json:
         print_json(results.to_mapping())
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +11,11 @@ from rich.console import Console
 
 from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, progress_bar, table
-from securevfl.errors import PlanError, RunError
+from securevfl.errors import PlanError, RunError, SecureVFLError
+from securevfl.files import is_full
 from securevfl.settings.codec import parse_assignment
-from securevfl.settings.plan import KINDS, Plan, read_plan
+from securevfl.settings.plan import KINDS, Plan, plan_file, read_plan
+from securevfl.settings.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
     from securevfl.data import VerticalData
@@ -44,7 +45,7 @@ def train(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="plain, plain-tree, two-tree, pairwise, ckks or bfv.", autocompletion=completion.protocols
+            help=f"{', '.join(PROTOCOLS[:-1])} or {PROTOCOLS[-1]}.", autocompletion=completion.protocols
         ),
     ] = None,
     threshold: Annotated[
@@ -136,14 +137,12 @@ def train(
         "seed": seed,
         "device": device,
         "record_views": record_views or None,
-        "parties": parties,
+        "parties": checked_parties(parties),
         "id_column": id_column,
         "label_column": label_column,
         "data": named(data) if data else None,
         "data_folder": None if data_folder is None else str(data_folder),
     }
-    if parties is not None and parties < 1:
-        raise PlanError(f"--parties is {parties}; at least 1 is needed")
     chosen = _plan(plan, options, set_field or [], resume, profile)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
@@ -177,6 +176,17 @@ def train(
         show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
 
 
+def checked_parties(parties: int | None) -> int | None:
+    """The number as it was given.
+
+    Raises:
+        PlanError: It is below 1.
+    """
+    if parties is not None and parties < 1:
+        raise PlanError(f"--parties is {parties}; at least 1 is needed")
+    return parties
+
+
 def named(data: list[str]) -> str:
     """How the plan remembers the data; a description by its full path, so that an audit finds it again."""
     return ",".join(str(Path(name).absolute()) if name.lower().endswith(".toml") else name for name in data)
@@ -198,11 +208,10 @@ def _plan(
         given = sorted(name for name, value in options.items() if value is not None)
         if given or file is not None or extra or profile is not None:
             raise PlanError("--resume takes the plan of the run as it is; give no other options")
-        from securevfl.federation.folder import RunFolder
-
-        return RunFolder(resume).read_plan()
+        return Plan.from_toml(plan_file(resume))
     values: dict[str, Any] = {}
     if profile is not None:
+        plan_file(profile)
         from securevfl.federation.continued import Profile
 
         before = Profile.open(profile).plan.to_flat()
@@ -245,14 +254,20 @@ def run_with_progress(
                 profile=profile,
             )
     except KeyboardInterrupt:
-        typer.echo(f"securevfl: interrupted; go on with: securevfl train --resume {out}", err=True)
+        typer.echo(f"securevfl: interrupted; {_go_on(out)}", err=True)
         raise typer.Exit(130) from None
-    except OSError as error:
-        if out is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SecureVFLError) as error:
+        if out is None or not is_full(error):
             raise
-        raise RunError(
-            f"{out}: {error.strerror}; free some space and go on with: securevfl train --resume {out}"
-        ) from error
+        what = f"{out}: {error.strerror}" if isinstance(error, OSError) else error
+        raise RunError(f"{what}; free some space and {_go_on(out)}") from error
+
+
+def _go_on(out: Path | None) -> str:
+    """What is left to do; a run that released nothing leaves no folder."""
+    if out is None or not (out / "plan.toml").is_file():
+        return "run the same command again"
+    return f"go on with: securevfl train --resume {out}"
 
 
 def show_stack(console: Console, result: dict[str, Any]) -> None:

@@ -93,7 +93,8 @@ class SweepCharts:
             racing = [group for group in groups if group.first["virtual_time"]]
             there = [g for g in racing if any(row["time_to_target"] is not None for row in g.rows)]
             if there:
-                heading = f"Time until {_goal(self.results.targets[name])}: {name}"
+                target = self.results.targets[groups[0].first["data"]]
+                heading = f"Time until {_goal(target)}: {name}"
                 found[name] = heading, times(heading, there, self.styles), len(racing) - len(there)
         return found
 

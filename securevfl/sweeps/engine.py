@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -17,7 +18,7 @@ from securevfl.sweeps.charts import write_plots
 from securevfl.sweeps.check import without_impossible
 from securevfl.sweeps.executors import Executor, LocalExecutor, task_of
 from securevfl.sweeps.page import write_page
-from securevfl.sweeps.records import FAILED, MARKER, Journal
+from securevfl.sweeps.records import FAILED, MARKER, NO_ROOM, PointLog
 from securevfl.sweeps.results import Results, write_tables
 from securevfl.sweeps.spec import Sweep
 
@@ -80,7 +81,7 @@ def run_sweep(
     folder = Path(out).absolute()
     with _claimed(folder):
         write_text(folder / MARKER, sweep.text)
-        journal = Journal(folder / "journal.jsonl")
+        journal = PointLog(folder / "journal.jsonl")
         runner = executor or LocalExecutor(workers, folder / "workers.log")
         try:
             _run_missing(sweep, folder, journal, runner, retry_failed, progress)
@@ -88,7 +89,7 @@ def run_sweep(
             runner.close()
             # Whatever ended the session, the folder shows what there is: an interrupt may have come between a
             # line on disk and its copy in memory.
-            written = Journal(journal.path).records
+            written = PointLog(journal.path).records
             results = Results(sweep=sweep, folder=folder, records=written, repaired=journal.repaired)
             write_tables(results)
             write_page(results)
@@ -129,7 +130,7 @@ def _claimed(folder: Path) -> Iterator[None]:
 def _run_missing(
     sweep: Sweep,
     folder: Path,
-    journal: Journal,
+    journal: PointLog,
     runner: Executor,
     retry_failed: bool,
     progress: Callable[[SweepProgress], None],
@@ -145,6 +146,8 @@ def _run_missing(
     pace.report(None)
     written = time.monotonic()
     for record in runner.run(tasks) if tasks else ():
+        if record["status"] == NO_ROOM:
+            raise RunError(record["error"]) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         journal.append(record)
         pace.report(record)
         if time.monotonic() - written > TABLES_EVERY:
@@ -156,7 +159,7 @@ class _Pace:
     """Counts points and estimates the time left."""
 
     def __init__(
-        self, sweep: Sweep, journal: Journal, tasks: int, progress: Callable[[SweepProgress], None]
+        self, sweep: Sweep, journal: PointLog, tasks: int, progress: Callable[[SweepProgress], None]
     ) -> None:
         self.sweep, self.journal, self.tasks, self.progress = sweep, journal, tasks, progress
         self.begun, self.finished = time.monotonic(), 0

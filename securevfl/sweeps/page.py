@@ -10,6 +10,7 @@ from securevfl import pages
 from securevfl.files import write_text
 from securevfl.pages import number
 from securevfl.settings.plan import KINDS, UNPROTECTED
+from securevfl.settings.source import shown_data
 from securevfl.sweeps.charts import SweepCharts
 from securevfl.sweeps.results import Results, Row, varied_fields
 from securevfl.sweeps.spec import Point
@@ -20,7 +21,7 @@ SETTINGS = {
     "sigma": "sigma", "target_epsilon": "target ε", "seed": "seed",
 }  # fmt: skip
 FIGURES = {
-    "auc": "AUC", "accuracy": "accuracy", "top5": "top-5", "r2": "R²", "mae": "MAE",
+    "auc": "AUC", "accuracy": "accuracy", "top5": "top-5", "r2": "R²", "mae": "MAE", "alone": "alone",
     "claimed_epsilon": "claimed ε",
     "sound_epsilon": "sound ε", "measured_epsilon": "measured ε", "label_epsilon": "labels ε",
     "verdict": "verdict", "virtual_time": "virtual time", "bytes": "bytes",
@@ -110,7 +111,11 @@ def _order(text: str) -> tuple[float, str]:
 
 def _facts(fields: Mapping[str, Any], row: Row) -> list[list[str]]:
     """What the page shows for a mark: its plan and its figures."""
-    plan = [[name, _plain(value)] for name, value in fields.items() if name in KINDS and name not in LOCAL]
+    plan = [
+        [name, _text(name, value) if name == "data" else _plain(value)]
+        for name, value in fields.items()
+        if name in KINDS and name not in LOCAL
+    ]
     shown = {**SETTINGS, **FIGURES}
     figures = [[text, _text(name, row[name])] for name, text in shown.items() if name not in fields]
     return plan + [pair for pair in figures if pair[1] not in ("", "–")]
@@ -163,6 +168,8 @@ def _unlabelled(results: Results) -> list[str]:
 
 
 def _text(name: str, value: Any) -> str:
+    if name == "data":
+        return shown_data(str(value))
     if isinstance(value, float):
         return number(value)
     if value is None:

@@ -18,13 +18,13 @@ from securevfl.files import append_line, write_text
 if TYPE_CHECKING:
     from securevfl.federation.run import Run
 
-OK, FAILED = "ok", "failed"
+OK, FAILED, NO_ROOM = "ok", "failed", "no room"
 MARKER = "sweep.toml"
 
 
-def failed_record(name: str, error: str) -> dict[str, Any]:
-    """The record of a point that could not be run."""
-    return {"id": name, "status": FAILED, "error": " ".join(error.split())}
+def failed_record(name: str, error: str, status: str = FAILED) -> dict[str, Any]:
+    """The record of a point that could not be run; `NO_ROOM` is not the point's fault, and is never kept."""
+    return {"id": name, "status": status, "error": " ".join(error.split())}
 
 
 def finished_record(name: str, run: Run, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def finished_record(name: str, run: Run, report: Mapping[str, Any], seconds: flo
         "mode": run.plan.mode,
         "parties": len(report["run"]["parties"]),
         "test": result["test"],
+        "alone": _alone(result),
         "train_loss": result["loss"],
         "epochs_done": result["epochs"],
         "stopped": result["stopped"],
@@ -59,6 +60,12 @@ def finished_record(name: str, run: Run, report: Mapping[str, Any], seconds: flo
         "bytes": result["bytes"],
         "seconds": {"train": result["time"]["wall"], "audit": round(seconds, 3)},
     }
+
+
+def _alone(result: Mapping[str, Any]) -> float | None:
+    """The better of what the label holder reaches alone; a baseline has nothing to compare."""
+    alone = result.get("alone") or {}
+    return max((alone[kind] for kind in ("linear", "trees") if alone.get(kind) is not None), default=None)
 
 
 def _privacy(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +147,7 @@ def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return sizes[0] > sizes[1]
 
 
-class Journal:
+class PointLog:
     """Append-only results. Lines that a crash tore are dropped when it is opened; their points run again.
 
     Attributes:

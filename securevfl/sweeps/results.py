@@ -137,7 +137,7 @@ def _row(
         **{name: plan[name] for name in PLAN_COLUMNS},
         **{name: _cell(plan[name]) for name in varied},
         **{name: record.get("test", {}).get(name) for name in METRICS},
-        **{name: record.get(name) for name in ("train_loss", "epochs_done", "stopped")},
+        **{name: record.get(name) for name in ("alone", "train_loss", "epochs_done", "stopped")},
         **_privacy(record, record.get("privacy", {})),
         **_scores(record.get("attacks", []), attacks),
         **{name: record.get(name) for name in ("virtual_time", "messages", "bytes")},

@@ -170,6 +170,8 @@ def parse_sweep(
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{source} is not TOML: {error}") from error
+    if "plan" in content:
+        raise PlanError(f"{source} has a table [plan]; fields of the plan stand at its top, before any table")
     check_names(content, (*KINDS, *TABLES, *SECTIONS, "seeds"), "a sweep")
     audit = _section(AuditSettings, content.get("audit", {}), "audit")
     combinations = _expand(content, dict(overrides or {}))
@@ -225,15 +227,16 @@ def _grid(content: Any, where: str) -> dict[str, list[Any]]:
     """Field -> its values; ``seeds = 3`` is short for ``seed = [0, 1, 2]``."""
     if not isinstance(content, dict):
         raise PlanError(f"{where} is {content!r}; expected a table of lists")
-    check_names(content, (*KINDS, "seeds"), f"[{where}]")
-    found = {name: _values(value, f"{where}.{name}") for name, value in content.items() if name != "seeds"}
+    check_names(content, (*KINDS, "seeds"), f"[{where}]" if where else "the top of the file")
+    within = f"{where}." if where else ""
+    found = {name: _values(value, f"{within}{name}") for name, value in content.items() if name != "seeds"}
     if "seeds" in content:
         if "seed" in found:
             raise PlanError(f"[{where}] gives both seed and seeds; keep one of them")
-        found["seed"] = _seeds(content["seeds"], f"{where}.seeds")
+        found["seed"] = _seeds(content["seeds"], f"{within}seeds")
     for name, values in found.items():
         if get_origin(KINDS[name]) is tuple and not all(isinstance(value, list) for value in values):
-            raise PlanError(f"{where}.{name} varies a list, so each of its values is one: [[32], [64, 64]]")
+            raise PlanError(f"{within}{name} varies a list, so each of its values is one: [[32], [64, 64]]")
     return found
 
 
@@ -254,7 +257,7 @@ def _expand(content: Mapping[str, Any], overrides: dict[str, Any]) -> list[tuple
     base, lists = _apart(_settings(content))
     common = _grid(content.get("grid", {}), "grid")
     _refuse_both(lists, common, "the top of the file", "[grid]")
-    common = _grid(lists, "the top of the file") | common
+    common = _grid(lists, "") | common
     if "seeds" in content:
         if "seed" in common or "seed" in base:
             raise PlanError("seeds is given twice; keep one of seed and seeds")

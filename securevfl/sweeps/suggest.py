@@ -16,20 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
-from securevfl.algorithms.alone import main_metric, reached_alone
-from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
-from securevfl.data.described import absent_parties, load_with_stand_ins
-from securevfl.data.description import is_description
 from securevfl.data.split import divide_rows
 from securevfl.errors import PlanError, SecureVFLError
-from securevfl.federation.run import train
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
-from securevfl.settings.source import load_planned, named_files
+from securevfl.settings.source import named_files, rows_at_hand
 
 TRIALS = 4
 LEVEL = 0.9
@@ -124,6 +118,7 @@ def _free_folder() -> str:
 def suggest(
     plan: Plan,
     *,
+    at_hand: tuple[VerticalData, tuple[str, ...]] | None = None,
     public: VerticalData | None = None,
     trials: int = TRIALS,
     progress: Callable[[str, float], None] = lambda what, share: None,
@@ -132,6 +127,7 @@ def suggest(
 
     Args:
         plan: Names the data (`source`) and the target (`epsilon`, `delta`).
+        at_hand: The data as `rows_at_hand` found it; None to look for it.
         public: Public rows to forecast on instead of those of the data.
         trials: How often the proposal is tried, two at least.
         progress: Called with what is being done and the share done.
@@ -142,9 +138,12 @@ def suggest(
     """
     if not plan.epsilon:
         raise PlanError("a suggestion needs the promise: give --epsilon")
-    data, absent = _rows_at_hand(plan, public)
+    data, absent = rows_at_hand(plan, stand_ins=public is None) if at_hand is None else at_hand
     if len(data.parties) < 2:
         raise PlanError("one party alone has nobody to hide from; give data of at least two")
+    from securevfl.algorithms.alone import reached_alone  # torch: once the data has been found
+    from securevfl.algorithms.resolve import resolve
+
     common = {"parties": plan.source.parties} if plan.source.parties else {}
     promise = {"epsilon": plan.epsilon, "delta": plan.delta}
     rows, warnings = public or data, tuple(_warnings(plan, data))
@@ -171,15 +170,6 @@ def suggest(
     return Suggestion(fields=None, plan=None, alone=alone, reasons=tuple(reasons), warnings=warnings)
 
 
-def _rows_at_hand(plan: Plan, public: VerticalData | None) -> tuple[VerticalData, tuple[str, ...]]:
-    """The data, and whose files were replaced by chance values because they are elsewhere."""
-    if public is None and is_description(plan.source.data):
-        absent = absent_parties(plan.source.data)
-        if absent:
-            return load_with_stand_ins(plan.source.data, seed=plan.seed), absent
-    return load_planned(plan), ()
-
-
 def _forecast(
     plan: Plan, data: VerticalData, trials: int, progress: Callable[[str, float], None]
 ) -> tuple[str, list[float]]:
@@ -187,6 +177,9 @@ def _forecast(
 
     Noise weighs the less the more rows there are: with fewer rows, mu is raised by as much.
     """
+    from securevfl.algorithms.alone import main_metric
+    from securevfl.federation.run import train
+
     scores, metric = [], ""
     for trial in range(trials):
         progress(f"trial {trial + 1} of {trials}", (trial + 1) / (trials + 1))
@@ -219,6 +212,8 @@ def held_back(data: VerticalData, seed: int) -> VerticalData:
 
 def _interval(metric: str, scores: Sequence[float], data: VerticalData) -> tuple[float, float, float, float]:
     """Mean of the trials, its error, a t-interval for one more run with the error of its own test part."""
+    from scipy.special import stdtrit
+
     count, middle = len(scores), math.fsum(scores) / len(scores)
     spread = math.fsum((score - middle) ** 2 for score in scores) / (count - 1)
     sampling = 0.0

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-from scipy.special import stdtrit
 
 from securevfl.pages import number
 from securevfl.settings.source import shown_data
@@ -16,7 +14,7 @@ from securevfl.sweeps.records import OK
 from securevfl.sweeps.results import Results, Row
 
 MAIN_METRICS = ("auc", "r2", "accuracy")
-Table = tuple[str, list[str], list[list[str]]]
+TextTable = tuple[str, list[str], list[list[str]]]
 """Caption, head and rows."""
 LEAST_SEEDS = 3
 BASELINES = {"local": "label holder alone", "central": "all features in one place"}
@@ -111,6 +109,8 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None, float
     mean = math.fsum(values) / len(values)
     if len(values) < LEAST_SEEDS:
         return mean, None, None
+    from scipy.special import stdtrit  # a sweep file with a wrong name is told without it
+
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
     half = float(stdtrit(len(values) - 1, 0.975)) * spread / math.sqrt(len(values))
     return mean, mean - half, mean + half
@@ -196,7 +196,7 @@ def scored_attacks(results: Results) -> list[tuple[Row, dict[str, Any]]]:
 # -- the findings in tables and sentences --------------------------------------------------------------------
 
 
-def kept_table(groups: Sequence[Group], *, shares: bool = True) -> Table | None:
+def kept_table(groups: Sequence[Group], *, shares: bool = True) -> TextTable | None:
     """Utility by way of training and promised epsilon, and of the two baselines; None without targets.
 
     Args:
@@ -243,7 +243,7 @@ def _gap(groups: Sequence[Group]) -> tuple[float, float] | None:
     return (alone.mean, everything.mean) if everything.mean - alone.mean > 1e-3 else None
 
 
-def promise_table(groups: Sequence[Group]) -> Table | None:
+def promise_table(groups: Sequence[Group]) -> TextTable | None:
     """What settings with a given noise claim, promise and were measured at; None if there are none."""
     published = [g for g in groups if not g.target and g.first["algorithm"] not in BASELINES]
     if not published:
@@ -267,7 +267,7 @@ def promise_table(groups: Sequence[Group]) -> Table | None:
 def sentences(groups: Sequence[Group]) -> list[str]:
     """The findings in words."""
     targets, ways = kept(groups)
-    alone = reference(groups, "local")
+    alone = reference(groups, "local") or _reported_alone(groups)
     found = []
     for target in targets:
         at = [way[target] for way in ways.values() if target in way and way[target].mean is not None]
@@ -283,12 +283,22 @@ def sentences(groups: Sequence[Group]) -> list[str]:
     return found
 
 
+def _reported_alone(groups: Sequence[Group]) -> Group | None:
+    """What the runs themselves report of the label holder alone, once for each seed's split."""
+    known = {
+        row["seed"]: row["alone"] for group in groups for row in group.rows if row.get("alone") is not None
+    }
+    if not known:
+        return None
+    mean, low, high = interval(list(known.values()))
+    return replace(groups[0], series=BASELINES["local"], mean=mean, low=low, high=high)
+
+
 def _best_at(target: float, best: Group, alone: Group | None, groups: Sequence[Group]) -> str:
     """Who keeps most at an epsilon, and whether that is clearly better than the label holder alone."""
-    start, most = (
-        f"At epsilon {target:g}",
-        f"{best.series} keeps most: {best.metric} {_mean(best, _gap(groups))}",
-    )
+    start = f"At epsilon {target:g}"
+    verb = "keeps most:" if len({group.series for group in groups}) > 1 else "reaches"
+    most = f"{best.series} {verb} {best.metric} {_mean(best, _gap(groups))}"
     text = f"{start}, {most}"
     if alone is None or alone.mean is None:
         return f"{text}."

@@ -19,10 +19,11 @@ from securevfl.data import VerticalData
 from securevfl.errors import RunError, SecureVFLError
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.run import Run, load_run, train
+from securevfl.files import is_full
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 from securevfl.settings.source import load_planned
-from securevfl.sweeps.records import MARKER, failed_record, finished_record
+from securevfl.sweeps.records import FAILED, MARKER, NO_ROOM, failed_record, finished_record
 
 
 def run_alone(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,10 +38,10 @@ def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
     """Trains and audits one point; whatever goes wrong becomes the point's record."""
     try:
         return _run(task)
-    except SecureVFLError as error:
-        return failed_record(task["id"], str(error))
     except Exception as error:
-        return failed_record(task["id"], f"{type(error).__name__}: {error}")
+        known = isinstance(error, SecureVFLError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        return failed_record(task["id"], text, NO_ROOM if is_full(error) else FAILED)
 
 
 def _run(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from securevfl.attacks.jobs import InProcess as AttacksHere
-from securevfl.sweeps.records import Journal
+from securevfl.sweeps.records import PointLog
 from securevfl.sweeps.results import Results
 from securevfl.sweeps.spec import Sweep, parse_sweep
 from securevfl.sweeps.work import run_point
@@ -111,5 +111,5 @@ def made_up(folder: Path, text: str, records: dict[int, dict[str, Any]]) -> Resu
     )
 
 
-def journal_of(folder: Path) -> Journal:
-    return Journal(folder / "journal.jsonl")
+def journal_of(folder: Path) -> PointLog:
+    return PointLog(folder / "journal.jsonl")

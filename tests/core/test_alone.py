@@ -42,6 +42,21 @@ def test_it_depends_on_nobody_else() -> None:
     assert found is not None and reached_alone(others) == found
 
 
+@pytest.mark.parametrize("column", [{"kind": "number"}, {"values": ["a", "b"]}, {"kind": "flag"}])
+def test_a_column_without_a_single_value_stops_nobody(tmp_path: Path, column: dict[str, object]) -> None:
+    draw = np.random.default_rng(0)
+    rows = [f"{i},{draw.normal()},,{int(draw.random() < 0.3)}" for i in range(400)]
+    (tmp_path / "bank.csv").write_text("\n".join(["id,a,gap,y", *rows]))
+    (tmp_path / "shop.csv").write_text("\n".join(["id,b", *(f"{i},{i % 7}" for i in range(400))]))
+    described = ", ".join(f"{name} = {json.dumps(value)}" for name, value in column.items())
+    (tmp_path / "data.toml").write_text(
+        'id = "id"\nlabel = "y"\nlabel_holder = "bank"\ntask = "binary"\n[parties.bank]\nfile = "bank.csv"\n'
+        f'[parties.bank.columns]\ngap = {{ {described} }}\n[parties.shop]\nfile = "shop.csv"\n'
+    )
+    found = reached_alone(VerticalData.from_description(tmp_path / "data.toml"))
+    assert found is not None and found["trees"] is not None
+
+
 def test_it_is_computed_once_and_kept_privately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     data = VerticalData.load("breast-cancer")
@@ -72,7 +87,11 @@ def test_a_run_in_memory_computes_it_when_asked() -> None:
             {"metric": "auc", "linear": 0.7, "trees": 0.81},
             "boosted trees on its own features reach 0.8100",
         ),
-        (0.80, {"metric": "auc", "linear": 0.82, "trees": None}, "a linear model on its own features reach"),
+        (
+            0.80,
+            {"metric": "auc", "linear": 0.82, "trees": None},
+            "a linear model on its own features reaches 0.8200",
+        ),
         (0.80, {"metric": "auc", "linear": 0.7, "trees": 0.8}, ""),
         (None, {"metric": "auc", "linear": 0.7, "trees": 0.8}, ""),
         (0.80, None, ""),

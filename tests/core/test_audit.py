@@ -67,7 +67,10 @@ def test_a_sound_run_holds(frozen_run: Path) -> None:
     assert cell["epsilon_upper"] == pytest.approx(gdp_epsilon(2 / 1.2, 1e-5), rel=1e-9)
     assert 0 < cell["epsilon_lower"] <= cell["epsilon_upper"]
     assert (cell["verdict"], cell["mode"], cell["claimed"]) == (HOLDS, "frozen", None)
-    assert 0.5 < cell["power"] < 1 and "initial: reconciled with the ledger" in cell["tested"]
+    assert 0.5 < cell["power"] < 1 and cell["powers"] == {"embeddings": cell["power"]}
+    noticed = f"noise below {cell['power']:.0%} (embeddings) of the promised one"
+    assert noticed in report.content["words"][1]
+    assert "initial: reconciled with the ledger" in cell["tested"]
     assert all(finding["verdict"] == HOLDS for finding in report.content["findings"])
     assert "noise below" in report.content["words"][1] and "moderate protection" in report.content["words"][1]
     assert {(s["observer"], s["sender"]) for s in report.content["seen"]} >= {("p0", "p1"), ("p0", "p2")}
@@ -116,7 +119,7 @@ def test_skipped_clip_is_found_by_canaries(
     tiny: VerticalData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("securevfl.privacy.gate.clip_rows", lambda vectors, clip: vectors)
-    monkeypatch.setattr("securevfl.privacy.gate._clip_exactly", lambda values, clip: values)
+    monkeypatch.setattr("securevfl.privacy.gate.clip_exactly", lambda values, clip: values)
     assert "canary audit of releases: mu is at least" in violations(audited(tiny, FROZEN, tmp_path / "run"))
 
 
@@ -186,8 +189,8 @@ def test_a_field_that_nobody_declared_is_found(
     fields, features = Link._fields, np.asarray(tiny.train[1][:4] * 1000, dtype)
 
     def leaking(self: Link, schema: Any, *rest: Any) -> Any:
-        found, head = fields(self, schema, *rest)
-        return (found | {"features": features} if schema.kind == "embedding" else found), head
+        found, *others = fields(self, schema, *rest)
+        return (found | {"features": features} if schema.kind == "embedding" else found), *others
 
     monkeypatch.setattr(Link, "_fields", leaking)
     report = audited(tiny, RAW, tmp_path / "run", canaries=-1)
@@ -198,7 +201,7 @@ def test_messages_that_nobody_declared_are_found(frozen_run: Path, tmp_path: Pat
     for number, (before, after, match) in enumerate(
         [
             ('"kind": "embedding"', '"kind": "features"', "'features', a kind of message that nobody has"),
-            ('"purpose": "evaluation"', '"purpose": 7', "'purpose' is not a public str"),
+            ('"purpose": "evaluation"', '"purpose": 7', "'purpose' is not embedding or"),
             ('"purpose": "evaluation"', '"words": [1, 2]', "a field 'words' that it does not have"),
             ('"sender": "p1", "receiver": "server", "kind": "ended"', None, "p1 may not send 'end'"),
         ]
@@ -261,8 +264,21 @@ def test_strength(epsilon: float | None, word: str) -> None:
     assert strength(epsilon) == word
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-@pytest.mark.parametrize("protocol", ["plain", "two-tree"])
+IN_SUMS = ("vafl", "fdml", "afsvrg", "afsaga", "fsvrg", "flex")  # of each kind of role, one
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [
+        *((name, "plain") for name in sorted(ALGORITHMS)),
+        *((name, "two-tree") for name in IN_SUMS),
+        *(
+            pytest.param(name, "two-tree", marks=pytest.mark.slow)
+            for name, each in sorted(ALGORITHMS.items())
+            if "two-tree" in each.protocols and name not in IN_SUMS
+        ),
+    ],
+)
 def test_the_books_of_every_algorithm_agree_with_its_views(name: str, protocol: str, tmp_path: Path) -> None:
     if protocol not in ALGORITHMS[name].protocols:
         pytest.skip(f"{name} does not run on {protocol}")
@@ -389,9 +405,11 @@ def test_foreign_loops_on_described_columns_without_bounds(tmp_path: Path) -> No
     data = VerticalData.from_description(tmp_path / "data.toml")
     plan = Plan(algorithm="vafl-sync", sigma=2.0, clip=1.0, embedding=2, encoder_training="none")
     with Recorder(tmp_path / "run", plan, parties=("p0", "p1"), label_holder="p0") as recorder:
-        recorder.exchange("p1", np.arange(16), draw.normal(size=(16, 2)))
+        for _ in range(2):  # released anew, each time under an entry of its own
+            recorder.exchange("p1", np.arange(16), draw.normal(size=(16, 2), scale=2), np.ones((16, 2)))
         recorder.finish(test={"loss": 0.6})
-    assert audit(tmp_path / "run", "none", data=data).owners["p1"]["observers"]["p0"]["releases"] == 16
+    cell = audit(tmp_path / "run", "none", data=data).owners["p1"]["observers"]["p0"]
+    assert cell["releases"] == 32 and cell["verdict"] == "not tested"
 
 
 def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
@@ -429,7 +447,7 @@ def test_command(frozen_run: Path, tmp_path: Path, capfd) -> None:
         assert code == 2 and says in err and err.count("\n") == 1
     assert sorted((tmp_path / "run" / "audits").iterdir()) == before
     code, _, err = run("audit", tmp_path)
-    assert code == 2 and "holds 1 runs; audit one of them" in err
+    assert code == 2 and "holds 1 runs; name one of them" in err
     code, _, err = run("audit", tmp_path / "nothing")
     assert code == 2 and "holds no run" in err
 

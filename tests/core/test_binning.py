@@ -18,6 +18,7 @@ from securevfl.data.binning import (
     noisy_counter,
     number_bins,
 )
+from securevfl.data.edges import ABOVE_ZERO, REACH, roundest
 from securevfl.errors import DataError
 
 STDS = (8.0, 9.0, 9.0)
@@ -149,6 +150,54 @@ def test_levels_are_reconciled_by_least_squares():
     measured = np.concatenate([[20_000.0], parts])
     solved = np.linalg.solve(design.T / variance @ design, design.T / variance @ measured)
     assert bins.counts == pytest.approx(solved.tolist())
+
+
+def test_edges_of_whole_numbers_are_whole_and_part_the_same_people():
+    counts = np.random.default_rng(1).poisson(1.2, 24_000).astype(float)
+    stds = (40.0, 45.0, 45.0)
+    bins = bin_numbers(counts, gaussian(2), stds=stds)
+    rough = bin_numbers(counts, gaussian(2), stds=stds, readable=False)
+    assert all(edge == int(edge) for edge in bins.edges) and not all(e == int(e) for e in rough.edges)
+    assert {1.0, 2.0, 3.0} <= set(bins.edges)
+    placed = [each.assign(np.arange(6.0)).tolist() for each in (bins, rough)]
+    assert [np.diff(places).astype(bool).tolist() for places in placed] == [[True] * 5] * 2
+    assert sum(bins.counts) == pytest.approx(sum(rough.counts))
+
+
+def test_other_edges_are_round_and_hardly_move():
+    shares = np.random.default_rng(1).beta(2, 5, 24_000)
+    bins, rough = (
+        bin_numbers(shares, gaussian(2), stds=(40.0, 45.0, 45.0), readable=readable)
+        for readable in (True, False)
+    )
+    assert len(bins.edges) == len(rough.edges) and bins.counts == rough.counts
+    widths = np.diff([-math.inf, *rough.edges, math.inf])
+    for i, (edge, before) in enumerate(zip(bins.edges, rough.edges, strict=True)):
+        reach = REACH * min(widths[i], widths[i + 1], abs(before))
+        assert abs(edge - before) <= reach * (1 + 1e-6)
+        round_ = float(f"{edge:.6g}")  # what a file says; rows are held in 32 bits
+        assert edge <= round_ and edge <= float(np.float32(round_)), "a cell at the edge lies above it"
+    digits = [len(f"{edge:.6g}".lstrip("0.-").replace(".", "")) for edge in bins.edges]
+    assert np.mean(digits) <= 3 < np.mean([len(f"{e:.6g}".lstrip("0.-")) for e in rough.edges])
+
+
+def test_zero_stays_apart_from_small_numbers():
+    column = np.concatenate([np.zeros(5000), np.random.default_rng(0).gamma(1, 0.4, 15_000)])
+    edges = bin_numbers(column, gaussian(1), stds=(40.0, 45.0, 45.0)).edges
+    assert {0.0, ABOVE_ZERO} & set(edges) and 0.0 not in edges[edges.index(ABOVE_ZERO) + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "near", "found"),
+    [
+        (26.5, 27.4, 26.97, 27.0),
+        (786, 846, 816, 800.0),
+        (0.105, 0.125, 0.116, 0.12),
+        (-3.1, -2.9, -3.0, -3.0),
+    ],
+)
+def test_the_roundest_number_is_the_one_of_fewest_digits(low, high, near, found):
+    assert roundest(low, high, near) == found
 
 
 def test_heavy_values_are_alone_and_small_bins_are_merged():

@@ -288,6 +288,26 @@ def test_a_full_disk_leaves_a_run_that_resumes(cli, tmp_path: Path, monkeypatch:
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
 
 
+def test_a_full_disk_before_anything_is_released_leaves_nothing(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "r"
+    monkeypatch.setattr("os.fsync", full)
+    result = cli("train", *EXACT, "--data", TINY, "--parties", 3, "--epochs", 1, "--out", folder)
+    assert result.code == 2 and not folder.exists()
+    assert result.err.splitlines()[-1].endswith("free some space and run the same command again")
+
+
+@pytest.mark.parametrize("command", ["suggest", "profile"])
+def test_no_command_takes_zero_parties(cli, tmp_path: Path, command: str) -> None:
+    given = ("--data", TINY, "--parties", 0, "--epsilon", 1)
+    result = cli(command, *given, *(("--out", tmp_path / "r") if command == "profile" else ()))
+    assert result.code == 2 and result.err == "securevfl: --parties is 0; at least 1 is needed\n"
+
+
 def test_every_command_has_help_and_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"

@@ -77,8 +77,13 @@ def test_the_model_is_as_good_as_one_that_opens_everything_itself(card: Path) ->
 
 
 def test_an_audit_follows_both(card: Path) -> None:
-    report = audit(load_run(card), attacks="none", data=some_data())
-    assert report.verdict == "holds", report.to_json()
+    report = audit(load_run(card), data=some_data(), isolated=False, canaries=2000)
+    assert report.verdict == "holds", report.content["words"]
+    opened = {each.kind for each in read_records(card) if each.mu}
+    assert opened <= {finding["path"] for finding in report.content["findings"]}
+    assert {"label histogram", "second label histogram", "party, last fit"} <= set(report.content["canaries"])
+    tried = [each for each in report.content["attacks"] if each["applicable"]]
+    assert tried and not [each for each in tried if each["score"] > each["baseline"]]
 
 
 def test_a_card_cannot_pretend_that_nothing_was_spent_before(

@@ -198,7 +198,7 @@ def test_a_gap_in_a_row_without_partner_does_not_matter(pair, tmp_path):
         (
             BANK.replace("50,3.5", "50,much"),
             SHOP,
-            "column 'income' is not numeric in data row 3; leave it",
+            "column 'income' is not numeric in data row 3; describe the files",
         ),
         (BANK.replace("50,3.5", "50,3_5"), SHOP, "column 'income' is not numeric"),
         (BANK.replace("yes", "no"), SHOP, "all 5 labels are the same"),
@@ -236,6 +236,8 @@ def test_bad_options(pair, options, words):
 def test_missing_file_folder_and_empty_list(tmp_path, pair):
     with pytest.raises(DataError, match=r"file not found: .*nowhere\.csv"):
         read([tmp_path / "nowhere.csv"])
+    with pytest.raises(DataError, match=rf"file not found: .*{pair[0].name}v; did you mean '{pair[0].name}'"):
+        read([tmp_path / f"{pair[0].name}v"])
     with pytest.raises(DataError, match="cannot read"):
         read([tmp_path])
     with pytest.raises(DataError, match="0 parties"):

@@ -550,6 +550,14 @@ def mixed_files(folder: Path, rows: int = 300) -> tuple[Path, Path]:
     return write(folder / "bank.csv", bank), write(folder / "my shop.csv", shop[::-1])
 
 
+def counts_as(page: str) -> dict[str, str]:
+    """The table of labels: each with the number that stands for it."""
+    lines = page.partition("counts as")[2].splitlines()[2:]
+    return {
+        cells[0]: cells[1] for cells in (re.split(r"  +", line.strip()) for line in lines) if len(cells) == 4
+    }
+
+
 def test_from_draft_to_a_run(tmp_path: Path) -> None:
     files = mixed_files(tmp_path)
     out = tmp_path / "data.toml"
@@ -561,6 +569,7 @@ def test_from_draft_to_a_run(tmp_path: Path) -> None:
     assert '"salary (EUR)" = { kind = "number" }    # could be { bounds = [' in text
     assert 'job = { kind = "category" }    # could be { values = ["clerk", "driver", "nurse"] }' in text
     assert 'member = { kind = "flag" }' in text and 'note = "ignore"' in text
+    assert "# binary: which label counts as 1; otherwise the last in sorted order" in text
     assert "[parties.my-shop]\n" in text and 'file = "my shop.csv"' in text
     with pytest.raises(
         DataError, match=r"fill in label \(line 2\), label_holder \(line 3\), task \(line 4\)"
@@ -571,6 +580,9 @@ def test_from_draft_to_a_run(tmp_path: Path) -> None:
     out.write_text(text)
     data = VerticalData.from_description(out)
     assert data.classes == ("late", "on time") and data.n_train + data.n_test == 300
+    assert counts_as(run("data", str(out)).stdout) == {"late": "0", "on time": "1"}
+    out.write_text(text.replace('# positive = "..."', 'positive = "late"'))
+    assert counts_as(run("data", str(out)).stdout) == {"on time": "0", "late": "1"}
     plain = run(
         "train",
         "--data",
@@ -753,8 +765,95 @@ def test_a_draft_finds_the_delimiter_and_names_numbers_that_are_text(tmp_path: P
         [tmp_path / "bank.csv", tmp_path / "shop.csv"], tmp_path / "data.toml"
     ).read_text()
     assert 'file = "bank.csv"\ndelimiter = ";"\n' in text and text.count("delimiter") == 1
-    assert [line.split(" ")[0] for line in text.splitlines() if "unit or a comma" in line] == ["debt", "way"]
+    assert [line.split(" ")[0] for line in text.splitlines() if "unit or a comma" in line] == ["way"]
+    assert 'decimal = ","' in text and 'debt = { kind = "number" }' in text
     assert 'shelf = { kind = "category" }    # could be { values = ["x0", "x1", "x2"] }' in text
+
+
+def filled(path: Path, label: str, holder: str, task: str) -> Path:
+    """A draft with its three open lines."""
+    text = path.read_text()
+    for key, value in (("label", label), ("label_holder", holder), ("task", task)):
+        text = text.replace(f'{key} = ""', f'{key} = "{value}"')
+    path.write_text(text)
+    return path
+
+
+def test_tabs_and_decimal_commas_are_read_as_the_draft_says(tmp_path: Path) -> None:
+    shown = ["1.234,5", "-2.345.678", "17", "0,25", ",5", "-", "1e3", "3"]
+    bank = "".join(f"c{i};{shown[i % 8]};{i % 4},5;{i}\n" for i in range(16))
+    (tmp_path / "bank.csv").write_text(f"id;debt;price;age\n{bank}")
+    (tmp_path / "shop.tsv").write_text("id\tspent\n" + "".join(f"c{i}\t{i}.5\n" for i in range(16)))
+    path = draft_description([tmp_path / "bank.csv", tmp_path / "shop.tsv"], tmp_path / "data.toml")
+    assert 'delimiter = "\\t"' in path.read_text()
+    data = VerticalData.from_description(filled(path, "price", "bank", "regression"))
+    order = [int(name[1:]) for name in (*data.ids_train, *data.ids_test)]
+    debt = np.concatenate([data.described[0].train[:, 0], data.described[0].test[:, 0]])
+    value = [1234.5, -2345678.0, 17.0, 0.25, 0.5, np.nan, 1000.0, 3.0]
+    np.testing.assert_array_equal(debt, [value[i % 8] for i in order])
+    np.testing.assert_array_equal(np.concatenate([data.y_train, data.y_test]), [i % 4 + 0.5 for i in order])
+    # What has a point is no number there, rather than one that is ten or a thousand times another.
+    (tmp_path / "bank.csv").write_text(f"id;debt;price;age\n{bank}".replace("0,25", "0.25"))
+    with pytest.raises(DataError, match=r"'debt' is not a number in data row 4"):
+        VerticalData.from_description(path)
+    (tmp_path / "bank.csv").write_text("id;debt;price;age\n" + "".join(f"c{i};1;x;1\n" for i in range(16)))
+    with pytest.raises(DataError, match=r"line 4: task is regression but the labels are text"):
+        VerticalData.from_description(path)
+    path.write_text(path.read_text().replace('"regression"', '"binary"'))
+    with pytest.raises(DataError, match=r"line 2: all 16 labels are the same"):
+        VerticalData.from_description(path)
+
+
+def test_a_draft_says_what_is_wrong_with_a_damaged_column(tmp_path: Path) -> None:
+    rows = [f"c{i},{i % 5 if i != 33 else 'PayPal'}" for i in range(60)]
+    (tmp_path / "shop.csv").write_text("\n".join(["id,orders", *rows]))
+    (tmp_path / "bank.csv").write_text(
+        "\n".join(["id,age", *(f"c{i},{i}" for i in range(60)), "c7,3", "c7,4"])
+    )
+    with pytest.raises(
+        DataError, match=r"'id' could be the ID, but 2 of 62 rows of bank.csv .* data row 61;"
+    ):
+        draft_description([tmp_path / "bank.csv", tmp_path / "shop.csv"], tmp_path / "data.toml")
+    (tmp_path / "bank.csv").write_text("\n".join(["id,age", *(f"c{i},{i}" for i in range(60))]))
+    text = draft_description(
+        [tmp_path / "bank.csv", tmp_path / "shop.csv"], tmp_path / "data.toml"
+    ).read_text()
+    assert (
+        'orders = "ignore"    # no number in data row 34; 1 to mend in all' in text and "PayPal" not in text
+    )
+
+
+def test_a_draft_leaves_out_dates_and_units_and_takes_letters_for_flags(tmp_path: Path) -> None:
+    rows = "\n".join(
+        f"c{i},2024-03-{i % 28 + 1:02d},{i % 28 + 1}/3/24,{40 + i} kg,{i % 3}rd,{'YN'[i % 2]}"
+        for i in range(60)
+    )
+    (tmp_path / "clinic.csv").write_text(f"id,came,left,weight,floor,smokes\n{rows}\n")
+    (tmp_path / "shop.csv").write_text("id,age\n" + "".join(f"c{i},{20 + i}\n" for i in range(60)))
+    text = draft_description(
+        [tmp_path / "clinic.csv", tmp_path / "shop.csv"], tmp_path / "data.toml"
+    ).read_text()
+    kinds = dict(line.split("    # ")[0].split(" = ", 1) for line in text.splitlines() if line[:1].isalpha())
+    assert [kinds[name] for name in ("came", "left", "weight")] == ['"ignore"'] * 3
+    assert kinds["floor"] == '{ kind = "category" }' and kinds["smokes"] == '{ kind = "flag" }'
+
+
+def test_a_draft_finds_ids_of_different_names_by_the_values_they_share(tmp_path: Path) -> None:
+    rows = [f"k{i},{i * 7 % 300}.5,{'sick' if i % 3 else 'well'}" for i in range(300)]
+    (tmp_path / "clinic.csv").write_text("\n".join(["patient,weight,outcome", *rows]))
+    (tmp_path / "shop.csv").write_text(
+        "\n".join(["code;buyer;spent", *(f"z{i};k{i};{i}" for i in range(200, 500))])
+    )
+    path = draft_description([tmp_path / "clinic.csv", tmp_path / "shop.csv"], tmp_path / "data.toml")
+    text = path.read_text()
+    for key, value in (("label", "outcome"), ("label_holder", "clinic"), ("task", "binary")):
+        text = text.replace(f'{key} = ""', f'{key} = "{value}"')
+    path.write_text(text)
+    assert 'id = "patient"' in text and 'id = "buyer"    # its values are those of "patient"' in text
+    assert any("100 common IDs" in note for note in VerticalData.from_description(path).notes)
+    (tmp_path / "none.csv").write_text("buyer,spent\n")
+    with pytest.raises(DataError):
+        draft_description([tmp_path / "clinic.csv", tmp_path / "none.csv"], tmp_path / "other.toml")
 
 
 def test_a_draft_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) -> None:
@@ -771,12 +870,30 @@ def test_a_draft_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) ->
     assert not (tmp_path / "data.toml").exists()
 
 
+@pytest.mark.parametrize("words", [("data",), ("suggest", "--data"), ("train", "--out", "r", "--data")])
+def test_a_misspelt_file_is_not_taken_for_a_data_set(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mixed_files(tmp_path)
+    Path("data.toml").touch()
+    for name in ("data.tom", "dat.toml"):
+        found = str(run(*words, name).exception)
+        assert re.fullmatch(rf"file not found: (\S*/)?{name}; did you mean 'data.toml'\?", found)
+    assert str(run(*words, "nothing.like.it").exception) == "file not found: nothing.like.it"
+    assert str(run("data", "bank.csv").exception).startswith("bank.csv is a file; describe it: ")
+    both = run("train", "--out", "r", "--data", "bank.cs", "--data", "bank.csv")
+    assert str(both.exception) == "file not found: bank.cs; did you mean 'bank.csv'?"
+    assert not Path("r").exists()
+
+
 @pytest.mark.parametrize(
     ("data", "shown"),
     [
         ("/home/ann/secret client/data.toml", "data.toml"),
         ("a/x.csv,/b/y.csv", "x.csv, y.csv"),
         ("credit", "credit"),
+        ("synthetic:rows=50,noise=0.1", "synthetic:rows=50,noise=0.1"),
     ],
 )
 def test_reports_do_not_tell_where_files_lie(data: str, shown: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.steps import Batches
 from securevfl.data import mapped, pieces
 from securevfl.data.mapped import Mapped
+from securevfl.data.readers import Table, numbers
 from securevfl.data.share import OwnTable
 from securevfl.errors import DataError
 
@@ -184,6 +186,20 @@ def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "HELD_BYTES", 1000)
 
 
+def test_packed_files_count_as_the_text_that_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "LARGE", 4000)
+    text = ("id,a\n" + "".join(f"{i},{i % 7}\n" for i in range(900))).encode()
+    (tmp_path / "few.csv").write_bytes(text[:3000])
+    (tmp_path / "packed.csv").write_bytes(gzip.compress(text))
+    assert len(text) > 4000 > (tmp_path / "packed.csv").stat().st_size
+    assert pieces.is_large(tmp_path / "packed.csv") and not pieces.is_large(tmp_path / "few.csv")
+    assert not pieces.is_large(tmp_path / "nowhere.csv") and not pieces.is_large(tmp_path)
+    monkeypatch.setattr(pieces, "ROWS", 16)
+    assert len(list(pieces.open_table(tmp_path / "packed.csv").rows())) == 57  # 900 rows, 16 at a time
+
+
 def in_a_file(values: np.ndarray) -> bool:
     base: object = values
     while isinstance(base, np.ndarray):
@@ -198,6 +214,7 @@ def test_a_description_reads_large_files_in_pieces(tmp_path: Path, request: pyte
     found = VerticalData.from_description(tmp_path / "data.toml")
     assert found.columns == whole.columns and "note#3" in found.columns[1]  # text in its last piece alone
     for mine, theirs in zip((*found.train, *found.test), (*whole.train, *whole.test), strict=True):
+        assert isinstance(mine, Mapped) and not isinstance(theirs, Mapped)
         np.testing.assert_array_equal(mine, theirs)
     for mine, theirs in zip(found.described, whole.described, strict=True):
         np.testing.assert_array_equal(mine.train, theirs.train)
@@ -206,6 +223,91 @@ def test_a_description_reads_large_files_in_pieces(tmp_path: Path, request: pyte
     again = OwnTable.from_description(tmp_path / "data.toml", "shop")
     np.testing.assert_array_equal(again.block, own.block)
     np.testing.assert_array_equal(again.ids, own.ids)
+    assert isinstance(again.block, Mapped)
+
+
+@pytest.mark.parametrize("model", ["linear", "scorecard"])
+def test_a_large_description_trains_as_a_small_one(
+    tmp_path: Path, request: pytest.FixtureRequest, model: str
+) -> None:
+    path = describe(tmp_path)
+    path.write_text(
+        path.read_text().replace('kind = "flag" }', 'kind = "flag" }\nvisits = { bounds = [0, 9] }')
+    )
+    path.write_text(path.read_text().replace("[parties.shop]", "more = { bounds = [-5, 5] }\n[parties.shop]"))
+    epochs = {"epochs": 2} if model == "linear" else {}
+    plan = Plan(algorithm="sealed", model=model, epsilon=1e6, **epochs)
+    here = train(VerticalData.from_description(path), plan)
+    request.getfixturevalue("_everything_is_large")
+    there = train(VerticalData.from_description(path), plan)
+    assert there.test["loss"] == pytest.approx(here.test["loss"], abs=0.02)  # the noise of training
+
+
+PLAIN = "id,a,b,note\n" + "".join(f"p{i},{i},{i / 7},word {i}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("text", "fast_pieces"),
+    [
+        (PLAIN, 6),
+        (PLAIN.replace("\n", "\r\n"), 6),
+        (PLAIN.replace("\n", "\n\n"), 12),
+        (PLAIN.replace("p20,20", "p20,"), 5),
+        (PLAIN.replace("p20,20", "p20, 20 "), 6),
+        (PLAIN.replace("p20,20", "p20,inf").replace("p21,21", "p21,NaN").replace("p3,3", "p3,1e-3"), 6),
+        (PLAIN.replace("p20,20", "p20,\uff12"), 5),
+        (PLAIN.replace("p20,20", '"p,\n20",20'), 2),
+        (re.sub(r"(\w+ \d+|p\d+|id)", r'"\1"', PLAIN), 6),
+        (re.sub(r"[^,\n]+", r'"\g<0>"', PLAIN), 6),
+        (PLAIN.replace("p20", ' "p20"').replace("p30", 'p"3"0'), 2),
+        (PLAIN.replace("word 20", '""').replace("word 30", '"a"b'), 4),
+        (PLAIN.replace("word 3", '"word, 3"'), 0),
+        (PLAIN.replace("word 20", "w" * 64), 5),
+        (PLAIN.replace("word 20", 'a "word"'), 2),
+        (PLAIN.replace("word 20", ""), 6),
+        (PLAIN.replace("p20,20", "p20,1_0"), 5),
+        (PLAIN[:-1], 6),
+        ("\n\n" + PLAIN, 6),
+    ],
+)
+def test_numbers_that_are_read_at_once_are_those_of_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, fast_pieces: int
+) -> None:
+    """Whatever is in a file; pieces that are odd are read cell by cell."""
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    path = tmp_path / "t.csv"
+    path.write_text(text, newline="")
+    table = pieces.open_pieces(path)
+    fast = list(table.rows(("a", "b")))
+    slow = list(table.rows())
+    assert sum(isinstance(piece.column("a"), np.ndarray) for piece in fast) == fast_pieces
+    for name in ("a", "b"):
+        try:
+            wanted = parse_all(slow, name)
+        except DataError:
+            with pytest.raises(DataError):
+                parse_all(fast, name)
+        else:
+            np.testing.assert_array_equal(parse_all(fast, name), wanted)
+    for name in ("id", "note"):
+        assert [c for piece in fast for c in piece.column(name)] == [
+            c for piece in slow for c in piece.column(name)
+        ]
+
+
+def parse_all(found: list[Table], name: str) -> np.ndarray:
+    return np.concatenate([numbers(piece.column(name), where="t", column=name) for piece in found])
+
+
+@pytest.mark.parametrize("row", ["p9,1,2", "p9,1,2,word,more", " "])
+def test_a_row_of_another_length_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    path = tmp_path / "t.csv"
+    lines = PLAIN.splitlines()
+    lines[25] = row
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"t.csv, line 26: \d cells, the header has 4"):
+        list(pieces.open_pieces(path).rows(("a", "b"), ("note",)))
 
 
 @pytest.mark.usefixtures("_everything_is_large")

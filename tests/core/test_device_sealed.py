@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ PATHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "numbers": ("numbers", LINEAR, NUMBERS),
     "a card": ("three", {"model": "scorecard", "epsilon": 60.0}, {}),
     "a card without a dealer": ("three", {"model": "scorecard", "epsilon": 60.0}, {"dealer": "none"}),
+    "a card of several classes": ("classes", {"model": "scorecard", "epsilon": 60.0}, {}),
+    "a stack": ("three", {"model": "scorecard", "epsilon": 60.0}, {"stack": True}),
     "a card of numbers": ("numbers", {"model": "scorecard", "epsilon": 60.0}, NUMBERS),
 }
 SLOW = {
@@ -69,3 +72,15 @@ def test_training(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = sum(len(list(model.parameters())) for model in found.encoders.values())
     steps = np.diff(seen.counts)
     assert (steps <= 4 * parameters + 4).all(), seen.counts
+
+
+def test_a_card_that_begins_with_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = data_of("three")
+    with monkeypatch.context() as patch, Device():
+        patch.setattr(site, "pick_device", lambda name: PLACE)
+        train(data, Plan(model="profile", epsilon=20.0), tmp_path / "profile")
+        card = train(
+            data, Plan(model="scorecard", epsilon=60.0), tmp_path / "card", profile=tmp_path / "profile"
+        )
+    assert card.test["auc"] is not None
+    assert card.plan.settings.profile_epsilon == 20.0

@@ -1,4 +1,4 @@
-"""Plans that name no epochs: public facts decide, and where releases count there are few."""
+"""Plans that name no epochs: public facts decide, and where releases count there are fewer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.resolve import resolve
 from securevfl.privacy.defences import DEFENCES
-from securevfl.settings.epochs import COUNTED, COUNTED_DEFENCE, FEWEST, MOST, STEPS, fitting_epochs
+from securevfl.settings.epochs import (
+    COUNTED,
+    COUNTED_DEFENCE,
+    FEWEST,
+    MOST,
+    STEPS,
+    TARGETED,
+    fitting_epochs,
+)
 from securevfl.settings.plan import LocalSettings
 
 OPEN = Plan(algorithm="vafl-sync", unprotected=True)
@@ -19,14 +27,14 @@ OPEN = Plan(algorithm="vafl-sync", unprotected=True)
 
 @pytest.mark.parametrize(("rows", "epochs"), [(1, MOST), (455, MOST), (32_561, 10), (10**7, FEWEST)])
 def test_small_sets_get_many_passes_and_large_ones_few(rows: int, epochs: int) -> None:
-    assert fitting_epochs(OPEN, rows) == epochs
+    assert fitting_epochs(OPEN, rows, "binary") == epochs
 
 
 @given(rows=st.integers(1, 10**8), batch=st.integers(1, 2**31 - 1))
 def test_steps_are_about_the_same_between_the_bounds(rows: int, batch: int) -> None:
     plan = OPEN.with_changes(batch=batch)
-    epochs = fitting_epochs(plan, rows)
-    assert FEWEST <= epochs <= MOST and epochs <= fitting_epochs(plan, max(1, rows // 2))
+    epochs = fitting_epochs(plan, rows, "binary")
+    assert FEWEST <= epochs <= MOST and epochs <= fitting_epochs(plan, max(1, rows // 2), "binary")
     if FEWEST < epochs < MOST:
         size = min(batch, rows)
         assert (epochs - 1) * rows < STEPS * size <= epochs * rows
@@ -37,8 +45,10 @@ def test_steps_are_about_the_same_between_the_bounds(rows: int, batch: int) -> N
     [
         ({"epochs": 7}, 7),
         ({"sigma": 3.0}, COUNTED),
-        ({"epsilon": 8.0}, COUNTED),
-        ({"epsilon": 8.0, "encoder_training": "dp"}, COUNTED),
+        ({"epsilon": 8.0}, TARGETED),
+        ({"epsilon": 0.5}, TARGETED),
+        ({"epsilon": 8.0, "encoder_training": "dp"}, TARGETED),
+        ({"epsilon": 8.0, "defence": "noise"}, COUNTED),
         ({"epsilon": 8.0, "encoder_training": "none"}, MOST),
         ({"defence": "noise"}, COUNTED),
         ({"defence": "sign"}, MOST),
@@ -48,7 +58,13 @@ def test_steps_are_about_the_same_between_the_bounds(rows: int, batch: int) -> N
     ],
 )
 def test_the_promise_decides_too(fields: dict[str, Any], epochs: int) -> None:
-    assert fitting_epochs(OPEN.with_changes(**fields), 500) == epochs
+    assert fitting_epochs(OPEN.with_changes(**fields), 500, "binary") == epochs
+
+
+def test_noise_on_numbers_is_kept_small() -> None:
+    """A squared error follows the noise wherever it leads: dp-encoders on diabetes diverge with more."""
+    plan = OPEN.with_changes(epsilon=32.0, encoder_training="dp")
+    assert [fitting_epochs(plan, 500, task) for task in ("multiclass", "regression")] == [TARGETED, COUNTED]
 
 
 def test_the_defence_that_counts_is_the_one_that_is_accounted_for() -> None:

@@ -12,11 +12,14 @@ from round_data import tiny
 from torch import nn
 
 from securevfl import Plan, VerticalData, train
-from securevfl.algorithms.fdml import output_gradient
-from securevfl.errors import PlanError, ProtocolError
+from securevfl.algorithms.fdml import FDMLServer, FDMLWorker, output_gradient
+from securevfl.algorithms.messages import Embedding
+from securevfl.errors import EgressError, PlanError, ProtocolError
 from securevfl.federation.run import Run
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.messages import Packet
+from securevfl.privacy.passing import computed
+from securevfl.privacy.payloads import Inside
 from securevfl.privacy.views import View
 
 
@@ -251,3 +254,69 @@ def test_gradient_of_the_sum_is_the_residual() -> None:
     outputs, labels = torch.tensor([[0.0], [2.0]]), torch.tensor([1.0, 0.0])
     expected = (torch.sigmoid(outputs) - labels[:, None]) / 2
     assert torch.allclose(output_gradient("binary", outputs, labels), expected)
+
+
+# -- handing on ---------------------------------------------------------------------------------------------
+
+
+def _features(role: Any, rows: Any) -> Any:
+    return role.setup.data.train[0][rows].astype(np.float32)
+
+
+def _labels(role: Any, rows: Any) -> Any:
+    return role.setup.data.y_train[rows].astype(np.float32)[:, None]
+
+
+def _shifted(role: Any, rows: Any) -> Any:
+    """The right sum, with a label in the last digits of every value."""
+    return role.local_predictions.sums(role._index(rows)).values + 1e-5 * _labels(role, rows)
+
+
+@pytest.mark.parametrize("secret", [_features, _labels, _shifted])
+@pytest.mark.parametrize("way", ["array", "source", "table"])
+def test_a_server_that_hands_on_its_own_data_is_stopped(
+    way: str, secret: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role with a fault: it puts something of its own where the sum of predictions belongs."""
+    honest, sent = FDMLServer._send_sum, []
+
+    async def faulty(self: Any, pull: Any, total: Any, outputs: Any) -> None:
+        values = secret(self, pull.rows)
+        sent.append((total.values.copy(), values))
+        if way == "array":
+            total = values
+        elif way == "source":
+            total.source[:] = torch.from_numpy(values[:, :1])
+        else:
+            own = Embedding(rows=pull.rows, values=Inside(values=values[:, :1]))
+            await self.setup.links["p0"].send("server", own)
+            self.local_predictions.put((await self.link.receive()).arrived, self._index(pull.rows), 0)
+            total = self.local_predictions.sums(self._index(pull.rows))
+        await honest(self, pull, total, outputs)
+
+    monkeypatch.setattr(FDMLServer, "_send_sum", faulty)
+    seen: list[Any] = []
+    kept = FDMLWorker._pull
+
+    async def watched(self: Any, rows: Any) -> Any:
+        outputs, released = await kept(self, rows)
+        seen.append(outputs.numpy())
+        return outputs, released
+
+    monkeypatch.setattr(FDMLWorker, "_pull", watched)
+    if way == "source":
+        train(tiny(), plan(epochs=1))  # the tensor is the role's own copy
+        assert seen and all(any(np.array_equal(each, true) for true, _ in sent) for each in seen)
+    else:
+        with pytest.raises(EgressError, match=r"cannot be handed on|own part of a sum was not let out"):
+            train(tiny(), plan(epochs=1))
+        assert seen == []
+
+
+def test_a_key_holder_that_tells_more_than_the_loss_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(function: Any, *given: Any, **words: str) -> Any:
+        return computed(lambda *args: function(*args) + 1.0, *given, **words)
+
+    monkeypatch.setattr("securevfl.algorithms.fdml.computed", faulty)
+    with pytest.raises(EgressError, match="is not task_loss"):
+        train(tiny(), plan(epochs=1, protocol="bfv", staleness=0))

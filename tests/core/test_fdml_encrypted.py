@@ -12,7 +12,7 @@ from round_data import tiny
 from torch import nn
 
 from securevfl import Plan, VerticalData, audit, load_run, train
-from securevfl.algorithms.channels import HIDING, build_channel, build_sum
+from securevfl.algorithms.channels import build_channel, build_sum
 from securevfl.algorithms.fdml import AddingServer, KeyHolder
 from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
@@ -29,6 +29,7 @@ from securevfl.privacy.views import View
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.protocols.sums.encryption import Encryption
 from securevfl.protocols.sums.homomorphic import HomomorphicNode, HomomorphicSum
+from securevfl.settings.protocols import FACTS
 
 PROTOCOLS = ("ckks", "bfv")
 HOLDERS = {"party": "p1", "server": "p0"}
@@ -38,7 +39,14 @@ both_holders = pytest.mark.parametrize(("holder", "key_holder"), HOLDERS.items()
 
 
 def plan(**changes: Any) -> Plan:
-    given = {"epochs": 2, "batch": 8, "learning_rate": 0.2, "protocol": "bfv", **changes}
+    given = {
+        "epochs": 2,
+        "batch": 8,
+        "learning_rate": 0.2,
+        "protocol": "bfv",
+        "record_words": True,
+        **changes,
+    }
     return Plan.from_flat({"unprotected": True, "algorithm": "fdml", **given})
 
 
@@ -143,7 +151,7 @@ def test_books_name_everybody_who_gets_something(holder: str, key_holder: str, t
         # The server's figures are computed from totals, so it is an observer, though no total reaches it.
         assert seen == {"embedding": everyone - {owner}, "evaluation": {key_holder, server} - {owner}}
         passed = [(r.mechanism, r.observers, r.assumption) for r in mine if r.kind == "contributions"]
-        assert passed == ([] if owner == server else [("encrypted", (server,), HIDING["bfv"][1])])
+        assert passed == ([] if owner == server else [("encrypted", (server,), FACTS["bfv"].assumption)])
     (tested,) = [r for r in records if r.kind == "test labels"]
     assert (tested.owner, tested.observers, tested.mechanism) == (server, (key_holder,), "exact")
     assert tested.rows is not None and tested.rows.tolist() == list(range(data.n_train, data.n_train + 10))
@@ -488,13 +496,15 @@ def hearing(role: Any, *messages: Packet) -> None:
 
 
 def message(kind: str, sender: str, **fields: Any) -> Packet:
-    return Packet(kind=kind, sender=sender, receiver="server", fields=fields)
+    """As a link gives it to a role."""
+    rows = fields.get("rows")
+    return Packet(kind=kind, sender=sender, receiver="server", fields=fields, rows=rows)
 
 
 def test_roles_are_where_they_belong(roles: dict[str, Any]) -> None:
     assert isinstance(roles["server"], AddingServer) and isinstance(roles["p1"], KeyHolder)
     assert {roles[name].source for name in ("p0", "p1", "p2")} == {"p1"}
-    assert roles["server"].local_predictions.numel() == 0
+    assert roles["server"].local_predictions.values.numel() == 0
 
 
 @pytest.mark.parametrize(
@@ -549,7 +559,7 @@ def test_the_key_holder_measures_the_test_part_in_its_order_and_nothing_else(
 
 def test_states_of_workers_without_the_key_are_refused(roles: dict[str, Any]) -> None:
     with pytest.raises(RunError, match="start the run anew"):
-        roles["p1"].load(roles["p2"].state())
+        roles["p1"].gate.load(roles["p2"].gate.state())
 
 
 def test_labels_come_from_the_server_alone(roles: dict[str, Any]) -> None:

@@ -18,10 +18,11 @@ from securevfl.federation.folder import RunFolder, load_checkpoint, save_checkpo
 from securevfl.models import save_module
 from securevfl.network.authority import create_authority
 from securevfl.network.folders import save_alignment
+from securevfl.network.monitoring import log_to
 from securevfl.privacy.ledger import Ledger
 from securevfl.privacy.messages import Head
 from securevfl.privacy.views import Receipts, ViewWriter
-from securevfl.sweeps.records import Journal
+from securevfl.sweeps.records import PointLog
 
 
 def mode(path: Path) -> int:
@@ -63,7 +64,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 APPENDERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda folder: RunFolder(folder).append_metrics({"epoch": 1}),
     "p1.jsonl": lambda folder: Ledger("p1", folder / "p1.jsonl").close(),
-    "journal.jsonl": lambda folder: Journal(folder / "journal.jsonl").append({"id": "a", "status": "done"}),
+    "journal.jsonl": lambda folder: PointLog(folder / "journal.jsonl").append({"id": "a", "status": "done"}),
     "messages.jsonl": lambda folder: ViewWriter(folder, "p0").close(),
     "arrays.bin": lambda folder: ViewWriter(folder, "p0").close(),
 }
@@ -218,3 +219,14 @@ def test_damaged_json_is_named(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(RunError, match=r"result\.json is damaged: "):
         files.read_json(path)
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    """Where others may write, as in /tmp, they could put one in the place of a log that is to come."""
+    (tmp_path / "victim").write_text("old")
+    (tmp_path / "run.log").symlink_to(tmp_path / "victim")
+    with pytest.raises(RunError, match="it is a link"):
+        files.append_line(tmp_path / "run.log", "new")
+    with pytest.raises(RunError, match="it is a link"):
+        log_to(tmp_path / "run.log", organisation="bank", run="test")
+    assert (tmp_path / "victim").read_text() == "old"

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from securevfl import Plan, VerticalData
+from securevfl.__main__ import main as start
 from securevfl.cli import main
 from securevfl.settings.duration import announcement, expected_seconds, in_words
 from securevfl.settings.families import ALGORITHM_FAMILIES, FAMILIES
-from securevfl.settings.plan import MODELS, PROTOCOLS
+from securevfl.settings.plan import MODELS
+from securevfl.settings.protocols import PROTOCOLS
 
 HEAVY = ("torch", "scipy", "sklearn", "networkx", "matplotlib", "cryptography", "grpc")
 MANY = (  # every line in one process: what none of them loads, no single one does
@@ -38,6 +40,21 @@ TYPOS = {
     "train --data nosuch.csv --out r": "nosuch.csv",
     "train --data nosuch.toml --out r": "nosuch.toml",
     "train --data credit": "--out",
+    "train --data tests --out r": "tests is a folder",
+    "train --resume nosuch": "it is not there",
+    "audit nosuch": "it is not there",
+    "audit --verify nosuch": "it is no folder",
+    "audit --forget nosuch": "it is not there",
+    "scorecard nosuch": "it is not there",
+    "profile --data nosuch.toml --out r": "nosuch.toml",
+    "suggest --data nosuch.toml": "nosuch.toml",
+    "suggest --data credit --epsilon -1": "epsilon is -1.0",
+    "sweep nosuch.toml --out r": "nosuch.toml",
+    "account nosuch": "it is no folder",
+    "serve --config nosuch.toml": "nosuch.toml",
+    "join --config nosuch.toml": "nosuch.toml",
+    "score-server --config nosuch.toml": "nosuch.toml",
+    "gather nosuch --out r": "it is no folder",
 }
 
 
@@ -50,12 +67,23 @@ def run_lines(lines: list[str]) -> tuple[list[int], list[str], list[str]]:
     return codes, heavy, done.stderr.splitlines()
 
 
+def test_an_interrupt_before_anything_is_loaded_is_one_line(monkeypatch, capsys) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "securevfl.cli", Interrupted())
+    with pytest.raises(SystemExit) as stop:
+        start()
+    assert stop.value.code == 130 and capsys.readouterr().err == "securevfl: interrupted\n"
+
+
 def test_help_loads_nothing_heavy() -> None:
     lines = ["--help", "train --help", "data --help", "serve --help", "audit --help"]
     assert run_lines(lines) == ([0] * len(lines), [], [])
 
 
-def test_a_typing_error_in_train_is_told_before_anything_heavy_is_loaded() -> None:
+def test_a_typing_error_is_told_before_anything_heavy_is_loaded() -> None:
     codes, heavy, told = run_lines(list(TYPOS))
     assert (codes, heavy) == ([2] * len(TYPOS), [])
     errors = [line for line in told if line.startswith(("securevfl:", "Error:"))]
@@ -135,6 +163,10 @@ def test_bash_completes_for_real(tmp_path: Path) -> None:
         ({"algorithm": "vafl", "unprotected": True}, "100 epochs of batches of 64, which fit 80 rows; "),
         ({"algorithm": "flex", "sigma": 2.0, "epochs": 1}, "; 1 epoch of batches of 64; "),
         ({"algorithm": "central"}, "no organisation sends anything"),
+        (
+            {"algorithm": "vafl", "encoders": {"p1": {"model": "fm"}}, "sigma": 2.0},
+            "vafl, models linear, fm: ",
+        ),
     ],
 )
 def test_train_says_what_it_is_going_to_do(fields: dict[str, Any], words: str) -> None:

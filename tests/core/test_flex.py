@@ -1,6 +1,7 @@
 """Flex-VFL and its baselines: steps, weights, rates, time, equality with each other, and who sees what."""
 
 import copy
+import itertools
 import json
 from typing import Any
 
@@ -137,9 +138,15 @@ def test_adaptive_rates_match_the_formula(kind: str) -> None:
 # -- equalities ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fusion", ["concat", "sum"])
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("optimiser", LOCAL_OPTIMISERS)
+@pytest.mark.parametrize(
+    ("fusion", "private", "optimiser"),
+    [
+        pytest.param(fusion, private, kind, marks=pytest.mark.slow if kind != "sgd" and not alone else ())
+        for fusion, private in itertools.product(("concat", "sum"), (False, True))
+        for kind in LOCAL_OPTIMISERS
+        for alone in [(fusion, private) == ("concat", True)]
+    ],
+)
 def test_equal_speeds_make_flex_synchronous(fusion: str, private: bool, optimiser: str) -> None:
     runs = [
         train(tiny(), plan(name, fusion=fusion, private_labels=private, optimiser=optimiser))
@@ -394,3 +401,18 @@ def test_a_trace_without_time_is_refused(tmp_path: Any) -> None:
     trace.write_text(json.dumps({"p0": [1.0], "p1": [2.0, 0.0], "p2": [99.0]}))
     with pytest.raises(PlanError, match="more than 10000 local steps of p1, which takes 0"):
         train(tiny(), plan(delays="trace", delay_trace=str(trace)))
+
+
+def test_a_round_carries_embeddings_to_the_server_and_all_of_them_with_its_model_to_every_party() -> None:
+    """Section IV: K (|server's model| + B sum_k O_k) numbers to the parties; B sum_k O_k to the server."""
+    data, more = tiny(), 8
+    batch, parties = data.n_train, len(data.parties)
+
+    def second(width: int) -> int:
+        fields = {"embedding": width, "fusion": "concat", "head": "linear", "label_holder": "server"}
+        run = train(data, plan(epochs=3, batch=batch, timeout=2.0, evaluate_every=3, **fields))
+        return int(run.metrics[1]["bytes"] - run.metrics[0]["bytes"])
+
+    embeddings = batch * parties * more  # of 4 bytes; what wider embeddings do not change cancels
+    model = parties * more  # weights of one output
+    assert second(2 + more) - second(2) == 4 * (embeddings + parties * (model + embeddings))

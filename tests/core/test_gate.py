@@ -80,9 +80,9 @@ def test_clipped_norms_never_exceed_the_bound() -> None:
             gate.noise.gaussian = lambda shape, std: np.zeros(shape)  # type: ignore[method-assign]
             vectors = torch.randn((40, width), generator=generator) * scale
             source = clip_rows(vectors, 0.7).double().numpy()
-            from securevfl.privacy.gate import _clip_exactly
+            from securevfl.privacy.gate import clip_exactly
 
-            assert np.linalg.norm(_clip_exactly(source, 0.7), axis=1).max() <= 0.7
+            assert np.linalg.norm(clip_exactly(source, 0.7), axis=1).max() <= 0.7
 
 
 def test_noise_is_gaussian_with_the_right_scale() -> None:
@@ -127,6 +127,15 @@ def test_reproducible_noise_voids_the_guarantee() -> None:
     release(gate, rows(1))
     assert gate.budget.spent_mu == math.inf
     assert '"mechanism":"exact"' in gate.ledger.lines[-1]
+
+
+def test_updates_with_noise_that_others_know_are_exact() -> None:
+    gate = make_gate(mode="dp-encoder")
+    gate.noise = Noise.insecure(7, "p1")
+    (noisy,) = gate.noisy_update([torch.zeros(4)], rows=rows(3, 5))
+    assert noisy.any() and gate.budget.spent_mu == math.inf
+    entry = json.loads(gate.ledger.lines[-1])
+    assert (entry["mechanism"], entry["vectors"], entry["rows"]) == ("exact", 2, "3,5")
 
 
 def test_ledger_is_written_before_noise_is_even_drawn() -> None:

@@ -122,6 +122,22 @@ def test_fdml_sums_predictions_of_any_models(four: VerticalData) -> None:
         train(four, plan.with_changes(encoders={"p1": {"embedding": 2}}))
 
 
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"units": 4}, "names units, but its model 'linear' has no sizes"),
+        (
+            {"model": "mlp", "channels": [4], "units": 2},
+            "names channels, units, but its model 'mlp' has hidden",
+        ),
+        ({"model": "fm", "steps": 2}, "names steps, but its model 'fm' has units"),
+    ],
+)
+def test_a_size_that_a_partys_model_does_not_have_is_refused(four: VerticalData, own, said) -> None:
+    with pytest.raises(PlanError, match=said):
+        train(four, Plan(algorithm="vafl", encoders={"p1": own}, unprotected=True))
+
+
 # -- losses of single parties -------------------------------------------------------------------------------
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import securevfl.privacy.chain
 import securevfl.privacy.ledger
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.errors import LedgerError, RunError
+from securevfl.privacy.chain import Chain, Entry, LedgerReader, verify_lines
 from securevfl.privacy.ledger import (
     Ledger,
     read_ledger,
     rows_from_text,
     rows_to_text,
     to_record,
-    verify_lines,
 )
 from securevfl.privacy.rows import fixed
 
@@ -65,8 +68,10 @@ def test_what_was_written_comes_back(written: tuple[Path, Ledger]) -> None:
     assert back.rows is not None and back.rows.tolist() == [2, 3, 9]
 
 
+@pytest.mark.parametrize("read", [read_ledger, lambda path: Ledger("p1", path)], ids=["audit", "owner"])
 @pytest.mark.parametrize("number", range(6))
-def test_edited_entry(written: tuple[Path, Ledger], number: int) -> None:
+def test_edited_entry(written: tuple[Path, Ledger], number: int, read: Callable[[Path], Any]) -> None:
+    """An owner that starts again trusts no edit either: a session's last signature covers all before it."""
     path, _ = written
     text = lines(path)
     content = json.loads(text[number])
@@ -74,7 +79,7 @@ def test_edited_entry(written: tuple[Path, Ledger], number: int) -> None:
     text[number] = json.dumps(content)
     rewrite(path, text)
     with pytest.raises(LedgerError, match="edited"):
-        read_ledger(path)
+        read(path)
 
 
 def test_rehashed_entry_needs_the_key(written: tuple[Path, Ledger]) -> None:
@@ -288,13 +293,13 @@ def test_bad_rows(rows: list[int]) -> None:
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that are verified from now on."""
     seen: list[str] = []
-    honest = securevfl.privacy.ledger._verify
+    honest = Chain.take
 
-    def watched(owner: str, lines: list[str], after: Any) -> Any:
-        seen.extend(lines)
-        return honest(owner, lines, after)
+    def watched(self: Chain, line: str) -> Entry:
+        seen.append(line)
+        return honest(self, line)
 
-    monkeypatch.setattr(securevfl.privacy.ledger, "_verify", watched)
+    monkeypatch.setattr(Chain, "take", watched)
     return seen
 
 
@@ -306,7 +311,8 @@ def test_only_new_entries_are_verified_again(written: tuple[Path, Ledger], verif
     again = Ledger("p1", path)  # a session entry of its own
     again.append(record([1]))
     again.close()
-    assert len(read_ledger(path)) == 8 and len(verifications) == 6 + 2
+    assert len(verifications) == 6 + 6  # which verifies the last signature of a session alone
+    assert len(read_ledger(path)) == 8 and len(verifications) == 6 + 6 + 2
 
 
 @pytest.mark.parametrize("number", [0, 3, 5])
@@ -378,3 +384,85 @@ def test_rows_that_can_change_are_written_anew() -> None:
     rows[0] = 7
     assert kept.tolist() == [6, 1, 8]
     assert fixed(rows).tolist() == [7, 1, 8]
+
+
+# -- of any length -------------------------------------------------------------------------------------------
+
+
+def long_ledger(path: Path, entries: int) -> None:
+    ledger = Ledger("p1", path)
+    with ledger.together():
+        for place in range(entries):
+            ledger.append(record([place, place + 2]))
+    ledger.close()
+
+
+def peak(work: Callable[[], object]) -> int:
+    """Bytes that Python's objects take at most while something is done."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_opening_a_long_ledger_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
+    def reopen(path: Path) -> None:
+        spent = sum(len(each.content["rows"]) for each in LedgerReader(path).entries("embedding"))
+        assert spent
+        Ledger("p1", path).close()
+        assert sum(1 for _ in LedgerReader(path, thorough=False).entries("session")) == 2
+
+    for entries in (10, 100, 3000):
+        long_ledger(tmp_path / str(entries) / "p1.jsonl", entries)
+    peak(lambda: reopen(tmp_path / "10" / "p1.jsonl"))  # what is loaded once
+    short, long = (peak(lambda n=n: reopen(tmp_path / n / "p1.jsonl")) for n in ("100", "3000"))
+    # An entry is a line of 320 bytes and some 2 kB of objects; a buffer of a file is 8 kB, a piece 1 MB.
+    assert long < short + (tmp_path / "3000" / "p1.jsonl").stat().st_size + 100_000
+
+
+def test_kinds_are_found_alike_before_and_after_verification(tmp_path: Path) -> None:
+    path = tmp_path / "p1.jsonl"
+    ledger = Ledger("p1", path)
+    ledger.append(record([1]))
+    ledger.append(ReleaseRecord(owner="p1", kind='"kind":"phase"', mechanism="exact", assumption="phase"))
+    ledger.begin("epoch", 1, None)
+    ledger.note_alignment(way="plain", observers=["p0"], ids=3, most=5)
+    ledger.close()
+    for kinds in (("phase",), ("embedding", "alignment"), ("nothing",), ()):
+        securevfl.privacy.chain._KNOWN.clear()
+        fresh = list(LedgerReader(path).entries(*kinds))
+        assert list(LedgerReader(path).entries(*kinds)) == fresh
+        assert [e.content["kind"] for e in fresh if kinds] == [k for k in kinds if k != "nothing"]
+
+
+def test_a_changed_signature_is_found_by_an_audit_and_the_last_of_a_session_by_its_owner(
+    written: tuple[Path, Ledger],
+) -> None:
+    path, _ = written
+    Ledger("p1", path).close()  # a second session: the first ends with entry 5
+    honest = lines(path)
+    for number, found_by_its_owner in ((3, False), (5, True), (6, True)):
+        signature = json.loads(honest[number])["signature"]
+        text = [line.replace(signature, signature[::-1]) for line in honest]
+        rewrite(path, text)
+        with pytest.raises(LedgerError, match=f"entry {number}: signature"):
+            read_ledger(path)
+        if found_by_its_owner:
+            with pytest.raises(LedgerError, match=f"entry {number}: signature"):
+                Ledger("p1", path)
+        else:
+            LedgerReader(path, thorough=False).end()
+
+
+def test_a_tail_signed_by_another_key_is_not_continued(written: tuple[Path, Ledger]) -> None:
+    """Entries after the last honest signature, rehashed and signed by whoever wrote them."""
+    path, ledger = written
+    forger = Ledger("p1", path.with_name("other.jsonl"))
+    forger.head = forger.released = forger._signed = ledger.head
+    forger.append(record([9]))
+    forger.close()
+    rewrite(path, [*lines(path), lines(path.with_name("other.jsonl"))[-1]])
+    with pytest.raises(LedgerError, match="entry 6: signature"):
+        Ledger("p1", path)

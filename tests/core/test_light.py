@@ -115,11 +115,13 @@ def test_account_reads_and_verifies_ledgers(light: Path, tmp_path: Path) -> None
     [
         ("train --data credit --out r", "torch"),
         ("train --data wine --out r", "scikit-learn"),
-        ("audit .", "torch"),
+        ("audit run", "torch"),
         ("account --clip 1 --sigma 1 --releases 1 --plot p.png", "matplotlib"),
     ],
 )
 def test_a_command_names_the_package_it_needs(light: Path, line: str, package: str) -> None:
+    (light / "run").mkdir(exist_ok=True)
+    (light / "run" / "plan.toml").touch()
     done = run(light, "-m", "securevfl.cli", *line.split())
     assert done.returncode == 2 and f"pip install {package}," in done.stderr.splitlines()[-1]
     if "credit" in line:  # what is going to happen is told before torch is looked for

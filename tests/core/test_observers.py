@@ -64,7 +64,15 @@ def differ(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.parametrize("changes", CASES, ids=lambda changes: " ".join(map(str, changes.values())))
+# CKKS shows what encryption does to FDML, and two trees which of Flex's roles ask; four runs each.
+SLOW = ({"algorithm": "fdml", "protocol": "bfv"}, {"algorithm": "flex", "protocol": "bfv"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in CASES],
+    ids=[" ".join(map(str, each.values())) for each in CASES],
+)
 def test_whoever_sees_something_of_a_party_stands_in_its_ledger(changes: dict, tmp_path: Path) -> None:
     data = VerticalData.load("synthetic:rows=40,features=6,informative=6", parties=3)
     plan = Plan.from_flat(

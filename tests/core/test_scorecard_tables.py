@@ -201,8 +201,8 @@ def test_a_fit_stays_within_its_bound_and_averages_the_last_part():
 
 
 def test_points_add_up_to_the_score():
-    first = tables.Table(values=np.array([-1.0, 0.5]), errors=np.array([0.1, 0.2]), information=0.3)
-    second = tables.Table(values=np.array([0.2, -0.2]), errors=np.array([0.3, 0.1]), information=0.01)
+    first = tables.BinTable(values=np.array([-1.0, 0.5]), errors=np.array([0.1, 0.2]), information=0.3)
+    second = tables.BinTable(values=np.array([0.2, -0.2]), errors=np.array([0.3, 0.1]), information=0.01)
     made = tables.shape([first, second], [0.8, 0.5])
     assert made.values == pytest.approx([-0.7, 0.3]) and made.information == 0.3
     assert made.errors == pytest.approx([math.hypot(0.08, 0.15), math.hypot(0.16, 0.05)])

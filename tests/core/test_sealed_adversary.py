@@ -2,16 +2,20 @@
 
 import json
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from test_sealed_training import make_data
 
+from securevfl import audit
 from securevfl.accountants import records
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.accountants.sealed import checked_slack
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.adversary import settled, slack
+from securevfl.auditing.page import render
 from securevfl.errors import BudgetExceeded, Deviation, InputError, PlanError, ProtocolError
 from securevfl.federation.run import train
 from securevfl.privacy.journal import TOTAL
@@ -19,6 +23,8 @@ from securevfl.privacy.ledger import read_records
 from securevfl.protocols.sealed.checked import CheckedRound
 from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.field import FIELD
+from securevfl.protocols.sealed.proof import Prover
+from securevfl.protocols.sealed.protocol import WORDS
 from securevfl.protocols.sealed.round import RoundMachine
 from securevfl.settings.plan import Plan
 
@@ -28,6 +34,8 @@ ERROR = 1 << 47
 
 class Shifting(CheckedRound):
     """Steers the victim: an error on record 7 from the fourth iteration on."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     def _share_residual(self, deal):
         super()._share_residual(deal)
@@ -42,17 +50,19 @@ class Shifting(CheckedRound):
 class Early(Shifting):
     """The same in every iteration: no session outlives its first."""
 
+    __module__ = CheckedRound.__module__
+
     def _share_residual(self, deal):
         CheckedRound._share_residual(self, deal)
         self._blinded = FIELD.add(self._blinded, 1)
 
 
-def cheat(monkeypatch, kind):
+def cheat(monkeypatch, kind, victim=CheckedRound):
     honest = CheckedParty.round
 
     def round_(self, **given):
         machine = honest(self, **given)
-        machine.__class__ = kind if self.index == 1 else CheckedRound
+        machine.__class__ = kind if self.index == 1 else victim
         return machine
 
     monkeypatch.setattr(CheckedParty, "round", round_)
@@ -86,10 +96,91 @@ def test_a_cheater_ends_the_run_and_leaves_nothing_behind(tmp_path, monkeypatch,
     # Three iterations were verified; the fourth is counted in the ledger and has no line and no total.
     assert (len(lines), kept) == (3, 3) and len(_totals(folder)) == (4 if model == "linear" else 0)
     monkeypatch.undo()
+    if model == "linear":  # whom somebody else stopped is not blamed for what is missing
+        stopped = audit(folder, attacks="none", canaries=-1, data=data)
+        cell = stopped.content["owners"]["p0"]["observers"]["p1"]
+        assert cell["verdict"] == "not tested" and "did not come to its end" in cell["reasons"][0]
     again = train(data, plan, folder, resume=True)
     assert again.result["epochs"] == (6 if model == "linear" else again.result["epochs"])
     assert len([r for r in read_records(folder) if r.owner == "p0"]) > counted  # the repeat is counted again
     assert _journalled(folder) > kept
+    report = audit(folder, attacks="none", canaries=-1, data=data)
+    said = "p0 has seen that p1 does not follow the protocol: "
+    said += "an opened residual is not what was dealt and proved"
+    assert report.content["run"]["deviations"] == [said] and f"{said}." in report.content["words"]
+    assert report.verdict != "violated" and said in render(report.content)
+
+
+def _found(folder, total):
+    """Whether a number of a total is in some file, as a word, as a float or as what weights are made of."""
+    content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    words = np.rint(total * 2.0**42).astype(np.int64)
+    forms = (words, total.astype("<f8"), total.astype("<f4"))
+    return [each.tobytes() in content for form in forms for each in form.ravel() if each]
+
+
+class Watching(CheckedRound):
+    """The victim's software with somebody beside it who knows what the total would have been."""
+
+    __module__ = CheckedRound.__module__
+    totals: ClassVar[list] = []
+
+    def _verify(self):
+        self.totals.append(WORDS.decode(self._open(self._deal)))
+        super()._verify()
+
+
+def test_a_total_that_was_not_verified_is_in_no_file(tmp_path, monkeypatch):
+    """Neither checkpoint nor journal, view, ledger or metrics has a number of it; verified ones are there."""
+    Watching.totals.clear()
+    cheat(monkeypatch, Shifting, victim=Watching)
+    plan = Plan.from_flat({**PLAN, "adversary": "malicious", "record_views": True})
+    with pytest.raises(Deviation):
+        train(make_data(), plan, tmp_path / "run")
+    *verified, last = Watching.totals
+    assert len(verified) == 3 and all(any(_found(tmp_path / "run", total)) for total in verified)
+    assert not any(_found(tmp_path / "run", last))
+    with safe_open(tmp_path / "run" / "checkpoint.safetensors", "numpy") as kept:
+        assert kept.keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "task", "kept"),
+    [
+        ({"batch": 60}, "binary", 3),
+        ({}, "multiclass", 3),
+        ({"model": "scorecard", "epochs": 0}, "binary", 0),
+    ],
+    ids=["mini-batches", "several outputs", "label histogram"],
+)
+def test_a_cheater_is_named_in_every_kind_of_opening(tmp_path, monkeypatch, fields, task, kept):
+    cheat(monkeypatch, Early if fields.get("model") else Shifting)
+    flat = {**PLAN, "adversary": "malicious", "record_views": True, **fields}
+    flat = {name: value for name, value in flat.items() if value or name != "epochs"}
+    with pytest.raises(Deviation, match="p1 does not follow the protocol"):
+        train(make_data(records=600, task=task), Plan.from_flat(flat), tmp_path / "run")
+    assert _journalled(tmp_path / "run") == kept
+
+
+def test_after_a_resume_everything_is_proved_again(tmp_path, monkeypatch):
+    """Rows that were as long as declared until somebody was lost, and are longer in the next session."""
+    data, folder = make_data(), tmp_path / "run"
+    plan = Plan.from_flat({**PLAN, "adversary": "malicious", "record_views": True, "budget_epsilon": 0.0})
+    cheat(monkeypatch, Quits)
+    with pytest.raises(ProtocolError, match="enough"):
+        train(data, plan, folder)
+    monkeypatch.undo()
+    counted, honest = len(_totals(folder)), Prover.__init__
+
+    def init(self, secrets, operand, labels):
+        honest(self, secrets, operand, labels)
+        if secrets.claim.prover == 1:
+            self._rows[0] += 1 << 15
+
+    monkeypatch.setattr(Prover, "__init__", init)
+    with pytest.raises(Deviation, match="p1 does not follow the protocol"):
+        train(data, plan, folder, resume=True)
+    assert len(_totals(folder)) == counted and _journalled(folder) == 0
 
 
 def test_the_same_cheat_goes_unseen_among_members_that_are_trusted(tmp_path, monkeypatch):
@@ -204,6 +295,8 @@ def test_sessions_are_counted_over_restarts_and_the_next_one_is_refused(tmp_path
 
 class Quits(CheckedRound):
     """Leaves as soon as it could compute its own total, before anything is judged."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
 
     def _take_coin(self, message):
         raise ProtocolError("enough")

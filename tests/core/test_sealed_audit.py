@@ -18,6 +18,9 @@ from securevfl.attacks.canary import replay as canary_replay
 from securevfl.attacks.canary.replay import sealed_settings
 from securevfl.attacks.statistics import Errors, mu_lower
 from securevfl.protocols.driver import drive
+from securevfl.protocols.sealed.checked import CheckedRound
+from securevfl.protocols.sealed.checked_dealer import CheckedDealer
+from securevfl.protocols.sealed.checked_party import CheckedParty
 from securevfl.protocols.sealed.dealer import SealedDealer
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.sealed.protocol import SealedProtocol
@@ -212,3 +215,63 @@ def _scenario(replay, coin):
     labels = np.concatenate([[canary.labels[world]], np.arange(count) % 2])[:, None]
     operands = [victim, observer] if replay.victim == 0 else [observer, victim]
     return operands, labels, start
+
+
+class Harmless(CheckedRound):
+    """All that passes unnoticed at once: no noise, phases of its own choosing, products that are off."""
+
+    shift = round(1e6 * 2**42)
+
+    def _start(self):
+        self._noise = {m: np.zeros_like(words) for m, words in self._noise.items()}
+        return super()._start()
+
+    def _share_for(self, member, deal):
+        share = super()._share_for(member, deal)
+        share.product[...] += np.uint64(self.shift)
+        return share
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_checked_machines_open_what_the_active_observer_of_persons_simulates(sign):
+    """Every proof and tag holds, and both totals are those of `watch_person` but for the honest noise."""
+    records, weight, std = 64, -16.0, 1 << 44
+    victim = np.full((1, records), math.trunc(ROW * 2**14), np.int32)
+    victim[0, 0] = 2**14
+    observer = np.full((1, records), 2**14, np.int32)
+    labels = (np.arange(records) % 2).astype(float)[:, None]
+    labels[0] = (1 - sign) / 2
+    protocol = SealedProtocol(
+        widths=(1, 1),
+        static=(True, True),
+        clips=(1.0, 1.0),
+        label_holder=0,
+        records=records,
+        batch=records,
+        outputs=1,
+        series=SERIES,
+        share_stds=((std, std), (std, std)),
+        checked=True,
+    )
+    dealer = CheckedDealer(protocol)
+    parties = [
+        CheckedParty(protocol, 0, operand=victim, labels=labels),
+        CheckedParty(protocol, 1, operand=observer),
+    ]
+    drive([dealer.session(), *(party.setup() for party in parties)])
+    own = weight * victim.T * 2.0**-14
+    grid = np.linspace(-24, 24, 48001)
+    lies = np.zeros((records, 1))
+    lies[0] = (max if sign > 0 else min)(grid, key=SERIES) - own[0]
+    machines = [
+        party.round(round=0, scores=scores) for party, scores in zip(parties, (own, lies), strict=True)
+    ]
+    machines[1].__class__ = Harmless
+    honest = [machines[0]._noise[m].view(np.int64)[0, 0] * 2.0**-42 for m in (0, 1)]
+    drive([dealer.iteration(round=0), *machines])
+    mine, theirs = machines[1].result()[0, 0] - honest[1], machines[0].result()[0, 0] - honest[0]
+    ordinary = (records - 1) * SERIES(ROW * weight) - records // 2
+    # Residuals are off by the series' rounding, and by the rows' at 2^-14 times a slope of at most 1/4.
+    slack = records * (SERIES.rounding + 2.0**-14 * (1 + abs(weight) / 4)) + 1e-3
+    assert abs(mine - (ordinary + sign * BOUND)) <= slack
+    assert abs(theirs - (ROW * ordinary + sign * BOUND + 1e6)) <= slack

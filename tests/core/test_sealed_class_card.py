@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import importlib.util
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from securevfl import Plan, VerticalData, audit, load_run, train
 from securevfl.accountants.gdp import gdp_mu
@@ -18,6 +20,7 @@ from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.card import CardGeometry, choose
 from securevfl.algorithms.sealed.class_card import ClassCardMember
 from securevfl.auditing.cards import class_labels, read_card, to_csv, to_page
+from securevfl.cli import app
 from securevfl.errors import PlanError
 from securevfl.federation.callbacks import Callback
 from securevfl.privacy.ledger import read_records
@@ -74,7 +77,13 @@ def test_it_costs_what_it_says_and_opens_nothing_else(made: Path) -> None:
 
 
 def test_an_audit_tests_all_of_it(made: Path) -> None:
-    assert audit(load_run(made), attacks="none", data=waves()).verdict == "holds"
+    report = audit(load_run(made), data=waves(), isolated=False, canaries=2000)
+    assert report.verdict == "holds", report.content["words"]
+    kinds = {each.kind for each in read_records(made) if each.mu}
+    assert kinds <= {finding["path"] for finding in report.content["findings"]}
+    assert {"bins", "label histogram", "party", "party, last fit"} <= set(report.content["canaries"])
+    tried = [each for each in report.content["attacks"] if each["applicable"]]
+    assert tried and not [each for each in tried if each["score"] > each["baseline"]]
 
 
 def geometry(**changes: Any) -> CardGeometry:
@@ -127,6 +136,8 @@ def test_the_card_can_be_printed_and_scored_from_its_csv(made: Path, tmp_path: P
     assert class_labels(lines) == list(CLASSES)
     page = to_page(lines, title="t")
     assert all(name in page for name in CLASSES)
+    said = CliRunner().invoke(app, ["scorecard", str(made)]).output
+    assert f"predicts: one of {len(CLASSES)} classes" in said and "points by class" in said
     path = tmp_path / "card.csv"
     path.write_text(to_csv(lines))
     spec = importlib.util.spec_from_file_location("score_from_csv", ROOT / "examples" / "score_from_csv.py")
@@ -172,6 +183,11 @@ def test_other_federations(changes: dict[str, Any]) -> None:
 def test_what_is_not_offered() -> None:
     data = waves(600)
     assert choose(a_plan(model="auto"), data)[0] == "linear"
+    bare = replace(data, bounds=tuple(None for _ in data.parties))
+    assert choose(a_plan(model="auto"), bare) == (
+        "scorecard",
+        "columns have no public bounds, which a linear model needs",
+    )
     with pytest.raises(PlanError, match="rows of every round its own"):
         resolve(a_plan(settings={"adversary": "malicious"}), data)
     with pytest.raises(PlanError, match="a profile is for two classes"):

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from test_sealed_scorecard import people
 from test_sealed_training import make_data, run
 
 from securevfl.accountants.sealed import flooding_slack
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.sealed import tables
 from securevfl.algorithms.sealed.adversary import flooding, settled, settled_dealer
 from securevfl.auditing import audit
 from securevfl.errors import PlanError, ProtocolError
@@ -169,6 +171,13 @@ def test_a_pool_is_filled_while_rounds_run(tmp_path, fields, rounds):
     assert beside.count("sealed-offer") == rounds and beside.count("sealed-factors") == rounds
 
 
+def _counted(monkeypatch, party):
+    """Whoever sets up a session from now on."""
+    sessions, honest = [], party.setup
+    monkeypatch.setattr(party, "setup", lambda self: sessions.append(self.index) or honest(self))
+    return sessions
+
+
 def _ending(monkeypatch, machine, at):
     """A member's machine breaks off in a round, as a lost connection would."""
     honest, seen = machine._receive, []
@@ -188,9 +197,7 @@ def _ending(monkeypatch, machine, at):
 def test_a_run_that_broke_off_begins_a_new_session(tmp_path, monkeypatch, parties, party, machine):
     """Masks, keys and correlations of a broken session serve nothing again; what is repeated is counted."""
     data, plan = make_data(parties=parties), plan_of(dealer="none", epochs=6, budget_epsilon=20.0)
-    sessions = []
-    honest = party.setup
-    monkeypatch.setattr(party, "setup", lambda self: sessions.append(self.index) or honest(self))
+    sessions = _counted(monkeypatch, party)
     with monkeypatch.context() as broken:
         _ending(broken, machine, 3)
         with pytest.raises(ProtocolError, match="lost"):
@@ -202,3 +209,50 @@ def test_a_run_that_broke_off_begins_a_new_session(tmp_path, monkeypatch, partie
     assert sum(r.kind.startswith("totals") for r in read_records(tmp_path / "run")) > counted
     kept = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert b"sealed-offer" not in kept and b"\x5e\xa1\x10\x04" not in kept  # no ciphertext on disk
+
+
+def card_plan(**fields):
+    return Plan.from_flat(
+        {"algorithm": "sealed", "model": "scorecard", "epsilon": 8.0, "dealer": "none", **fields}
+    )
+
+
+@pytest.mark.slow  # tests/protocols/test_sealed_continued.py has the machines
+def test_a_card_encrypts_the_rows_of_both_histograms_once(tmp_path, monkeypatch):
+    """Bins are joined between the two; the replayed totals have the noise of the joined ones."""
+    honest = tables.join_weak_bins
+
+    def joining(counts, std):
+        """Noise alone decides whether a bin is weak; the first two are joined where none is."""
+        place = honest(counts, std)
+        return np.maximum(place - 1, 0) if place[-1] == len(place) - 1 else place
+
+    monkeypatch.setattr(tables, "join_weak_bins", joining)
+    sessions, data = _counted(monkeypatch, EncryptedParty), people(rows=1700, columns=1)
+    done = train(data, card_plan(record_views=True), tmp_path / "run")
+    kinds = [r.kind for r in read_records(tmp_path / "run") if r.owner == "p1"]
+    assert kinds.count("label histogram") == kinds.count("residual histogram") == 1
+    assert len(sessions) == 2 * 4  # histograms, first fit, last fit, evaluation
+    seen = [each for each in View(tmp_path / "run" / "views" / "p1") if each.receiver == "p1"]
+    (joins,) = [each.fields["places"] for each in seen if each.kind == "sealed-joins"]
+    assert joins != list(range(len(joins)))  # otherwise this tests nothing
+    rows = [each.fields["columns"] for each in seen if each.kind == "sealed-encrypted-rows"]
+    assert len(joins) in rows
+    report = audit(done, attacks="none", canaries=-1, data=data)
+    assert report.verdict == "holds"
+
+
+@pytest.mark.slow
+def test_a_card_that_broke_off_encrypts_its_rows_again(tmp_path, monkeypatch):
+    """The residuals' histogram goes on with rows of the first one, unless that session is gone."""
+    data, plan = people(rows=1700, columns=1), card_plan(budget_epsilon=18.0)
+    sessions, number = _counted(monkeypatch, EncryptedParty), 1 + 20  # a histogram, the first fit
+    with monkeypatch.context() as broken:
+        _ending(broken, EncryptedRound, number)
+        with pytest.raises(ProtocolError, match="lost"):
+            train(data, plan, tmp_path / "run")
+    assert len(sessions) == 4  # histogram and first fit
+    done = train(data, plan, tmp_path / "run", resume=True)
+    assert done.result["stopped"] is None and len(sessions) == 10  # residuals, last fit, evaluation
+    kinds = [r.kind for r in read_records(tmp_path / "run") if r.owner == "p1"]
+    assert kinds.count("residual histogram") == 2  # what was repeated is counted

@@ -17,7 +17,7 @@ from securevfl.errors import Deviation, ProtocolError
 from securevfl.privacy.ledger import read_records
 from securevfl.protocols import SealedDealer, SealedParty, drive
 from securevfl.protocols.sealed import CheckedDealer, CheckedParty
-from securevfl.protocols.sealed.proof import Claim
+from securevfl.protocols.sealed.proof import ProofClaim
 from securevfl.protocols.sealed.protocol import Phase, Share
 from securevfl.protocols.sealed.round import RoundMachine
 
@@ -184,7 +184,7 @@ def test_authenticated_evaluations_open_the_same_and_catch_cheaters(parties, mon
         wrong[:, 0] = np.array(entry) << 14
         with monkeypatch.context() as patch:
             patch.setattr("securevfl.protocols.sealed.party.check_operand", lambda *_, **named: None)
-            patch.setattr(Claim, "extend", _unchecked)
+            patch.setattr(ProofClaim, "extend", _unchecked)
             with pytest.raises(Deviation):
                 authenticated(evaluation, scores, wrong)
 

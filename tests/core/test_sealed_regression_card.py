@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from securevfl import Plan, VerticalData, train
+from securevfl import Plan, VerticalData, audit, train
 from securevfl.accountants.gdp import gdp_epsilon
 from securevfl.algorithms.sealed import tables
 from securevfl.cli import app
@@ -30,7 +30,7 @@ def rents(rows: int = 5000, seed: int = 0) -> VerticalData:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card") / "run"
-    return train(rents(), CARD, folder), folder
+    return train(rents(), CARD.with_changes(record_views=True), folder), folder
 
 
 def test_a_card_of_numbers_sees_shapes_within_its_budget(made) -> None:
@@ -43,6 +43,17 @@ def test_a_card_of_numbers_sees_shapes_within_its_budget(made) -> None:
             squares[record.owner] += (record.sensitivity / record.sigma) ** 2
     for square in squares.values():
         assert gdp_epsilon(square**0.5, CARD.delta) <= 2.0 + 1e-6
+
+
+def test_an_audit_tests_all_of_it(made) -> None:
+    report = audit(made[1], data=rents(), isolated=False, canaries=2000)
+    assert report.verdict == "holds", report.content["words"]
+    kinds = {each.kind for each in read_records(made[1]) if each.mu}
+    assert kinds <= {finding["path"] for finding in report.content["findings"]}
+    assert {"bins", "label histogram", "party", "party, last fit"} <= set(report.content["canaries"])
+    tried = [each for each in report.content["attacks"] if each["applicable"]]
+    assert tried and not [each for each in tried if each["score"] > each["baseline"]]
+    assert not [each for each in report.content["attacks"] if "images" in str(each["reason"])]
 
 
 def test_bins_of_the_printed_card_add_up_to_the_prediction(made, tmp_path) -> None:
@@ -61,7 +72,8 @@ def test_bins_of_the_printed_card_add_up_to_the_prediction(made, tmp_path) -> No
     assert total == pytest.approx(predicted, abs=0.01)
     shown = CliRunner().invoke(app, ["scorecard", str(folder), "--html", str(tmp_path / "card.html")])
     assert shown.exit_code == 0 and "A prediction starts at" in (tmp_path / "card.html").read_text()
-    assert "predicted label" in CliRunner().invoke(app, ["scorecard", str(folder)]).output
+    said = CliRunner().invoke(app, ["scorecard", str(folder)]).output
+    assert "predicted label" in said and "predicts: a number from" in said
 
 
 def test_tables_of_means_are_right_without_noise_and_nothing_in_noise() -> None:

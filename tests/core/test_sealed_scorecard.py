@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import io
 import json
 import math
 import subprocess
@@ -20,9 +21,10 @@ from securevfl import Plan, VerticalData, load_run, train
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember, choose
-from securevfl.auditing.cards import range_in_words
+from securevfl.auditing.cards import Line, _words, range_in_words, short_bin, to_csv
 from securevfl.cli import app
 from securevfl.data.binning import card_columns
+from securevfl.data.columns import Column
 from securevfl.errors import PlanError
 from securevfl.federation.callbacks import Callback
 from securevfl.privacy.ledger import read_records
@@ -220,9 +222,7 @@ def test_a_loaded_run_predicts_and_its_csv_scores_alike(credit, tmp_path):
     assert done.exit_code == 0, done.output
     with (tmp_path / "card.csv").open() as file:
         card = list(csv.DictReader(file))
-    spec = importlib.util.spec_from_file_location("score_from_csv", ROOT / "examples" / "score_from_csv.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = example_that_scores()
     for number in range(200):
         person = {}
         for mine in data.described:
@@ -247,6 +247,40 @@ def test_a_loaded_run_predicts_and_its_csv_scores_alike(credit, tmp_path):
     assert page.count("<svg") > 5 and "http" not in page.replace("http://www.w3.org", "")
 
 
+def example_that_scores():
+    spec = importlib.util.spec_from_file_location("score_from_csv", ROOT / "examples" / "score_from_csv.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example
+
+
+JOBS = Column(name="job", kind="category", values=("clerk", "driver", "other"))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        (Column(name="city", kind="category"), "Ulm "),
+        (Column(name="city", kind="category"), "N/A"),
+        (Column(name="vip", kind="flag"), "Y"),
+        (Column(name="vip", kind="flag"), "False"),
+        (JOBS, "driver"),
+        (JOBS, "pilot"),
+    ],
+)
+def test_a_csv_scores_cells_as_files_have_them(column, cell):
+    """A card of one bin for each code, whose score is the code: what the reader of files would make of it."""
+    kind = {"party": "shop", "column": column.name, "kind": column.kind, "bin": ""}
+    lines = [
+        Line(**kind, values=_words(column, code), points=float(code), score=float(code))
+        for code in range(column.codes or 2)
+    ]
+    lines.append(Line(**kind, missing=True, points=-1.0, score=-1.0))
+    card = list(csv.DictReader(io.StringIO(to_csv(lines))))
+    read = column.read([cell], "here")[0]
+    assert example_that_scores().score(card, {column.name: cell})[1] == (-1.0 if np.isnan(read) else read)
+
+
 def cell_of(column, value):
     if math.isnan(value):
         return ""
@@ -261,12 +295,19 @@ def test_the_command_prints_one_party(credit):
     assert done.exit_code == 0 and "points to start with" in done.output and "p0" not in done.output
     wrong = CliRunner().invoke(app, ["scorecard", str(folder), "--party", "nobody"])
     assert wrong.exit_code != 0 and "not of nobody" in str(wrong.exception)
+    for scale in (("--pdo", "inf"), ("--base-odds", "nan"), ("--base-score", "nan")):
+        wrong = CliRunner().invoke(app, ["scorecard", str(folder), *scale])
+        assert wrong.exit_code != 0 and "all are numbers" in str(wrong.exception)
 
 
 def test_the_command_prints_one_object(credit):
     _, _, folder = credit
     shown = CliRunner().invoke(app, ["scorecard", str(folder), "--json"])
-    lines = json.loads(shown.stdout)["lines"]
+    facts, lines = json.loads(shown.stdout).values()
+    assert facts["predicts"] == "'1' (positive) against '0'" and facts["promise"].startswith("epsilon 1 at")
+    result = json.loads((folder / "result.json").read_text())
+    # The simulator's exact figure was not paid for; the card names the one that was.
+    assert f"AUC {result['evaluation']['auc']:.3f} ± {result['evaluation']['se']:.3f}" in facts["test"]
     assert lines[0]["kind"] == "constant" and {line["party"] for line in lines[1:]} == {"p0", "p1"}
     assert any(line["low"] is None for line in lines[1:]) and all("points" in line for line in lines)
 
@@ -314,9 +355,20 @@ def test_widths_of_operands_follow_from_public_facts():
         (0.0, math.nextafter(0.0, 1.0), "0"),
         (math.nextafter(0.0, 1.0), 1.5, "above 0 to 1.5"),
         (math.nextafter(0.0, 1.0), math.inf, "above 0"),
+        (-math.inf, math.nextafter(0.0, 1.0), "0 or less"),
+        (-2.0, math.nextafter(0.0, 1.0), "-2 to 0, both"),
         (-math.inf, -1.0, "below -1"),
         (-1.0, 0.0, "-1 to 0"),
+        (1936.0, 10_000.0, "1936 to 10,000"),
     ],
 )
 def test_bins_read_as_an_analyst_would_say_them(low, high, words):
     assert range_in_words(low, high) == words
+
+
+def test_a_chart_never_shows_half_a_number():
+    assert short_bin("29.5312 to 32.0137") == "from 29.5312" and short_bin("512 to 928") == "512 to 928"
+    assert (
+        short_bin("married, two incomes") == "married, two …"
+        and short_bin("69.25 and more") == "69.25 and more"
+    )

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from securevfl.errors import BudgetExceeded, InputError, PlanError
-from securevfl.privacy.ledger import verify_lines
+from securevfl.privacy.chain import verify_lines
 from securevfl.sklearn import VerticalClassifier, VerticalRegressor
 
 

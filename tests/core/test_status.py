@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from securevfl.errors import InputError
 from securevfl.network.http import MAX_CONNECTIONS, MAX_REQUEST_BYTES, parse_address
-from securevfl.network.monitoring import Snapshot, StatusServer, health_page, log_to, metrics_page
+from securevfl.network.monitoring import Readings, StatusServer, health_page, log_to, metrics_page
 
 VALUES = {"organisation": "bank", "phase": "epoch", "epoch": 3, "mu": 0.25, "connected": True}
 
@@ -26,7 +26,7 @@ def values() -> Mapping[str, float | int | str]:
 
 
 def with_server(
-    use: Callable[[StatusServer], Awaitable[bytes]], snapshot: Snapshot = values, timeout: float = 60
+    use: Callable[[StatusServer], Awaitable[bytes]], snapshot: Readings = values, timeout: float = 60
 ) -> bytes:
     async def run() -> bytes:
         async with StatusServer("127.0.0.1:0", snapshot, timeout=timeout) as server:
@@ -156,7 +156,7 @@ def test_slow_clients_are_cut_off() -> None:
         writer.close()
         return left + await exchange(server, b"GET /health HTTP/1.1\r\n\r\n")
 
-    answer = with_server(use, timeout=0.2)
+    answer = with_server(use, timeout=2)
     assert answer.count(b"HTTP/1.1 ") == 1 and status(answer) == 200
 
 
@@ -175,7 +175,7 @@ def test_clients_that_trickle_are_cut_off() -> None:
         finally:
             writer.close()
 
-    assert with_server(use, timeout=0.2) == b"cut off"
+    assert with_server(use, timeout=2) == b"cut off"
 
 
 def test_too_many_clients_do_not_pile_up() -> None:

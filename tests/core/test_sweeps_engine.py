@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -162,6 +163,28 @@ def test_failing_points_are_recorded_and_the_rest_goes_on(
     again = InProcess()
     assert not run_sweep(parse_sweep(text), tmp_path / "s", executor=again, retry_failed=True).failed
     assert len(again.done) == 1
+
+
+def test_a_full_disk_is_no_points_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep ends with one line, keeps what is finished, and the same command runs the rest."""
+    from securevfl.cli.sweep import sweep as command
+
+    def full(data: Any, plan: Any, folder: Any) -> Any:
+        if not plan.seed:
+            return train(data, plan, folder)
+        folder.mkdir(parents=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file, out = tmp_path / "s.toml", tmp_path / "s"
+    file.write_text(TINY + "[grid]\nseed = [0, 1, 2]\n")
+    monkeypatch.setattr("securevfl.sweeps.work.train", full)
+    monkeypatch.setattr("securevfl.sweeps.engine.LocalExecutor", lambda *_: InProcess())
+    with pytest.raises(RunError, match=r"s: no space left on the disk; free some, and the same command"):
+        command(file, out=out)
+    assert [row["status"] for row in read_rows(out)] == ["ok"]
+    monkeypatch.setattr("securevfl.sweeps.work.train", train)
+    command(file, out=out)
+    assert [row["status"] for row in read_rows(out)] == ["ok"] * 3
 
 
 def test_every_point_is_checked_before_the_first_one_runs(tmp_path: Path) -> None:

@@ -253,6 +253,26 @@ def test_only_a_whole_interval_above_counts_as_better(
     assert sentences(groups_of(made_up(tmp_path, text, records)))[0].endswith(words)
 
 
+def test_without_a_baseline_the_figures_of_the_runs_themselves_are_compared(tmp_path: Path) -> None:
+    text = "data = 'wine'\nseed = [1, 2, 3]\nepsilon = 1\n"
+    points = parse_sweep(text).points
+    scores = ((0.86, 0.69), (0.87, 0.70), (0.88, 0.71))
+    records = {
+        number: invented(points[number], auc=auc) | {"alone": alone}
+        for number, (auc, alone) in enumerate(scores)
+    }
+    (words,) = sentences(groups_of(made_up(tmp_path, text, records)))
+    assert words.endswith("reaches auc 0.870 ± 0.025; better than the label holder alone (0.700).")
+
+
+def test_a_page_names_files_without_their_folders(tmp_path: Path) -> None:
+    text = f"data = '{tmp_path}/private place/data.toml'\nseed = [1, 2]\nepsilon = 1\n"
+    points = parse_sweep(text).points
+    records = {number: invented(point, auc=0.8) for number, point in enumerate(points)}
+    page = render(made_up(tmp_path, text, records))
+    assert "data.toml" in page and "private place" not in page
+
+
 def test_what_is_worse_than_nothing_is_called_so(results: Results) -> None:
     points = results.sweep.points
     records = dict(results.records)

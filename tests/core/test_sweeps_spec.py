@@ -110,6 +110,7 @@ def test_lists_and_tables_can_be_varied() -> None:
     ("text", "words"),
     [
         ("epoch = 3", "'epoch'.*'epochs'"),
+        ("[plan]\nepochs = 3", "fields of the plan stand at its top"),
         ("[grid]\nepsilom = [1]", "'epsilom'.*'epsilon'"),
         ("[[point]]\nlabl = 'x'", "point 1.*'labl'.*'label'"),
         ("[audit]\nattack = 'all'", "audit.*'attack'.*'attacks'"),

@@ -13,7 +13,8 @@ from torch import nn
 
 from securevfl import Plan, VerticalData, train
 from securevfl.accountants.gdp import gdp_mu
-from securevfl.algorithms.channels import HIDING, build_channel, build_sum
+from securevfl.algorithms.channels import BUILDERS, build_channel, build_sum
+from securevfl.algorithms.exchange import READABLE
 from securevfl.algorithms.messages import SumRequest
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sums import REQUEST, SumParticipant, read_request
@@ -34,8 +35,9 @@ from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Contribution, Inside
 from securevfl.privacy.views import View
 from securevfl.protocols.ring import FixedPoint
+from securevfl.settings.protocols import FACTS, HIDING, PROTOCOLS
 
-SUMS = ("plain-tree", "two-tree", "pairwise", "ckks", "bfv")
+SUMS = tuple(name for name in PROTOCOLS if name != "plain")
 EXACT = ("two-tree", "pairwise", "bfv")
 TINY = "synthetic:rows=150,features=12,informative=6"
 FAMILY = ("vafl", "vafl-tsync", "vafl-sync")
@@ -201,7 +203,7 @@ def test_views_hold_the_totals_that_their_owners_opened_and_no_others(
 def test_totals_that_follow_from_messages_are_not_written_twice(
     protocol: str, tiny: VerticalData, tmp_path: Path
 ) -> None:
-    train(tiny, plan_of(protocol=protocol, record_views=True, epochs=1), tmp_path / "run")
+    train(tiny, plan_of(protocol=protocol, record_views=True, record_words=True, epochs=1), tmp_path / "run")
     assert not any(
         list(View(folder).messages("opened-total")) for folder in (tmp_path / "run" / "views").glob("*")
     )
@@ -227,7 +229,7 @@ def test_without_noise_a_total_is_an_exact_release(protocol: str, tiny: Vertical
     if protocol == "plain-tree":
         assert not hidden
     else:
-        mechanism, text = HIDING[protocol]
+        mechanism, text = FACTS[protocol][:2]
         passing = ("p1",) if mechanism == "encrypted" else ("p1", "p2")  # ciphertexts go to who adds alone
         assert [(r.mechanism, r.observers, r.assumption) for r in hidden] == [
             (mechanism, passing, text.format(1))
@@ -432,7 +434,7 @@ def test_a_total_is_the_sum_of_all_and_own_stays_apart(protocol: str, tiny: Vert
 
     async def body():
         tasks = [asyncio.create_task(net.join(p, 10.0**i)) for i, p in enumerate(net.parties)]
-        total = await net.sums["server"].total(np.arange(3), "test")
+        total = await net.sums["server"].total(np.arange(3), "evaluation")
         for task in tasks:
             task.cancel()
         return total
@@ -450,7 +452,7 @@ def test_a_missing_party_is_never_zeros(protocol: str, tiny: VerticalData) -> No
     async def stalled() -> None:
         tasks = [asyncio.create_task(net.join(p, 1.0)) for p in ("p0", "p1", "p2")]
         try:
-            await net.sums["server"].total(np.arange(3), "test")
+            await net.sums["server"].total(np.arange(3), "evaluation")
         finally:
             for task in tasks:
                 task.cancel()
@@ -465,12 +467,14 @@ def test_a_missing_party_is_never_zeros(protocol: str, tiny: VerticalData) -> No
             failures.append(error)
     assert failures
     with pytest.raises(DropoutError, match="p3 is gone"):
-        run_virtual(net.sums["server"].announce(np.arange(3), "test", channel="server"))
+        run_virtual(net.sums["server"].announce(np.arange(3), "evaluation", channel="server"))
 
 
 def test_a_round_is_never_joined_twice(tiny: VerticalData) -> None:
     net = Federation(tiny, "two-tree")
-    request = SumRequest(channel="server", number=7, rows=np.arange(2), purpose="test", requester="server")
+    request = SumRequest(
+        channel="server", number=7, rows=np.arange(2), purpose="evaluation", requester="server"
+    )
 
     async def body() -> None:
         sums = net.sums["p1"]
@@ -524,7 +528,7 @@ def test_forged_and_malformed_messages_are_refused(tiny: VerticalData) -> None:
         net.sums["p2"].channel("p9")
     with pytest.raises(ProtocolError, match="p9"):
         net.channel.observers("p2", also=("p9",))
-    good = {"channel": "server", "purpose": "x", "for": "p1", "round": 0, "rows": np.arange(2)}
+    good = {"channel": "server", "purpose": "evaluation", "for": "p1", "round": 0, "rows": np.arange(2)}
     link = net.carrier.network.links["p1"]
     for sender, fields, match in (
         ("p2", good, "p2 may not send 'sum-request'"),
@@ -557,20 +561,23 @@ def test_resumed_runs_agree_on_new_keys_and_end_the_same(
     assert np.array_equal(weights_of(resumed), weights_of(straight))
 
 
-@pytest.mark.parametrize("word", ["update", "session", "contributions", ""])
+@pytest.mark.parametrize("word", ["update", "session", "contributions", "", "of another"])
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "other"),
     [
-        {"algorithm": "vafl"},
-        {"algorithm": "vafl", "protocol": "pairwise"},
-        {"algorithm": "afsgd", "protocol": "pairwise"},
+        ({"algorithm": "vafl"}, "embedding"),
+        ({"algorithm": "vafl", "protocol": "pairwise"}, "prediction"),
+        ({"algorithm": "afsgd", "protocol": "pairwise"}, "prediction"),
     ],
 )
 def test_a_label_holder_that_asks_under_another_name_gets_nothing(
-    changes: dict, word: str, tiny: VerticalData, monkeypatch: pytest.MonkeyPatch
+    changes: dict, other: str, word: str, tiny: VerticalData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It chooses the word that the party's ledger writes down; only those that stand for a cost are taken."""
     ask, announce = VAFLServer._ask, SumParticipant.announce
+    says = "field 'purpose' is not"  # no message has the word
+    if word == "of another":
+        word, says = other, f"for {other!r}, not for training"
 
     async def asking(self, party, rows, purpose):
         return await ask(self, party, rows, word)
@@ -579,5 +586,16 @@ def test_a_label_holder_that_asks_under_another_name_gets_nothing(
     monkeypatch.setattr(
         SumParticipant, "announce", lambda self, rows, _, **options: announce(self, rows, word, **options)
     )
-    with pytest.raises(ProtocolError, match=f"for {word!r}, not for training"):
+    with pytest.raises(ProtocolError, match=says):
         train(tiny, plan_of(sigma=1.0, **changes))
+
+
+def test_every_protocol_that_a_plan_may_name_is_built_and_described() -> None:
+    assert tuple(BUILDERS) == PROTOCOLS
+    for name, facts in FACTS.items():
+        assert facts.hides in ("", "masked", "encrypted") and bool(facts.hides) == bool(facts.assumption)
+        protocol = build_sum(name, workers=4, receiver=None, collusion=1)
+        assert isinstance(protocol, READABLE) == (not facts.hides)
+        messages = protocol.messages
+        if facts.hides:
+            assert any(each.uniform or each.opaque for each in messages)

@@ -93,7 +93,7 @@ def test_messages_are_as_the_page_says() -> None:
 
 def test_frames_and_greetings_are_as_the_page_says() -> None:
     for kind, code in ((Kind.DATA, 5), (Kind.CONTROL, 6), (Kind.RELAY, 7)):
-        by_hand = b"SVFN" + struct.pack("<BBHQQ", 2, code, 0, 9, 4) + b"payload"
+        by_hand = b"SVFN" + struct.pack("<BBHQQ", 3, code, 0, 9, 4) + b"payload"
         assert Frame(kind, b"payload", 9, 4).to_bytes() == by_hand
     listed = dict(re.findall(r"^\| (\d) \| ([A-Z]+) \|", PAGE, re.MULTILINE))
     assert listed == {str(int(kind)): kind.name for kind in Kind}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -12,20 +13,40 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["securevfl.cli", "securevfl.network.coordinator", "securevfl.network.member"]
-)
+_LOADED = [
+    "securevfl.cli",
+    "securevfl.network.coordinator",
+    "securevfl.network.member",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward pass loads sympy with it
+    "pydantic.type_adapter",
+    "networkx",
+    "sklearn.ensemble",
+]
+_CONTEXT.set_forkserver_preload(_LOADED)
 # Waited for, so that its time counts as that of the tests.
 atexit.register(multiprocessing.forkserver._forkserver._stop)
+
+
+@contextmanager
+def cold() -> Iterator[None]:
+    """For forks of something else: there is one server, and its first caller says what it loads."""
+    multiprocessing.forkserver._forkserver._stop()
+    try:
+        yield
+    finally:
+        multiprocessing.forkserver._forkserver._stop()
+        _CONTEXT.set_forkserver_preload(_LOADED)
 
 
 def _run(arguments: Sequence[str], folder: str, files: Sequence[str], environment: Mapping[str, str]) -> None:
     from securevfl.cli import main
 
+    gc.freeze()  # what it was forked with is nobody's garbage
     os.chdir(folder)
     os.environ.update(environment)
     for number, name in enumerate((os.devnull, *files)):
