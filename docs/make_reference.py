@@ -55,10 +55,10 @@ def cell(text: str) -> str:
 
 def cli_reference() -> str:
     """The page of all commands."""
-    from securevfl.cli import COMMANDS, app
+    from securevfl.cli import COMMANDS, app, function_of
 
     parts = [NOTE, "# Command line", str(app.info.help), COMMON]
-    for name, command in COMMANDS.items():
+    for name, command in zip(COMMANDS, map(function_of, COMMANDS), strict=True):
         parts += [f"## securevfl {name}", first_sentence(command.__doc__), _parameters(command)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -5,12 +5,10 @@ Names are loaded on first use, so that ``import securevfl.protocols`` does not l
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from securevfl.errors import missing
-
+TYPE_CHECKING = False  # typing's own would be loaded before the command line can answer Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from securevfl.auditing import Report, audit
     from securevfl.data import VerticalData
     from securevfl.federation.recorder import Recorder
@@ -36,6 +34,10 @@ __all__ = ["Plan", "Recorder", "Report", "Run", "VerticalData", "__version__", "
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'securevfl' has no attribute {name!r}")
+    from importlib import import_module
+
+    from securevfl.errors import missing
+
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:

@@ -93,6 +93,13 @@ class InputError(SecureVFLError, ValueError):
     exit_code = 2
 
 
+class Interrupted(SecureVFLError):
+    """Somebody has pressed Ctrl-C; the message says what is kept and how to go on."""
+
+    exit_code = 130
+    notice = "interrupted"
+
+
 class DataError(InputError):
     """A data set, file, column or split is unusable."""
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from securevfl.cli.show import number, print_json, table
+from securevfl.cli.show import number, print_json, table, terminal
 from securevfl.errors import AccountingError, RunError
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def _content(event: GaussianRelease, mode: str, best: Figure, figures: dict[str,
 def _show_figures(event: GaussianRelease, mode: str, best: Figure, figures: dict[str, Figure]) -> None:
     from securevfl import accountants
 
-    console = Console()
+    console = terminal()
     console.print(
         f"epsilon {number(best.epsilon, 6)} at delta {best.delta:g}, by {best.accountant}\n"
         f"mode {mode}: {event.count:,} releases, counting {_COUNTED[mode]}\n"
@@ -180,7 +179,7 @@ def _show_run(run: Path, delta: float, *, as_json: bool) -> None:
             {"owners": {owner: _owner(matrix[owner], together[owner], claims[owner]) for owner in matrix}}
         )
         return
-    console = Console()
+    console = terminal()
     shown = table(
         f"What each owner let each observer learn, delta {delta:g}",
         *("owner", "observer", "mode", "epsilon", "mu", "releases", "worst record"),

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from securevfl.cli.show import number, print_json, table
-from securevfl.errors import InputError, RunError
+from securevfl.cli.show import number, print_json, table, terminal
+from securevfl.errors import InputError, Interrupted, RunError
 from securevfl.settings.plan import plan_file
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from securevfl.auditing import Report
     from securevfl.data import VerticalData
 
@@ -99,8 +99,7 @@ def audit(
     try:
         report, folder = _audited(run, data, config, auditor, sign, names=names, quiet=json, **options)
     except KeyboardInterrupt:
-        typer.echo("securevfl: interrupted; no dossier was written", err=True)
-        raise typer.Exit(130) from None
+        raise Interrupted("interrupted; no dossier was written") from None
     if html is not None:
         from securevfl.auditing.page import render
         from securevfl.files import write_text
@@ -109,7 +108,7 @@ def audit(
     if json:
         print_json({**report.content, "dossier": str(folder)})
     else:
-        show_report(Console(), report, html or folder / "report.html")
+        show_report(terminal(), report, html or folder / "report.html")
     _gate(report, limits, fail_if_violated, fail_unless_holds)
 
 
@@ -208,9 +207,11 @@ def audit_with_progress(run: Path, names: Any, *, quiet: bool, label: str = "", 
     """Audits with a progress bar on standard error."""
     from securevfl.auditing import audit as run_audit
 
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if quiet or not console.is_terminal:
         return run_audit(run, names, **options)
+    from rich.progress import BarColumn, Progress, TextColumn
+
     with Progress(
         TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
         console=console, transient=True,

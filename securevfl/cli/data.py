@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from securevfl.cli.show import table, terminal
 from securevfl.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from securevfl.data import DatasetInfo
 
 # A narrow terminal leaves out the descriptions, never the name that one has to type.
@@ -72,7 +73,7 @@ def data(
     if json:
         typer.echo(json_format.dumps(facts, allow_nan=False))
         return
-    console = Console()
+    console = terminal()
     if name is None:
         console.print(_listing(facts["datasets"], console.width))
         console.print(
@@ -128,13 +129,13 @@ def combinations() -> dict[str, list[str]]:
 def _combinations_table(algorithms: dict[str, list[str]]) -> Table:
     from securevfl.settings.protocols import PROTOCOLS
 
-    table = Table(title="What combines with what (--algorithm, --protocol)", box=SIMPLE_HEAD)
-    table.add_column("algorithm", no_wrap=True)
+    shown = table("What combines with what (--algorithm, --protocol)")
+    shown.add_column("algorithm", no_wrap=True)
     for protocol in PROTOCOLS:
-        table.add_column(protocol, justify="center", no_wrap=True)
+        shown.add_column(protocol, justify="center", no_wrap=True)
     for name, protocols in algorithms.items():
-        table.add_row(name, *("yes" if protocol in protocols else "-" for protocol in PROTOCOLS))
-    return table
+        shown.add_row(name, *("yes" if protocol in protocols else "-" for protocol in PROTOCOLS))
+    return shown
 
 
 def _facts(name: str, info: DatasetInfo) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def _facts(name: str, info: DatasetInfo) -> dict[str, Any]:
 
 
 def _listing(entries: list[dict[str, Any]], width: int) -> Table:
-    table = Table(title="Data sets", box=SIMPLE_HEAD)
+    shown = table("Data sets")
     columns = {
         "name": [entry["name"] for entry in entries],
         "task": [entry["task"] for entry in entries],
@@ -162,16 +163,16 @@ def _listing(entries: list[dict[str, Any]], width: int) -> Table:
     }
     for heading, cells in columns.items():
         least = max(len(cell) for cell in (heading, *cells))
-        table.add_column(heading, min_width=least)
+        shown.add_column(heading, min_width=least)
         width -= least + 3
     lines = [list(cells) for cells in zip(*columns.values(), strict=True)]
     if width >= _LEAST_DESCRIPTION:
-        table.add_column("what", no_wrap=True, overflow="ellipsis", max_width=width - 4)
+        shown.add_column("what", no_wrap=True, overflow="ellipsis", max_width=width - 4)
         for line, entry in zip(lines, entries, strict=True):
             line.append(entry["description"])
     for line in lines:
-        table.add_row(*line)
-    return table
+        shown.add_row(*line)
+    return shown
 
 
 def _rows(entry: dict[str, Any]) -> str:
@@ -200,28 +201,24 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _parties(found: dict[str, Any]) -> Table:
-    table = Table(title="Parties", box=SIMPLE_HEAD)
-    for heading in ("party", "features", "with public bounds", "labels"):
-        table.add_column(heading, overflow="fold")
+    shown = table("Parties", "party", "features", "with public bounds", "labels")
     for party in found["parties"]:
         holds = "yes" if party["name"] == found["label_holder"] else ""
-        table.add_row(
+        shown.add_row(
             party["name"], str(party["features"]), f"{party['bounded']} of {party['features']}", holds
         )
-    return table
+    return shown
 
 
 def _columns(columns: list[dict[str, Any]]) -> Table:
-    table = Table(title="Columns", box=SIMPLE_HEAD)
-    for heading in ("party", "column", "kind", "public", "missing"):
-        table.add_column(heading, overflow="fold")
+    shown = table("Columns", "party", "column", "kind", "public", "missing")
     for each in columns:
         public = "on a public grid" if each["kind"] == "number" else f"{each['codes']} values"
         if each["bounds"] is not None:
             public = f"{each['bounds'][0]:g} to {each['bounds'][1]:g}"
         kind = f"{each['kind']}, log" if each["scale"] == "log" else each["kind"]
-        table.add_row(each["party"], each["name"], kind, "" if kind == "flag" else public, each["missing"])
-    return table
+        shown.add_row(each["party"], each["name"], kind, "" if kind == "flag" else public, each["missing"])
+    return shown
 
 
 def _share(count: int, counts: list[int]) -> str:
@@ -229,18 +226,15 @@ def _share(count: int, counts: list[int]) -> str:
 
 
 def _labels(labels: dict[str, Any]) -> Table:
-    table = Table(title="Labels", box=SIMPLE_HEAD)
     if "classes" in labels:
-        for heading in ("class", "counts as", "training", "test"):
-            table.add_column(heading, overflow="fold")
+        shown = table("Labels", "class", "counts as", "training", "test")
         counts = zip(labels["classes"], labels["train"], labels["test"], strict=True)
         for code, (value, *parts) in enumerate(counts):
             shares = (_share(part, labels[name]) for part, name in zip(parts, ("train", "test"), strict=True))
-            table.add_row(str(value), str(code), *shares)
-        return table
-    for heading in ("part", "min", "mean", "max", "deviation"):
-        table.add_column(heading, overflow="fold")
+            shown.add_row(str(value), str(code), *shares)
+        return shown
+    shown = table("Labels", "part", "min", "mean", "max", "deviation")
     for part in ("train", "test"):
         spread = labels[part]
-        table.add_row(part, *(f"{spread[key]:.4g}" for key in ("min", "mean", "max", "deviation")))
-    return table
+        shown.add_row(part, *(f"{spread[key]:.4g}" for key in ("min", "mean", "max", "deviation")))
+    return shown

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from securevfl.cli.audit import audit_with_progress
-from securevfl.cli.show import number, print_json, table
+from securevfl.cli.show import number, print_json, table, terminal
 from securevfl.cli.train import run_with_progress
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from securevfl.auditing import Report
     from securevfl.federation.run import Run
 
@@ -77,7 +78,7 @@ def demo(
         content = {name: _content(run, report) for name, (run, report) in runs.items()}
         print_json({"folder": str(folder), "variants": content})
     else:
-        _show(Console(), folder, runs)
+        _show(terminal(), folder, runs)
 
 
 def _plan(changes: dict[str, Any]) -> Plan:

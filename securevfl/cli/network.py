@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from securevfl.cli.show import number, print_json
+from securevfl.cli.show import number, print_json, terminal
 from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news, show_stack
-from securevfl.errors import InputError, RunError, readable
+from securevfl.errors import InputError, Interrupted, RunError, readable
 from securevfl.settings.codec import read_toml
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from securevfl.network.participant import Participant
     from securevfl.network.progress import RunProgress
 
@@ -188,8 +189,7 @@ def _run(node: Participant, again: str, json: bool) -> None:
     try:
         result = asyncio.run(_until_done(node))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo(f"securevfl: interrupted; go on with: {again}", err=True)
-        raise typer.Exit(130) from None
+        raise Interrupted(f"interrupted; go on with: {again}") from None
     finally:
         log.close()
     if json:
@@ -212,7 +212,7 @@ async def _until_done(node: Participant) -> dict[str, Any]:
 
 
 def _show(node: Participant, result: dict[str, Any]) -> None:
-    console = Console()
+    console = terminal()
     if "records" in result:
         _show_prediction(console, node, result)
         return

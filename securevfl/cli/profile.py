@@ -78,10 +78,8 @@ def profile(
 
 
 def _show(columns: list[ColumnProfile], epsilon: float, delta: float) -> None:
-    from rich.console import Console
-
     from securevfl.auditing.profiles import missing_text
-    from securevfl.cli.show import table
+    from securevfl.cli.show import table, terminal
 
     title = f"epsilon {epsilon:g} at delta {delta:g} for each person, all columns together"
     shown = table(
@@ -98,4 +96,4 @@ def _show(columns: list[ColumnProfile], epsilon: float, delta: float) -> None:
             str(len(each.bins)),
             ends,
         )
-    Console().print(shown)
+    terminal().print(shown)

@@ -59,10 +59,8 @@ def _mapping(line: Line) -> dict[str, Any]:
 
 
 def _show(lines: list[Line]) -> None:
-    from rich.console import Console
-
     from securevfl.auditing.cards import class_labels, in_figures, predicts_numbers
-    from securevfl.cli.show import table
+    from securevfl.cli.show import table, terminal
 
     if labels := class_labels(lines):
         _show_classes(lines, labels)
@@ -94,15 +92,13 @@ def _show(lines: list[Line]) -> None:
             *in_figures(line, numbers=numbers),
             f"{max(line.positives + line.negatives, 0.0):,.0f}",
         )
-    Console().print(shown)
+    terminal().print(shown)
 
 
 def _show_classes(lines: list[Line], labels: list[str]) -> None:
     """The points of a bin in one cell: classes may be too many for a column each."""
-    from rich.console import Console
-
     from securevfl.auditing.cards import by_bin
-    from securevfl.cli.show import table
+    from securevfl.cli.show import table, terminal
 
     starts = ", ".join(f"{line.label} {line.points:+.0f}" for line in lines[: len(labels)])
     title = f"points for each class; all start with {starts}; classes without points are left out"
@@ -120,4 +116,4 @@ def _show_classes(lines: list[Line], labels: list[str]) -> None:
             f"{max(line.positives + line.negatives, 0.0):,.0f}",
             ", ".join(f"{one.label} {one.points:+.0f}" for one in each if round(one.points)) or "0",
         )
-    Console().print(shown)
+    terminal().print(shown)

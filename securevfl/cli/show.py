@@ -9,13 +9,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from securevfl.algorithms import Progress as RunProgress
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """Where text for people goes; what draws it is loaded when there is something to draw."""
+    from rich.console import Console
+
+    return Console(stderr=stderr)
 
 
 def print_json(content: Mapping[str, Any]) -> None:
@@ -34,6 +40,9 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def table(title: str, *columns: str) -> Table:
     """A plain table that survives a pipe and a printer; where it is too wide, cells get more lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     shown = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     for column in columns:
         shown.add_column(column, overflow="fold")
@@ -43,10 +52,12 @@ def table(title: str, *columns: str) -> Table:
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
     """A bar with loss, metric, virtual time and privacy spent, on standard error."""
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if quiet or not console.is_terminal:
         yield None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.status import Status
 
-from securevfl.cli.show import number, print_json
+from securevfl.cli.show import number, print_json, terminal
 from securevfl.cli.train import checked_parties
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from securevfl.sweeps.suggest import Suggestion
 
 
@@ -49,10 +49,12 @@ def suggest(
     from securevfl.sweeps import suggest as adviser  # torch: once the data has been found
 
     rows = adviser.public_rows(public, plan) if public else None
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if json or not console.is_terminal:
         found = adviser.suggest(plan, at_hand=at_hand, public=rows)
     else:
+        from rich.status import Status
+
         with Status("reading", console=console) as status:
             found = adviser.suggest(
                 plan,
@@ -63,7 +65,7 @@ def suggest(
     if json:
         print_json(_mapping(found, source))
     else:
-        _show(Console(), found, source)
+        _show(terminal(), found, source)
 
 
 def _mapping(found: Suggestion, source: DataSource) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from securevfl.cli.show import print_json, table
-from securevfl.errors import PlanError, RunError
+from securevfl.cli.show import print_json, table, terminal
+from securevfl.errors import Interrupted, PlanError, RunError
 from securevfl.files import is_full
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from securevfl.sweeps import Results, Sweep, SweepProgress
 
 _AGAIN = "the same command with the same --out goes on where it stopped"
@@ -75,8 +75,7 @@ def sweep(
             )
     except KeyboardInterrupt:
         kept = f"finished points are in {out / 'results.csv'}"
-        typer.echo(f"securevfl: interrupted; {kept}; {_AGAIN}", err=True)
-        raise typer.Exit(130) from None
+        raise Interrupted(f"interrupted; {kept}; {_AGAIN}") from None
     except RunError as error:
         if not is_full(error):
             raise
@@ -84,7 +83,7 @@ def sweep(
     if json:
         print_json(results.to_mapping())
     else:
-        show_results(Console(), results)
+        show_results(terminal(), results)
     if results.failed:
         raise typer.Exit(1)
 
@@ -108,13 +107,15 @@ def _chosen(file: Path | None, preset: str | None, data_folder: Path | None) -> 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[SweepProgress], None]]:
     """A bar on a terminal, a line per point in a log, nothing with --json."""
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if quiet:
         yield lambda now: None
         return
     if not console.is_terminal:
         yield lambda now: typer.echo(_line(now), err=True)
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     with Progress(
         TextColumn("sweep"),
         BarColumn(bar_width=24),

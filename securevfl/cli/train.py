@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from securevfl.cli import completion
-from securevfl.cli.show import number, print_json, progress_bar, table
-from securevfl.errors import PlanError, RunError, SecureVFLError
+from securevfl.cli.show import number, print_json, progress_bar, table, terminal
+from securevfl.errors import Interrupted, PlanError, RunError, SecureVFLError
 from securevfl.files import is_full
 from securevfl.settings.codec import parse_assignment
 from securevfl.settings.plan import KINDS, Plan, plan_file, read_plan
 from securevfl.settings.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from securevfl.data import VerticalData
     from securevfl.federation.callbacks import Callback
     from securevfl.federation.run import Run
@@ -237,6 +238,7 @@ def run_with_progress(
     """Trains with a progress bar; Ctrl-C and a full disk leave a folder that can be resumed.
 
     Raises:
+        Interrupted: By Ctrl-C.
         RunError: The disk is full.
     """
     from securevfl.federation import run as runs
@@ -254,8 +256,7 @@ def run_with_progress(
                 profile=profile,
             )
     except KeyboardInterrupt:
-        typer.echo(f"securevfl: interrupted; {_go_on(out)}", err=True)
-        raise typer.Exit(130) from None
+        raise Interrupted(f"interrupted; {_go_on(out)}") from None
     except (OSError, SecureVFLError) as error:
         if out is None or not is_full(error):
             raise
@@ -293,7 +294,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     """Prints what a run reached and what it promises."""
     from securevfl.settings.source import shown_data
 
-    console = Console()
+    console = terminal()
     result = run.result
     measured = ", ".join(
         f"{name} {number(value)}" for name, value in result["test"].items() if value is not None
