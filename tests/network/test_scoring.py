@@ -156,6 +156,27 @@ def test_nobody_is_told_to_ask_before_everybody_answers(tmp_path, plan, helpers,
     assert asyncio.run(run()) == [{503}, 200] * 3
 
 
+def test_tables_with_the_same_people_may_have_them_in_any_order(linear):
+    """With `align = "none"`; scores go by the ID. Other people are refused, in words."""
+    scorers = Scorers(linear)
+    path = linear.folder / "people-shop.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([head, *lines[::-1]]) + "\n")
+
+    async def use() -> dict[str, float]:
+        return (await scorers.score("new0003", "new0007"))[1]
+
+    found = using(scorers, use)
+    blocks = {name: scorers.block(name) for name in linear.tables}
+    expected = dict(zip(scorers.ids, joint_predictions(linear, blocks, scorers.ids), strict=True))
+    assert found == {each: pytest.approx(expected[each], abs=3e-6) for each in ("new0003", "new0007")}
+    path.write_text("\n".join([head, *lines[1:]]) + "\n")
+    with pytest.raises(
+        SecureVFLError, match=r"have exactly the same IDs|records of the organisations do not fit"
+    ):
+        asyncio.run(_refused(scorers, "bank"))
+
+
 def test_requests_that_wait_go_together_and_one_person_twice_does_not(linear):
     scorers = Scorers(linear, rounds=1)
 
