@@ -377,7 +377,7 @@ def checked_bits_open() -> None:
 
 @fault("agreement", "phases are not written down", NETWORK)
 def phases_unwritten() -> None:
-    swap(Ledger, "begin", lambda honest: lambda self, part, epoch, back: None)
+    swap(Ledger, "begin", lambda honest: lambda self, part, epoch, back, announced=None: None)
 
 
 @fault("agreement", "one epoch more is trained than was agreed on, and nobody refuses", NETWORK)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup
+from securevfl.algorithms.base import SERVER, Algorithm, Role, Setup, expect
 from securevfl.algorithms.messages import End, Predict, Prediction, ScoreRefused
 from securevfl.algorithms.prediction import KIND, PredictingParty, PredictingServer
-from securevfl.algorithms.sums import read_request
+from securevfl.algorithms.sums import REQUEST, read_request
 from securevfl.errors import BudgetExceeded, InputError, QuotaExceeded, RunError
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.payloads import Inside, Released
@@ -56,7 +58,22 @@ class Refused(InputError):
 
 
 class Dispatcher(ABC):
-    """Where requests come in and outputs go out."""
+    """Where requests come in and outputs go out.
+
+    Attributes:
+        answering: Whether every organisation has taken up its part, so that a request would be answered now.
+    """
+
+    answering = False
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """While the block lasts every organisation answers."""
+        self.answering = True
+        try:
+            yield
+        finally:
+            self.answering = False
 
     @abstractmethod
     async def next(self) -> Round | None:
@@ -109,17 +126,23 @@ class ServingServer(PredictingServer):
     async def evaluate(self) -> None:
         await self.sums.begin(everybody=True)
         self.setup.head.eval()
-        while (asked := await self.dispatcher.next()) is not None:
-            self._name = asked.name
-            try:
-                fused = await self._fused(asked.rows)
-            except Refused as refused:
-                self.dispatcher.settle(asked, refused)
-                continue
-            with torch.no_grad():
-                outputs = self.setup.head(fused)
-            self.dispatcher.settle(asked, outputs.double().numpy(force=True))
+        for party in self.setup.data.parties:  # asked for nobody: the answer says that it is there
+            await self.link.call(party, Predict(rows=np.empty(0, np.int64)))
+        with self.dispatcher.open():
+            while (asked := await self.dispatcher.next()) is not None:
+                await self._serve(asked)
         await self._tell_all(End())
+
+    async def _serve(self, asked: Round) -> None:
+        self._name = asked.name
+        try:
+            fused = await self._fused(asked.rows)
+        except Refused as refused:
+            self.dispatcher.settle(asked, refused)
+            return
+        with torch.no_grad():
+            outputs = self.setup.head(fused)
+        self.dispatcher.settle(asked, outputs.double().numpy(force=True))
 
     async def _fused(self, rows: Rows) -> torch.Tensor:
         if not self.sums.channels:
@@ -141,6 +164,16 @@ class ServingParty(PredictingParty):
     def __init__(self, setup: Setup, party: str, numbers: Rows) -> None:
         super().__init__(setup, party, numbers, all_new=True)
         self._places = RecordPlaces(numbers)
+        self.handlers = {**self.handlers, Predict.kind: self._predict}
+
+    async def _predict(self, message: Packet) -> None:
+        """Answers for nobody too, which tells that this party is there; on a sum for nobody else."""
+        if not len(message.rows):
+            await self.link.reply(message, ScoreRefused(round=0, reason="unknown"))
+        elif self.sums.channels:
+            expect(message, REQUEST)
+        else:
+            await self._answer(message)
 
     async def _join(self, message: Packet) -> None:
         request = read_request(message)

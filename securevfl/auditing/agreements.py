@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from securevfl.federation.agreed import Enforcer, Timetable
 from securevfl.files import read_json
 from securevfl.network.agreement import constants_of, verify_all
 from securevfl.network.folders import EVIDENCE_FILE, PROFILE_FILE
+from securevfl.network.frames import STAY
 from securevfl.network.identity import check_issuer, parse_certificate
-from securevfl.network.signing import phase_statement, verify
-from securevfl.privacy.chain import ALIGNMENT, DEVIATION, PHASE, LedgerReader, with_agreement
+from securevfl.network.signing import phase_statement, read_phase, verify
+from securevfl.privacy.chain import ALIGNMENT, DEVIATION, PHASE, Entry, LedgerReader, with_agreement
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_ledger
 from securevfl.settings.plan import Plan
 
@@ -48,7 +49,7 @@ def check_agreement(folder: Path) -> list[Finding]:
         *profile,
     )
     sound = Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.HOLDS, tested=tested)
-    return [sound, *_constants(folder, content), *_evidence(folder, content)]
+    return [sound, *_constants(folder, content), *_evidence(folder, content, table)]
 
 
 def deviations(folder: Path) -> list[str]:
@@ -167,28 +168,70 @@ def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:
         )
 
 
-def _evidence(folder: Path, content: Mapping[str, Any]) -> Iterator[Finding]:
-    """What somebody asked for that was not agreed on; it was refused, and who asked may have signed it."""
+def _evidence(folder: Path, content: Mapping[str, Any], table: Timetable) -> Iterator[Finding]:
+    """What somebody is said to have asked for that was not agreed on, and whether it has signed that.
+
+    Every phase is signed, those that were agreed on, too: the words beside a signature are those of whoever
+    kept it, and prove nothing.
+    """
     path = folder / EVIDENCE_FILE
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         said = json.loads(line)
-        by, signed = str(said["by"]), _stood_by(said, content)
-        words = f"{readable(by, 63)} asked for what was not agreed on and was refused: "
-        words += readable(str(said["reason"]), 300) + (f"; signed by {readable(by, 63)}" if signed else "")
-        verdict = Verdict.VIOLATED if signed else Verdict.NOT_TESTED
+        by = readable(str(said["by"]), 63)
+        words = f"{by} asked for what was not agreed on and was refused: {readable(str(said['reason']), 300)}"
+        proved = said.get("asked") == "begin" and _out_of_turn(said, folder, content, table)
+        words += f"; signed by {by}" if proved else f"; nothing that {by} has signed says so"
+        verdict = Verdict.VIOLATED if proved else Verdict.NOT_TESTED
         yield Finding(promise=EVERYBODY, path=PATH, verdict=verdict, reasons=(words,))
 
 
-def _stood_by(said: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
-    """Whether the coordinator has signed the beginning of a phase that was refused."""
-    if said.get("asked") != "begin":
+def _out_of_turn(said: Mapping[str, Any], folder: Path, content: Mapping[str, Any], table: Timetable) -> bool:
+    """Whether a phase that somebody has signed was not agreed on, by itself or after those before it.
+
+    Those before it are of the same process, all of them, and signed as well: without one of them, a crash may
+    have come between.
+    """
+    if said.get("agreement") != content["digest"] or not _signed(said, said.get("by"), content):
         return False
+    series, number = read_phase(bytes.fromhex(said["phase"]))
+    before: list[list[Entry]] = [[]]
+    for path in _ledgers(folder) if number else ():
+        entries = [each for agreed, each in with_agreement(read_ledger(path)) if agreed == said["agreement"]]
+        begun = [e for e in entries if e.content["kind"] == PHASE and _signed(e.content, said["by"], content)]
+        found = {n: e for e in begun if (n := _number(e, series)) is not None and n < number}
+        if len(found) == number:
+            before.append([found[n] for n in range(number)])
+    return any(_refused(table, history, said) for history in before)
+
+
+def _number(entry: Entry, series: bytes) -> int | None:
+    """Which phase of a series an entry notes."""
+    found, number = read_phase(bytes.fromhex(entry.content["phase"]))
+    return number if found == series else None
+
+
+def _refused(table: Timetable, history: Iterable[Entry], said: Mapping[str, Any]) -> bool:
+    try:
+        Enforcer(table, history).begin(
+            said["part"], said["epoch"], None if said["restore"] == STAY else said["restore"]
+        )
+    except AgreementError:
+        return True
+    return False
+
+
+def _signed(said: Mapping[str, Any], by: str, content: Mapping[str, Any]) -> bool:
+    """Whether the coordinator has signed that a phase begins, by evidence or an entry of a ledger."""
+    back, signature = said.get("back"), said.get("signed", said.get("signature"))
     try:
         statement = phase_statement(
-            said["agreement"], bytes.fromhex(said["phase"]), said["part"], said["epoch"], said["restore"]
+            content["digest"],
+            bytes.fromhex(said["phase"]),
+            said["part"],
+            said["epoch"],
+            said.get("restore", STAY if back is None else back),
         )
-        pem = content["certificates"][said["by"]].encode()
-        verify(pem, said["by"], statement, bytes.fromhex(said["signature"]))
+        verify(content["certificates"][by].encode(), by, statement, bytes.fromhex(signature))
     except (KeyError, ValueError, TypeError, AttributeError, InvalidSignature, CertificateError):
         return False
     return True

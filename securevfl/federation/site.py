@@ -121,6 +121,7 @@ class Site:
         self.receipts, self.gate = Receipts(name), gate
         self._agreement = agreement
         self._back: int | None = None
+        self.announced: Mapping[str, str] = {}  # of the part that begins next: its name, and who signed that
         self.view: ViewWriter | None = None
         with ExitStack() as opened:
             opened.callback(self.close)
@@ -300,7 +301,7 @@ class Site:
         if self.algorithm.federated:
             self._enforcer.begin(part, epoch, self._back)
             if self.gate is not None and self.gate.ledger.agreement:
-                self.gate.ledger.begin(part, epoch, self._back)
+                self.gate.ledger.begin(part, epoch, self._back, self.announced)
             self._back = None
         if part == "final":
             self._open_reserve()

@@ -181,7 +181,7 @@ def revoke(authority: Authority, certificates: Sequence[Path], *, folder: Path, 
     if not 1 <= days <= MAX_DAYS:
         raise CertificateError(f"{days} days were asked for; choose 1 to {MAX_DAYS}")
     path, begin = Path(folder) / REVOKED_FILE, now()
-    serials = set(read_revoked(path, authority.certificate, out_of_date=True))
+    serials = set(read_revoked(path, authority.certificate, out_of_date=True)[1])
     for each in certificates:
         certificate = parse_certificate(read_file(each), str(each))
         check_issuer(certificate, authority.certificate, str(each))

@@ -20,10 +20,10 @@ from securevfl.federation.schedule import Carrier, Schedule
 from securevfl.federation.site import Site, complete_checkpoints
 from securevfl.network.config import ServerConfig
 from securevfl.network.folders import commitment
-from securevfl.network.frames import PHASE_BYTES
+from securevfl.network.frames import PHASE_BYTES, STAY
 from securevfl.network.joining import Gathering, Joined
-from securevfl.network.participant import STAY, Purpose, Restarted
-from securevfl.network.signing import phase_statement, sign
+from securevfl.network.participant import Purpose, Restarted
+from securevfl.network.signing import SERIES_BYTES, numbered_phase, phase_statement, sign
 from securevfl.network.training import Training
 
 log = logging.getLogger("securevfl.network")
@@ -53,6 +53,7 @@ class Coordinator(Gathering, Carrier):
         self.on_epoch = on_epoch
         self.epochs = 0
         self._back_to = STAY
+        self._series, self._phases = secrets.token_bytes(SERIES_BYTES), 0
         self._task: asyncio.Task[None] | None = None
 
     # -- the whole run --------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class Coordinator(Gathering, Carrier):
             return
         await self._readmit(part)
         self.part = part
-        phase, back_to, self._back_to = secrets.token_bytes(PHASE_BYTES), self._back_to, STAY
+        phase, back_to, self._back_to = self._next_phase(), self._back_to, STAY
         self.purpose.begin()
         for name in [name for name in self.members if name not in self.away]:
             own = self.epochs if name in self.anew else back_to
@@ -172,6 +173,11 @@ class Coordinator(Gathering, Carrier):
                 await self._abort(phase)
             raise
         self.epochs = epoch
+
+    def _next_phase(self) -> bytes:
+        """A name that no phase had, and that says which one of this process it is."""
+        self._phases += 1
+        return numbered_phase(self._series, self._phases - 1)
 
     def _begin(self, name: str, *, phase: bytes, part: str, epoch: int, restore: int) -> None:
         statement = phase_statement(self.mesh.agreement, phase, part, epoch, restore)

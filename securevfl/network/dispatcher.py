@@ -157,8 +157,8 @@ class ServiceDispatcher(Dispatcher):
 
     @property
     def ready(self) -> bool:
-        """Whether somebody would be scored now."""
-        return self.served is not None and not self.draining and not self.away()
+        """Whether somebody would be scored now: everybody has read its ledger and answers."""
+        return self.answering and not self.draining and not self.away()
 
     def drain(self) -> None:
         """Takes no new requests; those that came are still answered."""

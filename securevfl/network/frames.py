@@ -31,6 +31,8 @@ PREDICT = "/predict"
 """Follows a run's name where its organisations predict, so that nobody mistakes that for training."""
 SCORE = "/score"
 """Follows it where a service scores."""
+STAY = -2
+"""In place of an epoch to go back to: go on from where you are."""
 
 _HEADER = struct.Struct("<4sBBHQQ")  # magic, version, kind, nothing, number, acknowledged number
 MAX_PAYLOAD = MAX_FRAME - _HEADER.size

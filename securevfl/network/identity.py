@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import logging
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,8 @@ CA_FILE = "ca.pem"
 REVOKED_FILE = "ca.crl"
 PASSPHRASE = "SECUREVFL_PASSPHRASE"  # noqa: S105 - the name of an environment variable
 
+log = logging.getLogger("securevfl.network")
+
 # A DNS label in lower case, so that names that look alike cannot differ.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -53,7 +56,8 @@ class Identity:
         certificate_pem: Its certificate.
         ca_pem: The certificate of the consortium's authority.
         expires: When its certificate ends.
-        revoked: Serial numbers of certificates that the authority has revoked, by the list in the folder.
+        revoked: Serial numbers of certificates that the authority has revoked, by the list in the folder as
+            it is when somebody is checked.
     """
 
     name: str
@@ -61,7 +65,7 @@ class Identity:
     certificate_pem: bytes = field(repr=False)
     ca_pem: bytes = field(repr=False)
     expires: datetime
-    revoked: frozenset[int] = frozenset()
+    revoked: Container[int] = frozenset()
 
 
 def now() -> datetime:
@@ -120,13 +124,21 @@ def organisation_of(certificate: bytes | x509.Certificate) -> str:
     parsed = certificate if isinstance(certificate, x509.Certificate) else parse_certificate(certificate)
     try:
         name = common_name(parsed.subject)
-        uris = [each.value for each in alternative_names(parsed) if _is_uri(each)]
+        names = alternative_names(parsed)
+        uris = [each.value for each in names if _is_uri(each)]
+        served = [str(each.value).lower().rstrip(".") for each in names if isinstance(each, x509.DNSName)]
     except MALFORMED as error:
         raise CertificateError(f"the certificate is malformed: {error}") from error
     if uris != [SCHEME + name]:
         raise CertificateError(
             f"the certificate of {name!r} has the URIs {uris}, expected only {SCHEME + name!r}; "
             "issue it with 'securevfl certificates'"
+        )
+    others = [each for each in served if each.endswith(f".{DOMAIN}") and each != server_name(name)]
+    if others:
+        raise CertificateError(
+            f"the certificate of {readable(name)!r} also serves as {readable(', '.join(others))}, another "
+            "organisation's name; revoke it, and issue one with 'securevfl certificates'"
         )
     return check_name(name)
 
@@ -167,7 +179,7 @@ def load_identity_files(*, key: Path, certificate: Path, ca: Path) -> Identity:
     check_root(root, str(ca))
     check_issuer(own, root, str(certificate))
     check_validity(own, f"the certificate of {name}")
-    revoked = read_revoked(ca.with_name(REVOKED_FILE), root)
+    revoked = RevokedList(ca.with_name(REVOKED_FILE), root)
     check_not_revoked(own, revoked)
     return Identity(
         name=name,
@@ -179,8 +191,56 @@ def load_identity_files(*, key: Path, certificate: Path, ca: Path) -> Identity:
     )
 
 
-def read_revoked(path: Path, root: x509.Certificate, *, out_of_date: bool = False) -> frozenset[int]:
-    """Serial numbers that the authority has revoked; none where there is no list.
+class RevokedList(Container[int]):
+    """Serial numbers that the authority has revoked, by the newest list that this process has found.
+
+    A list that is put beside the authority's certificate holds from the next check on. One that is older than
+    the list before it, damaged or out of date takes nothing back: whoever was revoked could have sent it.
+
+    Args:
+        path: Where the list is, if there is one.
+        root: The authority.
+
+    Raises:
+        CertificateError: As `read_revoked`.
+    """
+
+    def __init__(self, path: Path, root: x509.Certificate) -> None:
+        self._path, self._root = path, root
+        self._stamp = self._look()
+        self._made, self._serials = read_revoked(path, root)
+
+    def __contains__(self, serial: object) -> bool:
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._renew()
+        return serial in self._serials
+
+    def _look(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _renew(self) -> None:
+        try:
+            made, serials = read_revoked(self._path, self._root)
+        except CertificateError as error:
+            log.warning("the list of revoked certificates stays", extra={"reason": str(error)})
+            return
+        if made < self._made:
+            reason = f"{self._path} is of {made:%Y-%m-%d %H:%M} UTC, older than the list before it"
+            log.warning("the list of revoked certificates stays", extra={"reason": reason})
+            return
+        self._made, self._serials = made, serials
+
+
+def read_revoked(
+    path: Path, root: x509.Certificate, *, out_of_date: bool = False
+) -> tuple[datetime, frozenset[int]]:
+    """When the authority made its list, and the serial numbers in it; none, long ago, where there is no list.
 
     Args:
         path: The list.
@@ -191,21 +251,21 @@ def read_revoked(path: Path, root: x509.Certificate, *, out_of_date: bool = Fals
         CertificateError: The list is malformed, not the authority's, or out of date.
     """
     if not path.exists():
-        return frozenset()
+        return datetime.min.replace(tzinfo=UTC), frozenset()
     try:
         found = x509.load_pem_x509_crl(read_file(path))
         sound = found.is_signature_valid(root.public_key())  # type: ignore[arg-type]
-        end = found.next_update_utc
+        made, end = found.last_update_utc, found.next_update_utc
     except MALFORMED as error:
         raise CertificateError(f"{path} is no list of revoked certificates in PEM form") from error
     if not sound:
         raise CertificateError(f"{path} is not signed by the authority {root.subject.rfc4514_string()!r}")
     if end is not None and now() > end and not out_of_date:
         raise CertificateError(f"{path} is out of date since {end:%Y-%m-%d}; ask the authority for a new one")
-    return frozenset(each.serial_number for each in found)
+    return made, frozenset(each.serial_number for each in found)
 
 
-def check_not_revoked(certificate: x509.Certificate, revoked: frozenset[int]) -> None:
+def check_not_revoked(certificate: x509.Certificate, revoked: Container[int]) -> None:
     """Raises `CertificateError` where the authority has revoked a certificate."""
     if certificate.serial_number in revoked:
         raise CertificateError(

@@ -30,9 +30,8 @@ from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import PartyConfig
 from securevfl.network.consent import agreement_lines, invitation_lines
 from securevfl.network.folders import EVIDENCE_FILE, commitment
-from securevfl.network.frames import in_words
+from securevfl.network.frames import STAY, in_words
 from securevfl.network.participant import (
-    STAY,
     NotAccepted,
     Participant,
     Purpose,
@@ -384,6 +383,7 @@ class Member(Participant):
         self._check_signed(fields)
         self.purpose.begin()
         await self.stop_task(self._task)
+        self.site.announced = {"phase": phase.hex(), "signed": fields["signature"].hex()}
         self._task = asyncio.create_task(
             self._reporting(self._take_part(phase, part, epoch, None if restore == STAY else restore))
         )

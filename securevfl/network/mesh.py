@@ -31,7 +31,7 @@ from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Flood, Session, new_incarnation
 from securevfl.network.signing import CertificateAuthenticator
 from securevfl.network.transport import Handlers, Transport
-from securevfl.privacy.messages import Packet
+from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.payloads import Link
 from securevfl.protocols.contract import Address
 from securevfl.protocols.wire import Value, pack, unpack
@@ -79,6 +79,9 @@ class Controls(asyncio.Queue["Control | SecureVFLError"]):
 class Mesh:
     """All connections of one organisation.
 
+    Attributes:
+        shown: Owner -> the newest ledger head that an earlier process of it, or to one of ours, has shown.
+
     Args:
         identity: Who it is.
         run: Name of the run.
@@ -100,7 +103,9 @@ class Mesh:
         self.on_trouble: Callable[[str, str], None] = lambda peer, reason: None
         self.on_refused: Callable[[str, str], None] = lambda peer, reason: None
         self.on_restart: Callable[[str], None] = lambda peer: None
+        self.on_older: Callable[[str, Head, Head], None] = lambda peer, known, head: None
         self.observe: Callable[[Packet], None] = lambda message: None
+        self.shown: dict[str, Head] = {}
         self.hosts: Mapping[str, str] = {}
         self.links: dict[str, Link] = {}
         self.messages = self.bytes = 0
@@ -178,6 +183,8 @@ class Mesh:
                 continue
             self._ciphers[each.name] = self.introducer.meet(each, self._via)
             self.introductions[each.name] = each
+            for link in self.links.values():
+                self.shown |= {owner: head for owner, head in link.heads.items() if owner == each.name}
             if known is None:
                 self._connect_to(each)
         self.transport.introduced = True
@@ -410,8 +417,15 @@ class Mesh:
 
     def _deliver(self, peer: str, message: Packet) -> None:
         self._check_addresses(peer, message)
+        if message.head is not None and (known := self.shown.pop(peer, None)) is not None:
+            self._compare(peer, known, message.head)
         self.links[message.receiver].deliver(message)
         self.observe(message)
+
+    def _compare(self, peer: str, known: Head, head: Head) -> None:
+        """The first ledger head of a process is above all that earlier processes have shown, or the same."""
+        if head.position < known.position or (head.position == known.position and head != known):
+            self.on_older(peer, known, head)
 
     def _relay(self, peer: str, payload: bytes, kind: str, fields: dict[str, Value]) -> None:
         sender, receiver = fields.get("from"), fields.get("to")

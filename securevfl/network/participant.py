@@ -46,12 +46,10 @@ from securevfl.network.identity import fingerprint, parse_certificate
 from securevfl.network.mesh import Control, Mesh
 from securevfl.network.progress import RunProgress, run_progress
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_agreement
-from securevfl.privacy.messages import Packet
+from securevfl.privacy.messages import Head, Packet
 from securevfl.protocols.contract import Address
 from securevfl.protocols.keys import Authenticator
 
-STAY = -2
-"""In place of an epoch to go back to: go on from where you are."""
 log = logging.getLogger("securevfl.network")
 
 
@@ -263,6 +261,7 @@ class Participant(ABC):
         self.resumed: int | None = None
         self._begun_with = 0.0
         self.on_progress: Callable[[RunProgress], None] = lambda now: None
+        self.mesh.on_older = self._tell_older
 
     # -- the folder -----------------------------------------------------------------------------------------
 
@@ -401,7 +400,17 @@ class Participant(ABC):
             quota=agreement.timetable.quota,
         )
         self.mesh.observe = lambda message: site.observe(message, clock.now())
+        self.mesh.shown |= site.receipts.heads
         return site
+
+    def _tell_older(self, peer: str, known: Head, head: Head) -> None:
+        """A peer counts less than it has shown: it may release again what it has released."""
+        log.warning("an older ledger", extra={"peer": peer, "known": known.position, "now": head.position})
+        self.say(
+            f"{peer} goes on with an older ledger: it ends at entry {head.position}, and had entry "
+            f"{known.position}. A folder that was put back, or begun anew, does not count what was released "
+            "meanwhile; an audit together says so"
+        )
 
     async def work(
         self, phase: bytes, part: str, epoch: int, restore: int | None, absent: Iterable[str] = ()

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from securevfl.errors import CertificateError, ProtocolError
+from securevfl.network.frames import PHASE_BYTES
 from securevfl.network.identity import Identity, check_tls_key, parse_certificate
 from securevfl.protocols.contract import Address
 from securevfl.protocols.keys import SIGNATURE_BYTES, Authenticator
@@ -45,6 +46,23 @@ def verify(certificate_pem: bytes, name: str, text: bytes, signature: bytes) -> 
     label = f"the certificate of {name}"
     key = check_tls_key(parse_certificate(certificate_pem, label), label)
     key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+
+
+SERIES_BYTES = 8
+"""Of a phase's name: the same for all phases of one process of the coordinator. The others count them."""
+
+
+def numbered_phase(series: bytes, number: int) -> bytes:
+    """The name of the phase that is number so many of a process, from 0.
+
+    All of them are signed, so that whoever has those before it can show that one was out of turn.
+    """
+    return series + number.to_bytes(PHASE_BYTES - SERIES_BYTES, "big")
+
+
+def read_phase(phase: bytes) -> tuple[bytes, int]:
+    """A phase's series and number."""
+    return phase[:SERIES_BYTES], int.from_bytes(phase[SERIES_BYTES:], "big")
 
 
 def phase_statement(agreement: str, phase: bytes, part: str, epoch: int, restore: int) -> bytes:

@@ -255,9 +255,18 @@ class Ledger:
         self.releases += 1
         return self.released
 
-    def begin(self, part: str, epoch: int, back: int | None) -> None:
-        """Notes that a part of a run begins, and whether everybody has gone back for it."""
-        self._write({"kind": PHASE, "part": part, "epoch": epoch, "back": back})
+    def begin(
+        self, part: str, epoch: int, back: int | None, announced: Mapping[str, str] | None = None
+    ) -> None:
+        """Notes that a part of a run begins, and whether everybody has gone back for it.
+
+        Args:
+            part: Which.
+            epoch: Of which epoch.
+            back: The epoch whose end everybody goes back to first, if any.
+            announced: What the coordinator calls it (`phase`), and its signature (`signed`).
+        """
+        self._write({"kind": PHASE, "part": part, "epoch": epoch, "back": back, **(announced or {})})
 
     def note_alignment(self, *, way: str, observers: Iterable[str], ids: int, most: int) -> Head:
         """Notes that an alignment begins, and syncs it to disk; only then may anything of it leave.

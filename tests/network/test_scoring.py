@@ -30,6 +30,7 @@ from securevfl.network import api, service
 from securevfl.network.api import load_own
 from securevfl.network.config import ScoringConfig
 from securevfl.network.dispatcher import ServiceDispatcher
+from securevfl.network.member import Member
 from securevfl.network.openapi import DESCRIPTION, page
 from securevfl.network.request_log import RequestLog
 from securevfl.network.service import Service
@@ -91,6 +92,89 @@ def test_scores_are_those_of_the_same_model_in_one_process(linear):
         assert score == pytest.approx(expected[each], abs=3e-6)  # float32 outputs
     assert len(set(found.values())) == 4
     assert sorted(len(rows) for rows in once_in_both(scorers)) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("plan", "helpers"),
+    [
+        (LINEAR, ("dealer",)),
+        pytest.param(
+            replace(LINEAR, settings=replace(LINEAR.settings, dealer="none")), (), marks=pytest.mark.slow
+        ),
+        (Plan(algorithm="vafl-sync", epochs=1, unprotected=True), ()),
+        pytest.param(
+            Plan(algorithm="vafl-sync", protocol="two-tree", epochs=1, unprotected=True),
+            (),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Plan(algorithm="fdml", protocol="bfv", epochs=1, unprotected=True), (), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["dealer", "no dealer", "plain", "two-tree", "bfv"],
+)
+def test_nobody_is_told_to_ask_before_everybody_answers(tmp_path, plan, helpers, monkeypatch):
+    """A party that still reads its ledger is connected, and answers nothing; so is one that came back."""
+    parties = ("bank", "shop") if plan.algorithm == "sealed" else THREE
+    federation = Federation(tmp_path, plan, parties=parties, helpers=helpers)
+    asyncio.run(federation.run())
+    scorers, begin, read = Scorers(federation), Member._begin, asyncio.Event()
+
+    async def reading(self: Member, fields: dict[str, Any]) -> None:
+        if self.name == "shop":
+            await read.wait()
+        await begin(self, fields)
+
+    async def unready() -> set[int]:
+        """What a client is told from when the label holder has its part until long after."""
+        bank = scorers.services["bank"]
+        while "test" not in bank.nodes or bank.nodes["test"].part != "score":
+            await asyncio.sleep(0.01)
+        return {(await scorers.get("/health"))[0] for _ in range(30) if not await asyncio.sleep(0.01)}
+
+    async def run() -> list[Any]:
+        for name in scorers.configs:
+            scorers.start(name)
+        try:
+            found: list[Any] = []
+            for victim in ("", "shop", "bank"):
+                if victim:
+                    read.clear()
+                    await scorers.kill(victim)
+                    scorers.start(victim)
+                found.append(await unready())
+                read.set()
+                await scorers.ready()
+                found.append((await scorers.score(f"new000{len(found)}"))[0])
+            return found
+        finally:
+            for task in scorers.tasks.values():
+                task.cancel()
+            await asyncio.gather(*scorers.tasks.values(), return_exceptions=True)
+
+    monkeypatch.setattr(Member, "_begin", reading)
+    assert asyncio.run(run()) == [{503}, 200] * 3
+
+
+def test_tables_with_the_same_people_may_have_them_in_any_order(linear):
+    """With `align = "none"`; scores go by the ID. Other people are refused, in words."""
+    scorers = Scorers(linear)
+    path = linear.folder / "people-shop.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([head, *lines[::-1]]) + "\n")
+
+    async def use() -> dict[str, float]:
+        return (await scorers.score("new0003", "new0007"))[1]
+
+    found = using(scorers, use)
+    blocks = {name: scorers.block(name) for name in linear.tables}
+    expected = dict(zip(scorers.ids, joint_predictions(linear, blocks, scorers.ids), strict=True))
+    assert found == {each: pytest.approx(expected[each], abs=3e-6) for each in ("new0003", "new0007")}
+    path.write_text("\n".join([head, *lines[1:]]) + "\n")
+    with pytest.raises(
+        SecureVFLError, match=r"have exactly the same IDs|records of the organisations do not fit"
+    ):
+        asyncio.run(_refused(scorers, "bank"))
 
 
 def test_requests_that_wait_go_together_and_one_person_twice_does_not(linear):

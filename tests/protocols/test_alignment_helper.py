@@ -8,9 +8,10 @@ import pytest
 
 from securevfl.errors import ProtocolError
 from securevfl.protocols import Envelope, PrivateAlignment, drive
+from securevfl.protocols.alignment import helper as helping
 from securevfl.protocols.alignment.helper import HelpedMachine, HelperMachine
 from securevfl.protocols.alignment.keyed import COPIES, DUMMIES, KeyedList, as_values
-from securevfl.protocols.alignment.messages import AlignHello, AlignMarks, AlignPiece
+from securevfl.protocols.alignment.messages import AlignHello, AlignMarks, AlignMore, AlignPiece
 from securevfl.protocols.contract import HELPER
 from securevfl.protocols.keys import SIGNATURE_BYTES, Authenticator
 
@@ -119,6 +120,38 @@ def test_the_helper_sees_sizes_and_nothing_that_it_could_try_out():
         known = [b"", bytes(32), *(m.about for m in hellos)]
         tried = {hashlib.blake2b(raw, key=key, digest_size=16).digest() for key in known}
         assert not tried & values
+
+
+@pytest.mark.parametrize("piece", [64, 1 << 16])
+def test_when_a_helper_asks_for_more_tells_the_order_of_pieces_and_nothing_else(piece, monkeypatch):
+    """A member that has the key, and chooses its values, times the helper: it waits for whoever is behind.
+
+    When it asks follows from the last values of pieces alone, one comparison for 65,536 values; of lists that
+    are one piece, as those of up to 21,674 IDs are, nothing.
+    """
+    monkeypatch.setattr(helping, "PIECE", piece)
+    asked = []
+    for others in (SETS[0], SETS[1], [f"q{i}" for i in range(len(SETS[1]))]):
+        parties = [HELPED.machine(i, ids) for i, ids in enumerate([SETS[0], others])]
+        sent = drive([*parties, HELPED.machine(HELPER)])
+        order = [each.receiver for each in sent if isinstance(each.message, AlignMore)]
+        ends = [
+            [
+                int(as_values(e.message.values)[-1, 0])
+                for e in sent
+                if isinstance(e.message, AlignPiece) and e.sender == i
+            ]
+            for i in range(2)
+        ]
+        last, expected, left = [-1, -1], [], [list(each) for each in ends]
+        while any(left):
+            party = min((i for i in range(2) if left[i]), key=lambda i: last[i])
+            last[party] = left[party].pop(0)
+            expected.append(party)
+        assert order == expected
+        asked.append(order)
+    assert piece == 64 or asked == [[0, 1]] * 3
+    assert 1 << 16 >= COPIES * 21_674 + 2 * DUMMIES > (1 << 16) - COPIES
 
 
 def test_values_say_nothing_about_which_are_copies_or_dummies():

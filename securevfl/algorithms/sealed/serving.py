@@ -201,22 +201,27 @@ class PoolHolder:
         await beside(self._listen(), self._ask_all())
 
     async def _ask_all(self) -> None:
-        while (asked := await self.dispatcher.next()) is not None:
-            places = self.member.places.find(asked.rows)
-            if places is None:
-                self.dispatcher.settle(asked, Refused("unknown", self.setup.label_holder))
-                continue
-            pool = await self._masks(len(asked.rows))
-            self._number, start = self._number + 1, pool.next
-            total = self.member.words[places] - pool.masks(start, name=asked.name, rows=asked.rows)
-            self._open[self._number] = _Open(
-                asked=asked, pool=pool, start=start, total=total, missing=set(self.parties)
-            )
-            question = ScoreAsk(
-                round=self._number, name=asked.name, rows=asked.rows, pool=pool.round, start=start
-            )
-            for party in self.parties:
-                await self.member.link.send(party, question)
+        await self._masks(0)  # there are none before every member has taken up its part
+        with self.dispatcher.open():
+            while (asked := await self.dispatcher.next()) is not None:
+                await self._ask(asked)
+
+    async def _ask(self, asked: Round) -> None:
+        places = self.member.places.find(asked.rows)
+        if places is None:
+            self.dispatcher.settle(asked, Refused("unknown", self.setup.label_holder))
+            return
+        pool = await self._masks(len(asked.rows))
+        self._number, start = self._number + 1, pool.next
+        total = self.member.words[places] - pool.masks(start, name=asked.name, rows=asked.rows)
+        self._open[self._number] = _Open(
+            asked=asked, pool=pool, start=start, total=total, missing=set(self.parties)
+        )
+        question = ScoreAsk(
+            round=self._number, name=asked.name, rows=asked.rows, pool=pool.round, start=start
+        )
+        for party in self.parties:
+            await self.member.link.send(party, question)
 
     async def _masks(self, count: int) -> ScorePool:
         """A pool with enough places."""
