@@ -285,7 +285,7 @@ def test_a_setting_of_another_family_is_refused_by_name(algorithm: str, tmp_path
         ({"data": "wine"}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"epoch": 3}, "no field 'epoch'; did you mean 'epochs'"),
         ({"Sigma": 3}, "did you mean 'sigma'"),
-        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, record_views, "),
+        ({"zzz": 3}, "no field 'zzz'; known are active, adversary, algorithm, .*, query_first, "),
         ({"settings": {"epochs": 3}}, r"epochs is a common field .*; write Plan\(epochs=...\)"),
         ({"settings": {"data": "wine"}}, r"write Plan\(source=\{'data': ...\}\)"),
         ({"settings": {"centr": 3}}, "sealed has no setting 'centr'; did you mean 'centring'"),
