@@ -129,7 +129,7 @@ def sections(path: Path, points: Points, made: Mapping[str, Section], only: Sequ
         except OutOfTime:
             say(f"{title}: out of time; go on with the same command")
             name = re.escape(title.partition(":")[0])
-            kept = re.search(rf"^## {name}(?::.*)?$.*?(?=^## |\Z)", old, re.MULTILINE | re.DOTALL)
+            kept = re.search(rf"^## {name}(?::[^\n]*)?$.*?(?=^## |\Z)", old, re.MULTILINE | re.DOTALL)
             parts += [kept[0].strip()] if kept else []
     return parts
 

@@ -200,9 +200,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row(
             "Section 1",
             "predictions to other parties directly, fully decentralised",
-            MISSING,
-            "named in half a sentence, without an algorithm; `afsgd` on `plain-tree` trains a sum of linear "
-            "models without a server, `fdml` always has one",
+            CODE,
+            "`fdml` with `decentralised`; half a sentence without an algorithm, made as Algorithm 1 with the "
+            "server's matrix at every worker; the label holder still hands out labels and measures",
         ),
         Row("Figure 1", "diagram of the model", CODE, "sum fusion with head `sum`"),
         Row(

@@ -26,6 +26,7 @@ the label the loss of a record is its prediction.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ from securevfl.models import SumHead, metrics, task_loss
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.passing import computed, joined
 from securevfl.privacy.payloads import Contribution, Inside, Passed, Released
-from securevfl.privacy.rows import Rows
+from securevfl.privacy.rows import Rows, fixed
 from securevfl.protocols.contract import AGGREGATOR
 from securevfl.settings.plan import Plan
 from securevfl.settings.protocols import ENCRYPTED, PROTOCOLS
@@ -382,6 +383,147 @@ def encrypted_role(setup: Setup, address: str) -> Role:
     return FDMLWorker(setup, address, source=key_holder, channel=channel, told=(SERVER,))
 
 
+# -- without a server ---------------------------------------------------------------------------------------
+
+
+class Push(NamedTuple):
+    """Predictions of another worker for the records of one iteration."""
+
+    peer: str
+    iteration: int
+    rows: Rows
+    values: Any
+
+
+class PeerWorker(FDMLWorker):
+    """A worker that pushes its predictions to all others and adds up what they push.
+
+    It waits until nobody is more than `staleness` iterations behind, and leaves predictions of whoever is
+    further ahead than that for its next iteration.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = (*FDMLWorker.kept, "pushed", "local_predictions")
+
+    def __init__(self, setup: Setup, party: str) -> None:
+        super().__init__(setup, party)
+        data = setup.data
+        self.places = {name: place for place, name in enumerate(data.parties)}
+        self.pushed: dict[str, int] = {name: 0 for name in data.parties if name != party}
+        self.local_predictions = torch.zeros(
+            (data.n_train, len(data.parties), setup.plan.embedding), device=setup.device
+        )
+        self._pass: list[Rows] = []
+        self._before = 0
+        self._early: list[Push] = []
+        self._mail: asyncio.Future[Packet] | None = None
+
+    async def epoch(self) -> None:
+        """One pass, until all predictions of it have come."""
+        self._pass = [fixed(self.batches.next()) for _ in range(self.batches.per_pass)]
+        self._before, self._early, self._mail = self.iteration, [], None
+        for rows in self._pass:
+            await self._round(rows)
+        await self._hear(behind=0)
+        self.model.check_finite()
+
+    async def _pull(self, rows: Rows) -> tuple[Tensor, Released | Contribution | Inside]:
+        """Pushes the batch's predictions to everybody; returns the sum of the newest, and what was pushed."""
+        released = self.model.release(rows, kind=Embedding.kind, observers=self.observers, learning=True)
+        for peer in self.pushed:
+            await self.link.send(peer, Embedding(rows=rows, values=released, iteration=self.iteration))
+        self._put(Push(self.address, self.iteration, rows, released.values))
+        await self._hear(behind=self.setup.plan.settings.staleness)
+        outputs = self.local_predictions[self._index(rows)].sum(dim=1)
+        if self.address == self.setup.label_holder:
+            loss = task_loss(self.setup.data.task, outputs, self._labels_of(rows), loss=self.setup.loss())
+            await self.link.send(SERVER, MeanLoss(value=Inside(values=float(loss))))
+        return outputs, released
+
+    async def _hear(self, *, behind: int) -> None:
+        """Takes the pushes that are here, and waits for those of workers that are further behind."""
+        while (mail := self._expected()) is not None:
+            if not mail.done() and min(self.pushed.values()) + behind >= self.iteration:
+                break
+            self._early.append(self._read(await mail))
+            self._mail = None
+        pushes, self._early = self._early, []
+        for push in pushes:
+            if push.iteration > self._furthest:
+                self._early.append(push)
+            else:
+                self._put(push)
+
+    def _expected(self) -> asyncio.Future[Packet] | None:
+        """The next push of this pass, which may not be here yet; none once all have come."""
+        if self._mail is None and any(each < self._before + len(self._pass) for each in self.pushed.values()):
+            self._mail = self.link.receive()
+        return self._mail
+
+    @property
+    def _furthest(self) -> int:
+        """The newest iteration of others whose predictions are used now."""
+        return self.iteration + int(self.setup.plan.settings.staleness)
+
+    def _read(self, message: Packet) -> Push:
+        """A push, once it is its sender's next, of the right records, and no further ahead than may be."""
+        sender, iteration = expect(message, Embedding.kind).sender, message.fields.get("iteration")
+        if sender not in self.pushed:
+            raise ProtocolError(f"{self.address} receives predictions of {sender}, which is no other worker")
+        due = self.pushed[sender] + 1
+        # Whoever has passed iteration i had this worker's push of i - staleness, and may then push i + 1.
+        last = min(self._furthest + 1, self._before + len(self._pass))
+        if iteration != due or due > last:
+            raise ProtocolError(
+                f"{sender} pushes iteration {iteration} to {self.address}; {due} is its next, {last} the last"
+                " that may come now"
+            )
+        rows = self._pass[due - self._before - 1]
+        if not np.array_equal(message["rows"], rows):
+            raise ProtocolError(f"{sender} uploads other records than the schedule says")
+        values, shape = message["values"], (len(rows), self.local_predictions.shape[-1])
+        if values.shape != shape:
+            raise ProtocolError(f"{sender} sent vectors of shape {values.shape}; expected {shape}")
+        self.pushed[sender] = due
+        return Push(sender, due, rows, values)
+
+    def _put(self, push: Push) -> None:
+        values = to_device(np.array(push.values, np.float32), self.setup.device)
+        self.local_predictions[self._index(push.rows), self.places[push.peer]] = values
+
+
+class LabelKeeper(SharingServer):
+    """The label holder's role beside peers: gives the labels out, counts, and measures the test part.
+
+    In training it hears the losses of its own organisation's worker, and nothing of anybody else.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, share_labels=True)
+
+    async def _train(self) -> None:
+        for _ in range(self.batches.per_pass):
+            message = expect(await self.link.receive(), MeanLoss.kind, sender=self.setup.label_holder)
+            self._count(len(self.batches.next()) * len(self.parties), float(message["value"]))
+
+    def _outputs(self, vectors: Tensor) -> Tensor:
+        return vectors.sum(dim=1)
+
+
+def check_decentralised(plan: Plan, data: VerticalData) -> None:
+    """Raises `PlanError` where somebody would obtain a sum for others, or the label holder is no worker."""
+    if plan.protocol != "plain":
+        raise PlanError(
+            f"decentralised workers push predictions to each other, and protocol {plan.protocol!r} would add "
+            "them up for a receiver; take 'plain', or algorithm 'afsgd', whose workers obtain sums themselves"
+        )
+    holder = SERVER if plan.label_holder == "server" else data.label_holder
+    if holder not in data.parties:
+        raise PlanError(
+            f"decentralised workers have no server, but the labels are at {holder!r}, which has no features; "
+            "give them to a party or leave decentralised off"
+        )
+
+
 # -- the algorithm ------------------------------------------------------------------------------------------
 
 
@@ -421,7 +563,9 @@ class FDML(Algorithm):
                 f"fdml on {plan.protocol!r} tells the server mean losses; those of drawn records would be a "
                 "linear system for each record's: set sampling to 'passes'"
             )
-        if plan.protocol in ENCRYPTED:
+        if plan.settings.decentralised:
+            check_decentralised(plan, data)
+        elif plan.protocol in ENCRYPTED:
             check_encrypted(plan, data)
         else:
             check_holder_sum(plan, data)
@@ -438,6 +582,8 @@ class FDML(Algorithm):
         """The server, or a party's worker."""
         if not isinstance(setup.head, SumHead):
             raise PlanError("fdml has no model on top of the sum; do not give a head")
+        if setup.plan.settings.decentralised:
+            return LabelKeeper(setup) if address == SERVER else PeerWorker(setup, address)
         if setup.plan.protocol in ENCRYPTED:
             return encrypted_role(setup, address)
         return FDMLServer(setup) if address == SERVER else FDMLWorker(setup, address)

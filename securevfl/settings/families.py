@@ -74,9 +74,12 @@ class FdmlSettings(Settings):
 
     Attributes:
         staleness: tau: how many iterations a worker may be ahead of the slowest; 0 is synchronous.
+        decentralised: Workers push their predictions to each other, and no server adds them up. Every worker
+            then sees every other's prediction of a record, not their sum alone.
     """
 
     staleness: int = whole(0)
+    decentralised: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

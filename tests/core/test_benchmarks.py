@@ -75,7 +75,7 @@ def test_a_section_that_there_was_no_time_for_stays_as_the_page_has_it(tmp_path,
     monkeypatch.setattr(common, "commit", lambda: "abc1234")
     page = tmp_path / "page.md"
     page.write_text(
-        "# Page\n\n## Table 1\n\nFigures of commit `0000000`.\n\n## Table 10: x\n\nold\n\n## Table 2\n\nold\n"
+        "# Page\n\n## Table 1: old title\n\nFigures of commit `0000000`.\n\n## Table 10: x\n\nold\n\n## Table 2\n\nold\n"
     )
     points = common.Points("trial")
     points.get({"seed": 1}, lambda: 0.5)
@@ -89,7 +89,7 @@ def test_a_section_that_there_was_no_time_for_stays_as_the_page_has_it(tmp_path,
         points,
         {"Table 1: longer title": lambda: made(2), "Table 2": lambda: made(1), "Table 3": lambda: made(3)},
     )
-    first = "## Table 1\n\nFigures of commit `0000000`."
+    first = "## Table 1: old title\n\nFigures of commit `0000000`."
     assert found == [first, "## Table 2", "Figures of commit `abc1234`.", "0.5", "0.5"]
 
 

@@ -40,6 +40,9 @@ CASES = {
     "embeddings on two trees": BASE.with_changes(protocol="two-tree"),
     "pairwise masks": BASE.with_changes(protocol="pairwise"),
     "fdml on encrypted sums": BASE.with_changes(algorithm="fdml", protocol="bfv", learning_rate=0.1),
+    "fdml without a server": BASE.with_changes(
+        algorithm="fdml", learning_rate=0.1, settings={"decentralised": True}
+    ),
     "flex on a plain tree": BASE.with_changes(algorithm="flex", protocol="plain-tree"),
     "linear models on two trees": BASE.with_changes(algorithm="fsgd", protocol="two-tree", learning_rate=0.1),
     "noise and flipped labels": BASE.with_changes(
