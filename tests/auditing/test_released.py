@@ -73,11 +73,9 @@ def test_messages_are_as_far_apart_as_their_noise_whatever_lies_below_it() -> No
     noise, other = rng.normal(size=(2, 40, 4)) * 2
     first = below + noise
     assert verdict_on_messages(first, below + other) is Verdict.HOLDS, "the same values, fresh noise"
-    for again in (noise, -noise):
-        assert verdict_on_messages(first, -below + again) is Verdict.VIOLATED, (
-            "the largest distance of values"
-        )
-        assert verdict_on_messages(below + other, first, again) is Verdict.VIOLATED
+    for sign in (1, -1):  # the noise of the first once more, or its mirror image, at the largest distance
+        assert verdict_on_messages(first, sign * (noise - below)) is Verdict.VIOLATED
+        assert verdict_on_messages(below + other, first, sign * noise) is Verdict.VIOLATED
     assert verdict_on_messages(first, first) is Verdict.HOLDS, "the very same values tell nothing new"
     assert verdict_on_messages(first, below[:20] + noise[:20]) is Verdict.HOLDS, (
         "of another size: not compared"
