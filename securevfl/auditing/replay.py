@@ -841,10 +841,16 @@ class _Path:
                 outcomes.append(Outcome(PARTS, Verdict.VIOLATED, f"{outcome.reason} ({part})"))
         if not self.fine:
             return outcomes
-        # Beside exact values Gaussian noise leans neither way; clipped ones cannot lean outwards.
-        outward = stats.norm.sf(self.reach / self.rows**0.5) < levels[REACH]
+        # Beside exact values Gaussian noise leans neither way.
+        leans = self.reach / self.rows**0.5
+        outward, inward = (stats.norm.sf(way) < levels[REACH] / 2 for way in (leans, -leans))
         more = self.evidence.variance.excessive(levels[EXCESS])
-        outcomes.append(_outcome(REACH, outward, "released values reach further than the clip allows"))
+        reason = (
+            "noise leans against the values"
+            if inward
+            else "released values reach further than the clip allows"
+        )
+        outcomes.append(_outcome(REACH, bool(outward or inward), reason))
         outcomes.append(_lean([self], levels[BEYOND]))
         outcomes.append(_outcome(EXCESS, more, "what was added is not the declared noise"))
         return outcomes
