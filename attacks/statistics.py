@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 
 # Each of the two error rates gets half of the 5 %: both bounds hold jointly with 95 %.
 ONE_SIDED = 0.975
+_APART = 0.1  # of the level, for errors of each kind apart
 _BISECTIONS = 60
 
 
@@ -172,6 +173,44 @@ def mu_lower(errors: Errors, level: float = 0.05) -> float:
     if alpha >= 1 or beta >= 1:
         return 0.0
     return max(0.0, float(-ndtri(alpha) - ndtri(beta)))
+
+
+def mu_certified(errors: Errors, level: float = 0.05) -> float:
+    """The mu that these errors rule out from below, by all of them together or by each kind apart.
+
+    Of n0 and n1 trials of the two worlds a test of a mu-GDP mechanism gets at most
+
+        max over t of n0 Phi(t) + n1 Phi(mu - t)
+
+    right on average, and independent trials are above their mean at most as often as equal coins of the same
+    mean (Hoeffding 1956; from one above the mean on). One bound on one number wastes less than
+    `mu_lower`, which bounds two numbers and adds both margins: to refute a promise by as much takes about
+    half of the trials. It gets most of the level; a tenth is for `mu_lower`, which sees more where one kind
+    of error is rare. Valid, like it, against claims of Gaussian differential privacy only.
+    """
+    _check_share(level)
+    trials = errors.negatives + errors.positives
+    wrong = errors.false_positives + errors.false_negatives
+    few = 1 - upper_bound(wrong, trials, 1 - (1 - _APART) * level)
+    share = min(few, (trials - wrong - 1) / trials)
+    return max(_mu_of_share(share, errors.negatives / trials), mu_lower(errors, _APART * level))
+
+
+def _mu_of_share(right: float, first: float) -> float:
+    """The mu at which so large a share of all trials is right on average, of which `first` are of world 0."""
+
+    def most(mu: float) -> float:
+        if not 0 < first < 1:
+            return 1.0
+        place = mu / 2 + math.log(first / (1 - first)) / mu
+        return float(first * ndtr(place) + (1 - first) * ndtr(mu - place))
+
+    return _largest(lambda mu: (most(mu) if mu else max(first, 1 - first)) < right) if right < 1 else math.inf
+
+
+def _check_share(level: float) -> None:
+    if not 0 < level < 1:
+        raise AttackError(f"the level is {level}; expected a probability between 0 and 1, such as 0.05")
 
 
 def noticed_mu(negatives: int, positives: int, claim: float, level: float = 0.05) -> float:

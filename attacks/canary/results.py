@@ -84,8 +84,6 @@ class LinearRule:
 
 OWNER = "canary"
 
-ONE_RUN_CANARIES = 10_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryResult:
@@ -204,9 +202,7 @@ def conclude(
         delta=delta,
         epsilon_gdp=epsilon_of(mu, delta),
         epsilon_free=epsilon_lower(errors, delta),
-        epsilon_one_run=_one_run(
-            scores[:ONE_RUN_CANARIES], worlds[:ONE_RUN_CANARIES], delta, claim=claims[accounting]
-        ),
+        epsilon_one_run=_one_run(scores, worlds, delta, claim=claims[accounting]),
         rule=rule,
         owners=owners,
     )

@@ -22,6 +22,7 @@ import torch._dynamo  # loaded by the first optimiser; once here instead of in e
 from benchmarks.faults import (  # noqa: F401  (they declare faults)
     books,
     later,
+    leaning,
     members,
     messages,
     noise,

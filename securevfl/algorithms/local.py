@@ -259,11 +259,9 @@ class LocalModel(Learner):
 
         The gradient that arrives belongs to the mean loss; times the batch size it is each record's own.
         """
-        if self.gate.update is None:
-            raise PlanError(f"{self.name}: a private update needs a mechanism for updates")
-        own = upstream * len(rows)
-        sums = clipped_gradient_sum(
-            self.encoder, self.records[rows], own, self.gate.update.clip, noise=self._hidden_noise
+        own, inputs = upstream * len(rows), self.records[rows]
+        sums = self.gate.clipped_sum(
+            lambda clip: clipped_gradient_sum(self.encoder, inputs, own, clip, noise=self._hidden_noise)
         )
         noisy = self.gate.noisy_update(sums, rows=rows)
         for parameter, gradient in zip(trainable(self.encoder), noisy, strict=True):

@@ -131,6 +131,29 @@ class VarianceTest:
         return math.sqrt(self._sum) > math.sqrt(limit) + ERROR_LIMIT * math.sqrt(self.values)
 
 
+class SquaresTest:
+    """Whether noise is as large as claimed, if its fourth moment is at most a Gaussian's: uniform noise, too.
+
+    Bernstein's bound for sums of values that are not negative: P[S <= (1 - t) k] <= exp(-k t^2 / 6).
+    """
+
+    def __init__(self) -> None:
+        self._values, self._sum = 0, 0.0
+
+    def add(self, standard: Floats) -> None:
+        """Takes noise divided by its claimed standard deviation."""
+        self._values += standard.size
+        self._sum += float(np.vdot(standard, standard))
+
+    def judge(self, level: float) -> Outcome:
+        """Violated where so little noise has a smaller probability than `level`."""
+        _check_level(level)
+        if not level or self._values <= -6 * math.log(level):
+            return _not_tested(VARIANCE, f"{self._values} values are too few to notice noise that is missing")
+        least = self._values - math.sqrt(-6 * self._values * math.log(level))
+        return _judged(VARIANCE, self._sum < least, "less noise was added than claimed")
+
+
 # -- noise that repeats ------------------------------------------------------------------------------------
 
 # 64 steps of the gate's lattice: noise used twice is snapped differently for two rows, by one step.

@@ -12,7 +12,7 @@ from securevfl.accountants.records import HIDDEN, ReleaseRecord
 from securevfl.attacks.canary.audit import CanaryResult
 from securevfl.attacks.runner import AttackOutcome
 from securevfl.attacks.source import Source
-from securevfl.attacks.statistics import epsilon_of, mu_lower
+from securevfl.attacks.statistics import epsilon_of, mu_certified, mu_lower
 from securevfl.auditing.reconciliation import RECONCILED
 from securevfl.auditing.verdicts import ErrorBudget, Finding, Verdict
 
@@ -55,7 +55,7 @@ class Findings:
     def refuted(self, name: str) -> float | None:
         """What a canary audit certifies above its claim at its share of the error budget; None if nothing."""
         result = self.canaries[name]
-        certified = mu_lower(result.errors, self.levels[name])
+        certified = mu_certified(result.errors, self.levels[name])
         return certified if certified > result.claim else None
 
 

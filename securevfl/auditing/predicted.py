@@ -98,9 +98,6 @@ class Predicted:
     def _judge(self, owner: str, levels: Mapping[str, float]) -> Finding:
         if self.source.data is None:
             raise _Missing("replay needs the data of the run; give it with --data")
-        hiding = self.owners if self._opens else [owner]
-        if any(self.source.plan.encoder(each).hidden_noise for each in hiding):
-            raise _Missing("noise inside encoders (hidden_noise) is not kept")
         evidence, gap, lean, vectors = NoiseEvidence(limit=0.0), 0.0, 0.0, 0
         for values, exact, std in self._opened if self._opens else self._sent(owner):
             if exact.shape != values.shape:

@@ -41,10 +41,14 @@ from securevfl.auditing.evidence import (
     FINE_VALUES,
     FLIPS,
     NOISE_TESTS,
+    REPETITION,
     SHARED,
+    VARIANCE,
     NoiseEvidence,
     Outcome,
+    RepetitionTest,
     SharedTest,
+    SquaresTest,
     VarianceTest,
     conclude,
 )
@@ -64,12 +68,13 @@ from securevfl.federation.site import Site, hosts_of, load_own, open_gate, own_a
 from securevfl.federation.virtual import VirtualCarrier
 from securevfl.privacy.chain import LedgerReader
 from securevfl.privacy.defences import keep_probability
-from securevfl.privacy.gate import HANDED_ON, Gate
+from securevfl.privacy.gate import HANDED_ON, Gate, Mechanism, clip_exactly
 from securevfl.privacy.journal import (
     AS_GIVEN,
     DATA,
     GIVEN,
     GRADIENT,
+    INNER,
     LABELS,
     LOCK,
     MODEL,
@@ -88,7 +93,7 @@ from securevfl.privacy.journal import (
 from securevfl.privacy.ledger import each_kept, read_homes
 from securevfl.privacy.messages import Packet
 from securevfl.privacy.noise import Floats, Noise
-from securevfl.privacy.payloads import Accounted, Link
+from securevfl.privacy.payloads import Accounted, Link, Released
 from securevfl.privacy.rows import fixed
 from securevfl.privacy.schemas import MESSAGES
 from securevfl.privacy.views import Seen, View, ViewWriter
@@ -106,16 +111,21 @@ PATHS = {
     STATISTIC: "statistics",
     LABELS: "randomised labels",
     TOTAL: "noisy totals",
+    INNER: "noise inside encoders",
 }
 """Kind in the journal -> the path that findings name."""
-PARTS, REACH, EXCESS = "variance by part", "reach", "excess"
+PARTS, REACH, BEYOND, EXCESS = "variance by part", "reach", "reach beyond the clip", "excess"
 TRAINED, NEW = "records of the training", "noise of new records"
 EVERYBODY = ""
 """In the place of a name: what all organisations opened, together."""
-_TESTS = (*NOISE_TESTS, PARTS, REACH, EXCESS)
+_TESTS = (*NOISE_TESTS, PARTS, REACH, BEYOND, EXCESS)
 _ON_LATTICE = (RELEASE, UPDATE, STATISTIC)
 _OWN = (RELEASE, UPDATE, STATISTIC)
 """Kinds with noise of one owner's own; that of two owners is independent."""
+_CLIPPED = (RELEASE, GRADIENT, UPDATE)
+"""Kinds that are clipped before the noise."""
+# A norm that no gradient has; and how many updates are looked at without clipping, which takes as long again.
+_FREE, _UNCLIPPED = 1e30, 256
 # Of figures where two replays differ in rounding: a score that crosses another moves them a little.
 _FIGURE_MARGIN = 0.01
 # What carries no noise, where the replay ends with the very models: rounding of sums in another order.
@@ -203,8 +213,9 @@ def _missing(source: Source) -> str:
             f"{', '.join(brought)} brought a model of its own, which is not here to be run again; whether it "
             "depends on private records cannot be seen"
         )
-    if any(plan.encoder(party).hidden_noise for party in source.parties):
-        return "noise inside encoders (hidden_noise) is not kept, so nothing behind it can be recomputed"
+    hiding = [hosts[party] for party in source.parties if plan.encoder(party).hidden_noise]
+    if any(not any(View(files.journal(name)).messages(INNER)) for name in hiding if name in names):
+        return "noise inside encoders (hidden_noise) was not kept, so nothing behind it can be recomputed"
     if plan.threshold and read_homes(files.path) is not None:
         return "sums that go on without a party are not replayed; train with everybody (threshold 0)"
     ledgers = [LedgerReader(path) for path in (files.path / "ledger").glob("*.jsonl")]
@@ -312,6 +323,7 @@ class _Kept(Journal):
 
     def __init__(self, folder: Path, spool: ViewWriter, part: Callable[[], str], *, shake: float) -> None:
         self.owner, self.new = folder.name, True
+        self.beyond: Floats | None = None
         self._view, self._spool, self._part, self._shake = View(folder), spool, part, shake
         keys = array(
             "q", (_place(line["kind"], line["fields"].get("where")) for line in self._view.headers())
@@ -340,6 +352,9 @@ class _Kept(Journal):
             "part": self._part(),
             "values": np.asarray(values),
         }
+        cut, self.beyond = self.beyond, None
+        if cut is not None and kind in _CLIPPED and cut.size == kept.size:
+            fields["beyond"] = cut.reshape(kept.shape)
         self._spool.note(kind, fields, address=self.owner, time=0.0)
         return kept
 
@@ -401,10 +416,35 @@ def _place(kind: str, where: str | None) -> int:
 
 
 class _Watched(Gate):
-    """A gate of the replay that shows sealed openings to whoever tells the members' noise apart."""
+    """A gate of the replay that keeps what clipping cuts off beside what it leaves.
+
+    Sealed openings are shown to whoever tells the members' noise apart.
+    """
 
     own: OwnNoise | None = None
     part: Callable[[], str] = staticmethod(lambda: "")
+    updates = 0
+
+    def _cut(self, values: Floats, clipped: Floats) -> None:
+        if isinstance(self.journal, _Kept):
+            self.journal.beyond = values - clipped
+
+    def _protect(self, values: Array) -> npt.NDArray[np.float32]:
+        whole = values.astype(np.float64)
+        self._cut(whole, clip_exactly(whole, self.mechanism.clip))
+        return super()._protect(values)
+
+    def release_noisy(self, values: Floats, mechanism: Mechanism, **given: Any) -> Released:
+        """Keeps what is cut off; all of it is divided alike."""
+        self._cut(values, clip_exactly(values, mechanism.clip))
+        return super().release_noisy(values, mechanism, **given)
+
+    def clipped_sum(self, compute: Callable[[float], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Computes it once more without clipping, for the first updates."""
+        sums, self.updates = super().clipped_sum(compute), self.updates + 1
+        if self.updates <= _UNCLIPPED:
+            self._cut(_joined(compute(_FREE)), _joined(sums))
+        return sums
 
     def hide(self, machine: Machine | None = None, **given: Any) -> Accounted:
         """Shows what is brought to a session."""
@@ -418,6 +458,10 @@ class _Watched(Gate):
         if self.own is not None and isinstance(machine, CheckedRound) and isinstance(self.journal, _Kept):
             self.own.take(machine, self.journal.total(str(self.ledger.releases)), self.part())
         return opened
+
+
+def _joined(tensors: Iterable[torch.Tensor]) -> Floats:
+    return torch.cat([each.detach().flatten() for each in tensors]).double().numpy(force=True)
 
 
 def _ends(view: View) -> Iterator[tuple[str, str, str]]:
@@ -742,10 +786,19 @@ class _Path:
     parts: dict[str, VarianceTest] = field(default_factory=dict)
     reach: float = 0.0
     rows: int = 0
+    lean: float = 0.0
+    messages: int = 0
     error: float = 0.0
 
     def add(
-        self, part: str, released: Floats, exact: Floats, std: float, error: float, on_lattice: bool
+        self,
+        part: str,
+        released: Floats,
+        exact: Floats,
+        std: float,
+        error: float,
+        on_lattice: bool,
+        beyond: Floats | None = None,
     ) -> None:
         noise = released - exact
         self.evidence.add(
@@ -765,6 +818,19 @@ class _Path:
         along = np.einsum("nd,nd->n", rows, flat)[norms > 0] / norms[norms > 0]
         self.reach += float(along.sum()) / std
         self.rows += len(along)
+        # Every message counts once, so that how many count does not depend on what was released.
+        ways = (each for each in (beyond, exact, np.ones_like(exact)) if each is not None and each.any())
+        way = np.asarray(next(ways), np.float64)
+        self.lean += float(np.vdot(noise, way)) / std / float(np.linalg.norm(way))
+        self.messages += 1
+
+    @property
+    def fine(self) -> bool:
+        """Whether replay is exact enough to say where noise leans."""
+        return (
+            bool(self.rows)
+            and self.error * max(self.evidence.variance.values, FINE_VALUES) ** 0.5 < FINE_ERROR
+        )
 
     def judge(self, levels: Mapping[str, float]) -> list[Outcome]:
         """All outcomes."""
@@ -773,15 +839,29 @@ class _Path:
             outcome = test.judge(levels[PARTS] / len(self.parts))
             if outcome.verdict is Verdict.VIOLATED:
                 outcomes.append(Outcome(PARTS, Verdict.VIOLATED, f"{outcome.reason} ({part})"))
-        values = self.evidence.variance.values
-        if not self.rows or self.error * max(values, FINE_VALUES) ** 0.5 >= FINE_ERROR:
+        if not self.fine:
             return outcomes
-        # Beside exact values Gaussian noise leans neither way; clipped ones cannot lean outwards.
-        outward = stats.norm.sf(self.reach / self.rows**0.5) < levels[REACH]
+        # Beside exact values Gaussian noise leans neither way.
+        leans = self.reach / self.rows**0.5
+        outward, inward = (stats.norm.sf(way) < levels[REACH] / 2 for way in (leans, -leans))
         more = self.evidence.variance.excessive(levels[EXCESS])
-        outcomes.append(_outcome(REACH, outward, "released values reach further than the clip allows"))
+        reason = (
+            "noise leans against the values"
+            if inward
+            else "released values reach further than the clip allows"
+        )
+        outcomes.append(_outcome(REACH, bool(outward or inward), reason))
+        outcomes.append(_lean([self], levels[BEYOND]))
         outcomes.append(_outcome(EXCESS, more, "what was added is not the declared noise"))
         return outcomes
+
+
+def _lean(paths: Iterable[_Path], level: float) -> Outcome:
+    """Whether noise leans to where clipping cut something off: then less was cut off than should be."""
+    found = [(path.lean, path.messages) for path in paths if path.fine]
+    lean, messages = (sum(each) for each in zip(*found, strict=True)) if found else (0.0, 0)
+    beyond = bool(messages) and stats.norm.sf(lean / max(messages, 1) ** 0.5) < level
+    return _outcome(BEYOND, bool(beyond), "less was cut off than the clip asks for")
 
 
 def _outcome(test: str, violated: bool, reason: str) -> Outcome:
@@ -816,11 +896,15 @@ class _Judge:
             if len(owners := sorted(name for name, other in paths if other == kind)) > 1
         }
         tests += [_test(EVERYBODY, kind, SHARED) for kind in self.shared]
+        own = [kind for _, kind in paths if kind in _CLIPPED]
+        self.clipped = sorted(kind for kind in set(own) if own.count(kind) > 1)
+        tests += [_test(EVERYBODY, kind, BEYOND) for kind in self.clipped]
         self.predicted = predicted
         self.again = {
             owner: SharedTest((TRAINED, NEW)) for owner in predicted.owners if (owner, RELEASE) in paths
         }
         tests += [_test(owner, RELEASE, SHARED) for owner in self.again]
+        self.inner: dict[str, tuple[SquaresTest, RepetitionTest]] = {}
         self.members = MemberNoise.of(source.plan, source.data)
         algorithm = find_algorithm(source.plan.algorithm)
         hosts = {} if source.data is None else hosts_of(source.plan, source.data, algorithm)
@@ -864,6 +948,8 @@ class _Judge:
             for (name, kind), (outcomes, unreplayed) in judged.items():
                 if name == owner or (kind == TOTAL and name == EVERYBODY):
                     finding = conclude(promise, PATHS[kind], outcomes, unreplayed)
+                    if kind == INNER and finding.verdict is Verdict.NOT_TESTED:
+                        continue  # too few values; nothing is promised of it
                     finding = replace(finding, private=not exact and self._is_chaotic(kind))
                     if kind == TOTAL and self.members is not None:
                         finding = self.members.conclude(finding, outcomes)
@@ -1026,6 +1112,9 @@ class _Judge:
             name, kind, std = spooled.sender, spooled.kind, float(spooled.fields["std"])
             released = np.asarray(self.views[name][spooled.fields["place"]].fields["values"], np.float64)
             exact = np.asarray(spooled.fields["values"], np.float64)
+            if kind == INNER:
+                self._inner(name, std, released)
+                continue
             if kind == LABELS:
                 judged[name, kind] = [self._flips(name, released, exact)], 0
             if kind == TOTAL and self.source.plan.mode == "sealed":  # one vector, however its model folds it
@@ -1034,7 +1123,8 @@ class _Judge:
                 error = self._error(spooled, exact, std, other) if twice else self._rounding(kind, std)
                 for where in {name, EVERYBODY} if kind == TOTAL else {name}:
                     path = paths.setdefault((where, kind), self._path(kind))
-                    path.add(spooled.fields["part"], released, exact, std, error, kind in _ON_LATTICE)
+                    beyond = spooled.fields.get("beyond")
+                    path.add(spooled.fields["part"], released, exact, std, error, kind in _ON_LATTICE, beyond)
                 if kind == TOTAL and self.members is not None and error <= ERROR_LIMIT:
                     self.members.add(name, (released - exact) / std, std)
                 compared = [(self.shared.get(kind), name)]
@@ -1052,18 +1142,10 @@ class _Judge:
             place = (EVERYBODY if kind == TOTAL else name, kind)
             earlier, unreplayed = judged.get(place, ([], 0))
             judged[place] = [*earlier, *outcomes], max(unreplayed, path.evidence.unreplayed)
-        for (name, kind), path in paths.items():
-            if kind in self.shared:
-                level = self.levels[_test(EVERYBODY, kind, SHARED)]
-                judged[name, kind][0].append(self.shared[kind].judge(level, path.evidence.error))
-        for name, test in self.again.items():
-            for noise, std in self.predicted.noise(name):
-                test.add(NEW, noise / std)
-            level = self.levels[_test(name, RELEASE, SHARED)]
-            outcome = test.judge(level, paths[name, RELEASE].evidence.error)
-            if outcome.verdict is Verdict.VIOLATED:
-                outcome = outcome._replace(reason="noise of the training came again in predictions")
-            judged[name, RELEASE][0].append(outcome._replace(test=NEW))
+        self._together(judged, paths)
+        for name, (squares, again) in self.inner.items():
+            level = {test: self.levels[_test(name, INNER, test)] for test in _tests_of(INNER)}
+            judged[name, INNER] = [squares.judge(level[VARIANCE]), again.judge(level[REPETITION])], 0
         if self.members is not None and (EVERYBODY, TOTAL) in judged:
             levels = {name: self.levels[_test(name, TOTAL, FRESH)] for name in self.members.tests}
             judged[EVERYBODY, TOTAL][0].extend(self.members.judge(levels))
@@ -1075,6 +1157,29 @@ class _Judge:
                 }
             )
         return judged
+
+    def _together(
+        self, judged: dict[tuple[str, str], tuple[list[Outcome], int]], paths: dict[tuple[str, str], _Path]
+    ) -> None:
+        """Adds what is seen by looking at several paths at once."""
+        for (name, kind), path in paths.items():
+            if kind in self.shared:
+                level = self.levels[_test(EVERYBODY, kind, SHARED)]
+                judged[name, kind][0].append(self.shared[kind].judge(level, path.evidence.error))
+        for kind in self.clipped:  # what one owner's few values do not show, those of all may
+            leaning = {name: path for (name, other), path in paths.items() if other == kind and path.fine}
+            if leaning:
+                most = max(leaning, key=lambda name: leaning[name].lean / leaning[name].messages ** 0.5)
+                outcome = _lean(leaning.values(), self.levels[_test(EVERYBODY, kind, BEYOND)])
+                judged[most, kind][0].append(outcome)
+        for name, test in self.again.items():
+            for noise, std in self.predicted.noise(name):
+                test.add(NEW, noise / std)
+            level = self.levels[_test(name, RELEASE, SHARED)]
+            outcome = test.judge(level, paths[name, RELEASE].evidence.error)
+            if outcome.verdict is Verdict.VIOLATED:
+                outcome = outcome._replace(reason="noise of the training came again in predictions")
+            judged[name, RELEASE][0].append(outcome._replace(test=NEW))
 
     def _path(self, kind: str) -> _Path:
         sealed = self.source.plan.mode == "sealed"
@@ -1095,6 +1200,12 @@ class _Judge:
         apart = np.asarray(second.fields["values"], np.float64).reshape(exact.shape) - exact
         error = _MORE_ROUNDING * float(np.sqrt(np.mean(apart**2))) / std
         return max(error, self._rounding(first.kind, std))
+
+    def _inner(self, name: str, std: float, values: Floats) -> None:
+        """Takes noise inside an encoder, which is not Gaussian: how much of it there is, and is it fresh?"""
+        test, again = self.inner.setdefault(name, (SquaresTest(), RepetitionTest()))
+        test.add(values / std)
+        again.add(values.reshape(len(values), -1) / std)
 
     def _flips(self, name: str, released: Array, exact: Array) -> Outcome:
         """Whether as many labels were flipped as randomised response flips."""
@@ -1125,7 +1236,7 @@ def _violated(promise: str, path: str, reason: str) -> Finding:
 
 
 def _tests_of(kind: str) -> tuple[str, ...]:
-    return (FLIPS,) if kind == LABELS else _TESTS
+    return {LABELS: (FLIPS,), INNER: (VARIANCE, REPETITION)}.get(kind, _TESTS)
 
 
 def _test(name: str, kind: str, test: str) -> str:

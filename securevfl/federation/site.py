@@ -41,7 +41,7 @@ from securevfl.models import (
 from securevfl.models.seeds import torch_generator
 from securevfl.privacy.answers import Answers
 from securevfl.privacy.chain import PHASE, SESSION, Entry, LedgerReader, with_agreement
-from securevfl.privacy.gate import Gate, Mechanism
+from securevfl.privacy.gate import Gate, InnerNoise, Mechanism
 from securevfl.privacy.journal import AS_GIVEN, DATA, GIVEN, MODEL, ORIGIN, ROWS, Journal, fingerprint
 from securevfl.privacy.ledger import Ledger, kept_records, to_record
 from securevfl.privacy.messages import Clock, Packet
@@ -534,7 +534,7 @@ def checked_encoder(
     if given is None:
         given = planned_encoder(plan, data, party)
         if own.hidden_noise and gate is not None:
-            given = perturb(given, own.hidden_noise, gate.noise)
+            given = perturb(given, own.hidden_noise, InnerNoise(gate))
     # Random rows: equal ones could not show that a module mixes them.
     sample = torch.randn((4, *block.shape[1:]), generator=torch_generator(plan.seed, "trial", index))
     sample = sample.to(

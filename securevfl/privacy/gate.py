@@ -27,6 +27,7 @@ from securevfl.privacy.answers import Answers
 from securevfl.privacy.defences import randomise_labels
 from securevfl.privacy.journal import (
     GRADIENT,
+    INNER,
     LABELS,
     PREDICTED,
     RELEASE,
@@ -638,6 +639,16 @@ class Gate:
         )
         return self.keep(LABELS, randomise_labels(labels, classes, epsilon, self.noise), std=0.0)
 
+    def clipped_sum(self, compute: Callable[[float], list[Tensor]]) -> list[Tensor]:
+        """A sum of per-record gradients, each clipped as `noisy_update` promises.
+
+        Args:
+            compute: Makes the sum of gradients that are clipped to a norm.
+        """
+        if self.update is None:
+            raise PlanError(f"{self.owner}: a private update needs a mechanism for updates")
+        return compute(self.update.clip)
+
     def noisy_update(self, sums: Sequence[Tensor], *, rows: Rows) -> list[Tensor]:
         """Adds noise to a sum of clipped per-record gradients, so that the encoder may depend on it.
 
@@ -745,6 +756,28 @@ def clip_exactly(values: npt.NDArray[np.float64], clip: float) -> npt.NDArray[np
         # 2^-50 covers the rounding of the norm, the quotient and the product (a few units of 2^-53).
         values[over] *= (clip / norms[over] * (1 - 2.0**-50))[:, None]
     return values
+
+
+class InnerNoise:
+    """Noise for the inside of encoders, kept in a gate's journal for a replay. It promises nothing.
+
+    Args:
+        gate: The owner's.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def uniform(self, shape: tuple[int, ...], half_width: float) -> npt.NDArray[np.float64]:
+        """Independent values, uniform on [-half_width, half_width]."""
+        return self._keep(self._gate.noise.uniform(shape, half_width), half_width / math.sqrt(3))
+
+    def gaussian(self, shape: tuple[int, ...], std: float) -> npt.NDArray[np.float64]:
+        """Independent normal values with mean zero."""
+        return self._keep(self._gate.noise.gaussian(shape, std), std)
+
+    def _keep(self, values: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
+        return self._gate.keep(INNER, values.astype(np.float32), std=std)
 
 
 class _Cache:

@@ -21,7 +21,7 @@ from securevfl.privacy.views import MESSAGES, ViewWriter
 
 Array = npt.NDArray[Any]
 
-RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA, LOCK, PREDICTED, SCORED, ORIGIN = (
+RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA, LOCK, PREDICTED, SCORED, ORIGIN, INNER = (
     "release",
     "gradient",
     "update",
@@ -34,10 +34,12 @@ RELEASE, GRADIENT, UPDATE, STATISTIC, LABELS, TOTAL, MODEL, DATA, LOCK, PREDICTE
     "predicted",
     "scored",
     "origin",
+    "inner",
 )
 """The lock is the dealer's: what locks the seeds of a checked session in the members' views. Predicted and
 scored are the rows of new records, which are in no data of the run, and what was opened of them. An origin is
-where a first model is from: the version of torch that made it as the plan says, or `GIVEN`."""
+where a first model is from: the version of torch that made it as the plan says, or `GIVEN`. Inner is noise
+inside an encoder, which hides nothing and is paid for by nobody: the one noise that is kept bare."""
 ROWS, AS_GIVEN = "rows", f"given to {__version__}"
 """Places of digests of rows: as trained on, and as given; what it made of those, a version makes again."""
 GIVEN = "given"

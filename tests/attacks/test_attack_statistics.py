@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.special import ndtr
 
 from securevfl.attacks.statistics import (
@@ -22,6 +24,7 @@ from securevfl.attacks.statistics import (
     epsilon_lower,
     epsilon_of,
     mean,
+    mu_certified,
     mu_lower,
     noticed_mu,
     one_run_epsilon,
@@ -76,6 +79,43 @@ def test_published_figures() -> None:
     ):
         found = one_run_epsilon(canaries=m, guesses=r, correct=v, delta=delta)
         assert found == pytest.approx(value, abs=5e-7)
+
+
+# All errors together certify more than both kinds apart, unless one kind is rare.
+@pytest.mark.parametrize(
+    ("errors", "apart", "certified"),
+    [
+        (Errors(0, 0, 1000, 1000), 5.360, 5.916),
+        (Errors(50, 60, 1000, 1000), 2.940, 3.037),
+        (Errors(400, 410, 1000, 1000), 0.321, 0.384),
+        (Errors(0, 500, 1000, 1000), 2.601, 2.401),
+    ],
+)
+def test_all_errors_together_certify_more(errors: Errors, apart: float, certified: float) -> None:
+    assert mu_lower(errors) == pytest.approx(apart, abs=1e-3)
+    assert mu_certified(errors) == pytest.approx(certified, abs=1e-3)
+
+
+@pytest.mark.parametrize("level", [0.001, 0.05])
+@pytest.mark.parametrize("mu", [0.27, 1.0, 3.0])
+@pytest.mark.parametrize(("negatives", "positives"), [(20, 20), (150, 150), (30, 300), (1, 60)])
+def test_no_threshold_makes_a_mechanism_exceed_its_mu_more_often_than_the_level_says(
+    negatives: int, positives: int, mu: float, level: float
+) -> None:
+    """Every outcome of a Gaussian mechanism, with its probability, at good thresholds and at bad ones."""
+
+    def fewest(a: int) -> int:
+        """With so many errors of world 1 the bound is no longer above mu; more errors never raise it."""
+        errors = range(positives + 1)
+        return bisect.bisect(
+            errors, 0, key=lambda b: mu_certified(Errors(a, b, negatives, positives), level) <= mu
+        )
+
+    enough = np.array([fewest(a) for a in range(negatives + 1)])
+    for threshold in (mu / 2 + math.log(negatives / positives) / mu, mu / 2, 0.0, mu, -2.0):
+        p = stats.binom.pmf(np.arange(negatives + 1), negatives, stats.norm.sf(threshold))
+        above = p @ stats.binom.cdf(enough - 1, positives, stats.norm.cdf(threshold - mu))
+        assert above <= level
 
 
 def test_the_delta_term_counts() -> None:

@@ -26,6 +26,7 @@ from securevfl.auditing.evidence import (
     NoiseEvidence,
     RepetitionTest,
     SharedTest,
+    SquaresTest,
     VarianceTest,
     _tail,
     off_lattice,
@@ -56,6 +57,23 @@ def test_power_has_the_printed_figures(values: int, share: float) -> None:
     """The figures are rounded and for exact replay; at the limit of the error they are 0.63, 0.86, 0.95."""
     assert round(power(values, ALPHA, error=0.0), 2) == share
     assert 0 < power(values, ALPHA, error=0.0) - power(values, ALPHA) < 0.01
+
+
+@pytest.mark.parametrize(
+    "draw", [np.random.Generator.standard_normal, lambda rng, size: rng.uniform(-1, 1, size) * 3**0.5]
+)
+def test_squares_of_uniform_and_gaussian_noise_keep_their_level(draw: Callable[..., Floats]) -> None:
+    rng, alarms = np.random.default_rng(5), 0
+    for _ in range(2000):
+        test = SquaresTest()
+        test.add(draw(rng, 60))
+        alarms += test.judge(0.05).verdict is Verdict.VIOLATED
+    assert alarms <= 100  # a bound, not an equation: five per cent are allowed
+    weak, few = SquaresTest(), SquaresTest()
+    weak.add(0.7 * draw(rng, 1000))
+    few.add(draw(rng, 50))
+    assert weak.judge(1e-9).verdict is Verdict.VIOLATED
+    assert few.judge(1e-9).verdict is Verdict.NOT_TESTED
 
 
 @pytest.mark.parametrize("level", [ALPHA, 1e-3, 1e-12, 1e-60])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from securevfl import Plan, audit, load_run, train
-from securevfl.auditing.released import ReleasedEvidence
+from securevfl.auditing.released import ApartTest, ReleasedEvidence
 from securevfl.auditing.verdicts import ErrorBudget, Verdict
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.noise import Noise, snap
@@ -57,6 +57,43 @@ def test_spread_keeps_its_level() -> None:
         evidence.add(PATH, snap(rng.normal(size=(5, 2)), 1.0), 1.0)
         alarms += next(iter(evidence.findings(budget))).verdict is Verdict.VIOLATED
     assert alarms <= 50 + 4 * 7  # 5 % of them and four standard errors
+
+
+def verdict_on_messages(*messages: np.ndarray[Any, Any], observers: tuple[str, ...] = ("p0",)) -> Verdict:
+    evidence = ReleasedEvidence(lattice=False)
+    for number, values in enumerate(messages):
+        evidence.add(("p1", observers[number % len(observers)], f"kind {number}"), values, 2.0)
+    return min((found.verdict for found in evidence.findings(BUDGET)), key=lambda verdict: verdict.rank)
+
+
+def test_messages_are_as_far_apart_as_their_noise_whatever_lies_below_it() -> None:
+    rng = np.random.default_rng(3)
+    below = rng.normal(size=(40, 4))
+    below /= np.linalg.norm(below, axis=1, keepdims=True)
+    noise, other = rng.normal(size=(2, 40, 4)) * 2
+    first = below + noise
+    assert verdict_on_messages(first, below + other) is Verdict.HOLDS, "the same values, fresh noise"
+    for sign in (1, -1):  # the noise of the first once more, or its mirror image, at the largest distance
+        assert verdict_on_messages(first, sign * (noise - below)) is Verdict.VIOLATED
+        assert verdict_on_messages(below + other, first, sign * noise) is Verdict.VIOLATED
+    assert verdict_on_messages(first, first) is Verdict.HOLDS, "the very same values tell nothing new"
+    assert verdict_on_messages(first, below[:20] + noise[:20]) is Verdict.HOLDS, (
+        "of another size: not compared"
+    )
+    told = (first, -below + noise)
+    assert verdict_on_messages(*told, observers=("p0", "p2")) is Verdict.HOLDS, "for each observer alone"
+
+
+def test_distances_keep_their_level() -> None:
+    rng, alarms, level = np.random.default_rng(4), 0, 0.4
+    for _ in range(500):
+        test = ApartTest()
+        test.add("first", np.zeros((3, 2)), 1.0)
+        test.add("second", rng.normal(size=(3, 2)), 1.0)
+        alarms += test.near("second", level)
+    # From zero the mirror image is as far, so that of two comparisons one does not count: half of the level,
+    # and four standard errors.
+    assert abs(alarms - 100) <= 4 * 9
 
 
 def test_predictions_without_noise_are_found_although_nobody_has_their_rows(

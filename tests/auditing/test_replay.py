@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from securevfl import Plan, VerticalData, load_run, train
+from securevfl.algorithms import local
 from securevfl.algorithms import resolve as resolving
 from securevfl.algorithms.local import planned_encoder
 from securevfl.algorithms.prediction import PredictingParty
@@ -39,6 +40,7 @@ STRICT: dict[str, Any] = {"algorithm": "vafl-sync", "sigma": 2.0, "epochs": 3, "
 DP = {**STRICT, "encoder_training": "dp", "gradient_sigma": 2.0}
 FROZEN = {**STRICT, "encoder_training": "none"}
 SUMS = {**STRICT, "fusion": "sum"}
+HIDDEN = {**STRICT, "model": "mlp", "hidden": (4,), "hidden_noise": (0.3,)}
 SEALED: dict[str, Any] = {"algorithm": "sealed", "epsilon": 2.0, "epochs": 24}
 NETWORK = {**SEALED, "epochs": 4, "model": "mlp"}
 SHORT = {**SEALED, "epochs": 6}  # a fault that spoils every total shows in a quarter of them
@@ -55,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "afsgd": {"algorithm": "afsgd", "sigma": 2.0, "epochs": 2, "protocol": "two-tree"},
     "flipped labels": {**STRICT, "label_epsilon": 1.0},
     "noisy gradients": {**STRICT, "defence": "noise", "defence_level": 5},
+    "hidden noise": HIDDEN,
     "sealed": SEALED,
     "sealed network": NETWORK,
 }
@@ -68,6 +71,7 @@ def make_data(parties: int = 3, width: int = 4) -> VerticalData:
 
 
 DATA = make_data()
+UNPOWERED = ("statistics", "randomised labels", "updates", "noise inside encoders")
 
 
 def trained(folder: Path, **fields: Any) -> Path:
@@ -84,7 +88,7 @@ def test_a_clean_run_holds_on_every_path(case: str, tmp_path: Path) -> None:
     found = judged(trained(tmp_path, **CASES[case]))
     assert found
     assert worst(found) is Verdict.HOLDS, [f for f in found if f.verdict is not Verdict.HOLDS]
-    noisy = [f for f in found if f.path not in ("statistics", "randomised labels", "updates")]
+    noisy = [f for f in found if f.path not in UNPOWERED]
     assert all(finding.power and finding.power > 0.65 for finding in noisy)
 
 
@@ -209,6 +213,40 @@ def labels_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gates, "randomise_labels", lambda labels, classes, epsilon, noise: labels)
 
 
+def leaning_inwards(patch: pytest.MonkeyPatch) -> None:
+    def perturb(self: Noise, values: Any, std: float) -> Any:
+        exact = np.asarray(values, np.float64)
+        noise = GAUSSIAN(self, exact.shape, std)
+        return snap(exact - noise * np.sign((noise * exact).sum(-1, keepdims=True)), std)
+
+    patch.setattr(Noise, "perturb", perturb)
+
+
+def inner_noise(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    def weak(patch: pytest.MonkeyPatch) -> None:
+        original = Noise.uniform
+        patch.setattr(Noise, "uniform", lambda self, shape, half: change(original(self, shape, half)))
+
+    return weak
+
+
+def same_for_every_record(noise: Any) -> Any:
+    return np.repeat(noise[:1], len(noise), axis=0)
+
+
+def clipped_by_tensor(patch: pytest.MonkeyPatch) -> None:
+    honest = local.clipped_gradient_sum
+
+    def clipped(encoder: Any, inputs: Any, upstream: Any, clip: float, **noise: Any) -> Any:
+        records = [
+            honest(encoder, inputs[row : row + 1], upstream[row : row + 1], 1e6) for row in range(len(inputs))
+        ]
+        short = [[each * min(1.0, clip / max(float(each.norm()), 1e-12)) for each in own] for own in records]
+        return [torch.stack(each).sum(0) for each in zip(*short, strict=True)]
+
+    patch.setattr(local, "clipped_gradient_sum", clipped)
+
+
 TWO_TREE, PAIRWISE = CASES["two-tree"], CASES["pairwise"]
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
     *((fault, plan) for fault in (halved, off) for plan in (STRICT, CASES["asynchronous"], FROZEN, DP)),
@@ -228,6 +266,9 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
     *((sealed_noise_off, plan) for plan in (SHORT, NETWORK)),
     *((sealed_noise_again, plan) for plan in (SHORT, NETWORK)),
     (labels_kept, CASES["flipped labels"]),
+    *((leaning_inwards, plan) for plan in (STRICT, FROZEN)),
+    *((inner_noise(change), HIDDEN) for change in (lambda noise: noise / 2, same_for_every_record)),
+    (clipped_by_tensor, {**DP, "model": "mlp", "gradient_clip": 0.05, "gradient_sigma": 0.05}),
 ]
 
 
@@ -243,6 +284,29 @@ def test_a_fault_during_training_is_found_by_a_clean_audit(
         fault(patch)
         folder = trained(tmp_path, **plan)
     assert worst(judged(folder)) is Verdict.VIOLATED
+
+
+def test_what_no_single_owner_shows_all_of_them_together_may() -> None:
+    """Every owner's noise leans by four standard deviations: too little for one of them, not for all four."""
+    rng, level = np.random.default_rng(0), 1e-9
+
+    def path(lean: float) -> replays._Path:
+        found = replays._Path(replays.NoiseEvidence(limit=0.0), 0.0)
+        for _ in range(16):
+            beyond, exact = rng.normal(size=(2, 1, 30))
+            noise = rng.normal(size=(1, 30))
+            noise += (
+                (lean - float(np.vdot(noise, beyond)) / np.linalg.norm(beyond))
+                * beyond
+                / np.linalg.norm(beyond)
+            )
+            found.add("epoch 1", exact + noise, exact, 1.0, 0.0, False, beyond)
+        return found
+
+    leaning, honest = [path(1.0) for _ in range(4)], [path(0.0) for _ in range(4)]
+    assert {replays._lean([each], level).verdict for each in leaning} == {Verdict.HOLDS}
+    assert replays._lean(leaning, level).verdict is Verdict.VIOLATED
+    assert replays._lean(honest, level).verdict is Verdict.HOLDS
 
 
 # -- what is not tested, and what must not be said -----------------------------------------------------------
