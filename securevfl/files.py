@@ -44,6 +44,16 @@ def clear_errors(path: Path, raises: type[SecureVFLError] = RunError) -> Iterato
         raise raises(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def check_new(folder: Path) -> None:
+    """A folder for results, before anything is done for them.
+
+    Raises:
+        RunError: There is something of this name.
+    """
+    if folder.exists() or folder.is_symlink():
+        raise RunError(f"{folder} exists already; choose another folder, or --resume to go on with it")
+
+
 @contextmanager
 def replacing(path: Path | str) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends well; otherwise nothing has changed.
@@ -51,11 +61,13 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
     Its folder is made where there is none.
 
     Raises:
-        RunError: It cannot be written.
+        RunError: It cannot be written, or a folder, a device or a pipe is in its place.
     """
     target = Path(path)
     part = target.with_name(target.name + PART)
     with clear_errors(target):
+        if target.exists() and not target.is_file():  # an administrator's process would replace /dev/null
+            raise RunError(f"{target} is a {'folder' if target.is_dir() else 'device or pipe'}; name a file")
         if not target.parent.exists():
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part.unlink(missing_ok=True)  # what an earlier process left; its mode may be another

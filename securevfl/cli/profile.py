@@ -36,7 +36,7 @@ def profile(
         raise PlanError(f"--epsilon is {epsilon}; a profile needs a target above 0")
     from securevfl.cli.show import print_json
     from securevfl.cli.train import checked_parties, named, run_with_progress
-    from securevfl.files import write_text
+    from securevfl.files import check_new, write_text
     from securevfl.settings.plan import Plan
     from securevfl.settings.source import load_planned
 
@@ -56,6 +56,7 @@ def profile(
         record_views=record_views,
         source=source,
     )
+    check_new(out)
     rows = load_planned(plan)
     from securevfl.auditing.profiles import profile_page, read_profile  # torch: once every name is right
 

@@ -11,7 +11,7 @@ import typer
 from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, progress_bar, table, terminal
 from securevfl.errors import Interrupted, PlanError, RunError, SecureVFLError
-from securevfl.files import is_full
+from securevfl.files import check_new, is_full
 from securevfl.settings.codec import parse_assignment
 from securevfl.settings.plan import KINDS, Plan, plan_file, read_plan
 from securevfl.settings.protocols import PROTOCOLS
@@ -147,6 +147,9 @@ def train(
     chosen = _plan(plan, options, set_field or [], resume, profile)
     if out is None and resume is None:
         raise PlanError("give a folder for the results: --out DIR")
+    chosen.check_protection()
+    if out is not None and resume is None:
+        check_new(out)
     where = resume or out
     from securevfl.settings.source import load_planned
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from securevfl.errors import RunError
-from securevfl.files import append_line, read_json, write_bytes, write_text
+from securevfl.files import append_line, check_new, read_json, write_bytes, write_text
 from securevfl.settings.plan import Plan, plan_file
 
 EVIDENCE = ("views", "journal")
@@ -60,12 +60,9 @@ class RunFolder:
         Raises:
             RunError: The folder exists already or cannot be written.
         """
+        check_new(self.path)
         try:
             self.path.mkdir(parents=True)
-        except FileExistsError as error:
-            raise RunError(
-                f"{self.path} exists already; choose another folder, or --resume to go on with it"
-            ) from error
         except OSError as error:
             raise RunError(f"folder {self.path} cannot be made: {error.strerror}") from error
         if not os.access(self.path, os.W_OK):

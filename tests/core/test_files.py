@@ -116,6 +116,15 @@ def test_a_link_is_replaced_and_not_followed(name: str, tmp_path: Path) -> None:
     assert not path.is_symlink() and target.read_bytes() == content and mode(target) == 0o644
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_only_files_are_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(place := tmp_path / "place")
+    kind = stat.S_IFMT(place.stat().st_mode)
+    with pytest.raises(RunError, match="name a file"):
+        files.write_text(place, "new")
+    assert stat.S_IFMT(place.stat().st_mode) == kind and [*tmp_path.iterdir()] == [place]
+
+
 def test_a_new_file_takes_the_place_of_nothing(tmp_path: Path) -> None:
     for make in (lambda path: path.write_text("old"), lambda path: path.symlink_to("nowhere")):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.key"
