@@ -191,7 +191,7 @@ def _out_of_turn(said: Mapping[str, Any], folder: Path, content: Mapping[str, An
     Those before it are of the same process, all of them, and signed as well: without one of them, a crash may
     have come between.
     """
-    if said.get("agreement") != content["digest"] or not _signed(said, said.get("by"), content):
+    if said.get("agreement") != content["digest"] or not _signed(said, str(said.get("by")), content):
         return False
     series, number = read_phase(bytes.fromhex(said["phase"]))
     before: list[list[Entry]] = [[]]

@@ -174,9 +174,7 @@ class ScoringPurpose(PredictionPurpose):
                 convert=lambda outputs: _scores(site.data, outputs),
                 promise=EXACT if self.plan.mode == "sealed" or not self.plan.sigma else _noisy(site),
             )
-            self.dispatcher.away = lambda: [
-                name for name, session in who.mesh.sessions.items() if not session.connected
-            ]
+            self.dispatcher.away = who.mesh.unsettled  # one that came back as another process is away, too
             self.dispatcher.attach(served, noted)
         return site
 
