@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "vafl": ("vafl", {"sigma": 20.0, "budget_epsilon": 8.0, "delta": 1e-3}),
     "two-tree": ("vafl-sync", {"protocol": "two-tree"}),
     "pairwise": ("fdml", {"protocol": "pairwise"}),
+    "no server": ("fdml", {"decentralised": True}),
     "sealed": ("sealed", {"sigma": 4.0}),
     "no dealer": ("sealed", {"sigma": 4.0, "dealer": "none", "model": "linear", "batch": 2**31 - 1}),
 }
@@ -311,7 +312,7 @@ def test_kills_at_random_moments(tmp_path, case, seed):
     for name, spent in results["clinic"]["privacy"].items():
         bound = plan.budget_epsilon or float("inf")
         assert spent["epsilon"] is None or spent["epsilon"] <= bound, (name, spent)
-    if case in ("two-tree", "pairwise"):
+    if case in ("two-tree", "pairwise", "no server"):
         compare(company, plan, results)
 
 
