@@ -33,7 +33,8 @@ from securevfl.algorithms.sealed import tables
 from securevfl.data.binning import CategoryBins, NumberBins, bin_categories, bin_numbers
 from securevfl.data.readers import find_files, read_text
 from securevfl.data.schemas import ADULT, UCI_CREDIT_CODES
-from securevfl.protocols.sealed.series import logistic_series
+from securevfl.protocols.sealed.kernel import Kernel
+from securevfl.protocols.sealed.series import SineSeries, logistic_series
 
 DELTA = 1e-5
 NO_NOISE = 1e5  # mu of the runs "without noise"
@@ -151,8 +152,15 @@ class Feature:
 class Card:
     """The recipe with all roles in one place; noise as the parties would add it."""
 
-    def __init__(self, blocks: Sequence[Sequence[Column]], labels: np.ndarray, mu: float, seed: int) -> None:
-        series = logistic_series()
+    def __init__(
+        self,
+        blocks: Sequence[Sequence[Column]],
+        labels: np.ndarray,
+        mu: float,
+        seed: int,
+        series: SineSeries | Kernel | None = None,
+    ) -> None:
+        series = series or logistic_series()
         low, high = series.range
         self.series, self.blocks, self.labels, self.records = series, blocks, labels, len(labels)
         self.generator = np.random.default_rng(seed)
@@ -204,7 +212,7 @@ class Card:
         return q
 
     def _residuals(self) -> None:
-        gaps = self.labels - self.series(self.scores())
+        gaps = self.labels - self._logistic(self.scores())
         for m, features in enumerate(self.features):
             std = self.noise.std("residuals", m)
             for f in features:
@@ -214,13 +222,17 @@ class Card:
                 )
                 f.weights.append(tables.SECOND_START if f.tables[-1].used else 0.0)
 
-    def scores(self) -> np.ndarray:
-        """Scores of the training records."""
-        return self.bias + sum(
-            w * t.values[f.index]
-            for f in itertools.chain(*self.features)
-            for t, w in zip(f.tables, f.weights, strict=True)
-        )
+    def scores(self) -> list[np.ndarray]:
+        """Scores of the training records, member by member; the first one has the constant."""
+        found = [np.full(self.records, 0.0 if m else self.bias) for m in range(len(self.blocks))]
+        for score, f in ((found[m], f) for m, features in enumerate(self.features) for f in features):
+            for t, w in zip(f.tables, f.weights, strict=True):
+                score += w * t.values[f.index]
+        return found
+
+    def _logistic(self, scores: Sequence[np.ndarray]) -> np.ndarray:
+        """As members compute it: of the sum, or without a dealer of both."""
+        return self.series.of(*scores) if isinstance(self.series, Kernel) else self.series(sum(scores))
 
     def _fit(self, opening: str) -> None:
         members = len(self.blocks)
@@ -250,8 +262,11 @@ class Card:
                 )
             )
         for _ in range(TOTALS[opening]):
-            score = sum(x @ fit.weights for x, fit in zip(rows, fits, strict=True) if x is not None)
-            residuals = self.series(score) - self.labels
+            scores = [
+                np.zeros(self.records) if x is None else x @ fit.weights
+                for x, fit in zip(rows, fits, strict=True)
+            ]
+            residuals = self._logistic(scores) - self.labels
             for m, (x, fit) in enumerate(zip(rows, fits, strict=True)):
                 if x is not None:
                     fit.step(x.T @ residuals + self.draw((x.shape[1],), self.noise.std(opening, m)))

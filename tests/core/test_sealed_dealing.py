@@ -28,7 +28,7 @@ def plan_of(**fields):
 
 @pytest.mark.parametrize("parties,close", [(2, 0.02), (3, 2e-3)])
 def test_the_model_is_that_of_a_dealer(parties, close):
-    """Two members clamp each score to +-6 and have tables; three share the very same series."""
+    """Two members clamp each score and have tables; three share the very same series."""
     data = make_data(parties=parties)
     here, there = (run(data, dealer=dealer, centring=0.0, epochs=8) for dealer in ("none", "auto"))
     assert here.test["auc"] == pytest.approx(there.test["auc"], abs=close)

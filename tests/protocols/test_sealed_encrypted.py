@@ -91,10 +91,10 @@ def test_the_range_of_the_tables_by_enumeration():
     values = alpha[:, None] + beta[None, :] + f.T @ g
     assert (values.min(), values.max()) == (kernel.LOW, kernel.HIGH)
     protocol = Pair().protocol
-    assert protocol.residual_bound == max(kernel.HIGH, 2**20 - kernel.LOW) / 2**20 < 1.0156
-    assert protocol.residual_change == (kernel.HIGH - kernel.LOW) / 2**20 < 1.0312
-    grid = np.linspace(-6, 6, kernel.ENTRIES)
-    assert np.abs(values / 2**20 - 1 / (1 + np.exp(-(grid[:, None] + grid)))).max() < 0.0184
+    assert protocol.residual_bound == max(kernel.HIGH, 2**20 - kernel.LOW) / 2**20 < 1.0053
+    assert protocol.residual_change == (kernel.HIGH - kernel.LOW) / 2**20 < 1.0105
+    grid = np.linspace(-kernel.CLAMP, kernel.CLAMP, kernel.ENTRIES)
+    assert np.abs(values / 2**20 - 1 / (1 + np.exp(-(grid[:, None] + grid)))).max() < 0.0071
     # One sign that differs between the members is what constants are for.
     flipped = alpha[:, None] + beta[None, :] + f.T @ (g * np.array([[-1], [1], [1], [1]]))
     assert max(flipped.max(), 2**20 - flipped.min()) / 2**20 > 1.4
@@ -201,12 +201,12 @@ def test_label_histograms_and_waves():
 
 
 def test_totals_at_the_limit_of_the_range_do_not_wrap():
-    clip = T / 2 / 2**32 / 40 / 1.0156 * (1 - 1e-6)
+    clip = T / 2 / 2**32 / 40 / (kernel.HIGH / 2**20) * (1 - 1e-6)
     pair = Pair((1, 1), clips=(clip, clip))
     full = np.full((1, 40), int(clip * 2**14), np.int32)
     pair.parties = [party_of(pair.protocol, m, operand=full * (1 - 2 * m)) for m in (0, 1)]
     entry = np.unravel_index(np.argmax(_every_value()), (kernel.ENTRIES,) * 2)
-    pair.scores = [np.full((40, 1), place / 2048 * 12 - 6) for place in entry]
+    pair.scores = [np.full((40, 1), (place / 1024 - 1) * kernel.CLAMP) for place in entry]
     pair.labels[:] = 0
     first, second = pair.setup(0).totals(0)
     wanted = 40 * (full[0, 0] // 4) * 2.0**-12 * kernel.HIGH * 2.0**-20
