@@ -149,8 +149,8 @@ def _afterwards(change: Any) -> None:
     from benchmarks.faults import places
 
     def make(honest: Any) -> Any:
-        def tampered(data: Any, plan: Any, folder: Path) -> Any:
-            run = honest(data, plan, folder)
+        def tampered(data: Any, plan: Any, folder: Path, **given: Any) -> Any:
+            run = honest(data, plan, folder, **given)
             change(folder / "ledger" / "p1.jsonl")
             return run
 
