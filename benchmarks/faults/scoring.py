@@ -64,7 +64,7 @@ def scoring_every_other() -> None:
 
 @fault(ROOM, "nobody looks at the quota", SERVED)
 def scoring_quota_ignored() -> None:
-    swap(Quota, "check", lambda honest: lambda self, record, budget: None)
+    swap(Quota, "check", lambda honest: lambda self, owner, vectors, budget: None)
     swap(ServiceDispatcher, "_promised", lambda honest: lambda self: -1_000_000)
 
 
@@ -79,7 +79,7 @@ def scoring_of_trained() -> None:
         return attach
 
     swap(ServiceDispatcher, "attach", make)
-    swap(Quota, "check", lambda honest: lambda self, record, budget: None)
+    swap(Quota, "check", lambda honest: lambda self, owner, vectors, budget: None)
 
 
 @fault(ROOM, "the label holder does not note what it has obtained", SERVED)
