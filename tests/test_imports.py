@@ -18,7 +18,7 @@ ROOMS = {"protocols": ROOT / "protocols", "accountants": ROOT / "accountants", "
 CORE = ROOT / "securevfl"
 # Lowest first; a room imports from rooms before it, never from one beside it or after it.
 LAYERS = (
-    ("errors",),
+    ("errors", "interrupts"),
     ("files", "transfers"),
     ("protocols", "accountants"),
     ("privacy", "data", "models", "theory"),

@@ -10,6 +10,7 @@ import typer
 
 from securevfl.cli.show import number, print_json, table, terminal
 from securevfl.errors import InputError, Interrupted, RunError
+from securevfl.interrupts import end_in_order
 from securevfl.settings.plan import plan_file
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ def audit_with_progress(run: Path, names: Any, *, quiet: bool, label: str = "", 
     """Audits with a progress bar on standard error."""
     from securevfl.auditing import audit as run_audit
 
+    end_in_order()
     console = terminal(stderr=True)
     if quiet or not console.is_terminal:
         return run_audit(run, names, **options)

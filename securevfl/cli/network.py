@@ -17,6 +17,7 @@ import typer
 from securevfl.cli.show import number, print_json, terminal
 from securevfl.cli.train import privacy_table, show_absences, show_alone, show_bad_news, show_stack
 from securevfl.errors import InputError, Interrupted, RunError, readable
+from securevfl.interrupts import end_in_order
 from securevfl.settings.codec import read_toml
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def gather(
         raise RunError(f"{gone} holds no run over a network: it is no folder")
     from securevfl.network.folders import gather as bring_together
 
+    end_in_order()
     found = bring_together(folders, out)
     if json:
         print_json(found)
@@ -186,6 +188,7 @@ def _run(node: Participant, again: str, json: bool) -> None:
         organisation=node.name,
         run=node.session,
     )
+    end_in_order()
     try:
         result = asyncio.run(_until_done(node))
     except (KeyboardInterrupt, asyncio.CancelledError):

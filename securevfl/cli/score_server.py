@@ -12,6 +12,7 @@ import typer
 
 from securevfl.cli.network import _ask, _say
 from securevfl.cli.show import print_json
+from securevfl.interrupts import end_in_order
 from securevfl.settings.codec import read_toml
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def score_server(
     from securevfl.network.monitoring import log_to
     from securevfl.network.service import Service, read_config
 
+    end_in_order()
     service = Service([read_config(path) for path in config], say=partial(_tell, json=json), confirm=_ask)
     first = service.configs[0]
     log = log_to(

@@ -9,6 +9,7 @@ import typer
 
 from securevfl.cli.show import number, print_json, terminal
 from securevfl.cli.train import checked_parties
+from securevfl.interrupts import end_in_order
 from securevfl.settings.families import DataSource
 from securevfl.settings.plan import Plan
 
@@ -48,6 +49,7 @@ def suggest(
     at_hand = rows_at_hand(plan, stand_ins=not public)
     from securevfl.sweeps import suggest as adviser  # torch: once the data has been found
 
+    end_in_order()
     rows = adviser.public_rows(public, plan) if public else None
     console = terminal(stderr=True)
     if json or not console.is_terminal:

@@ -12,6 +12,7 @@ import typer
 from securevfl.cli.show import print_json, table, terminal
 from securevfl.errors import Interrupted, PlanError, RunError
 from securevfl.files import is_full
+from securevfl.interrupts import end_in_order
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +63,7 @@ def sweep(
         from securevfl.sweeps.executors import RayExecutor
 
         executor = RayExecutor(ray)
+    end_in_order()
     try:
         with _progress(quiet=json) as progress:
             results = run_sweep(

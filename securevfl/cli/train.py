@@ -12,6 +12,7 @@ from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, progress_bar, table, terminal
 from securevfl.errors import Interrupted, PlanError, RunError, SecureVFLError
 from securevfl.files import check_new, is_full
+from securevfl.interrupts import end_in_order
 from securevfl.settings.codec import parse_assignment
 from securevfl.settings.plan import KINDS, Plan, plan_file, read_plan
 from securevfl.settings.protocols import PROTOCOLS
@@ -246,6 +247,7 @@ def run_with_progress(
     """
     from securevfl.federation import run as runs
 
+    end_in_order()
     try:
         with progress_bar(label, quiet=quiet) as progress:
             return runs.train(

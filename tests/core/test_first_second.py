@@ -78,14 +78,16 @@ def run_lines(lines: list[str]) -> tuple[list[int], list[str], list[str]]:
     return codes, heavy, done.stderr.splitlines()
 
 
-def interrupted_at(module: str, before: str = "") -> subprocess.CompletedProcess[str]:
+def interrupted_at(
+    module: str, before: str = "", line: str = "train --data credit --out nosuch/r --json"
+) -> subprocess.CompletedProcess[str]:
     """The command, interrupted as soon as it looks for a module."""
     code = (
         f"import os, signal, sys\n{before}\nfrom securevfl.__main__ import main\n"
         "class Now:\n    def find_spec(self, name, *_):\n"
         f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Now())\n"
-        "sys.argv = ['securevfl', 'train', '--data', 'credit']\nmain()"
+        f"sys.argv = ['securevfl', *{line.split()!r}]\nmain()"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -96,9 +98,21 @@ def test_an_interrupt_while_it_is_loaded_is_one_line(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "securevfl: interrupted\n")
 
 
+def test_what_is_begun_is_left_in_order() -> None:
+    done = interrupted_at("torch")
+    assert (done.returncode, done.stderr) == (130, "securevfl: interrupted\n")
+    code = (
+        "import os, signal\nfrom securevfl.interrupts import end_at_once, end_in_order\n"
+        "end_at_once(); end_in_order()\n"
+        "try: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print('in order')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "in order\n"
+
+
 def test_who_ignores_interrupts_goes_on() -> None:
-    done = interrupted_at("typer", before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
-    assert done.returncode == 2 and "--out" in done.stderr
+    done = interrupted_at("typer", before="signal.signal(signal.SIGINT, signal.SIG_IGN)", line="--help")
+    assert done.returncode == 0 and "Usage" in done.stdout
 
 
 def test_help_loads_nothing_heavy() -> None:
