@@ -1,8 +1,8 @@
 """Makes the tables of `securevfl.protocols.sealed.kernel`: python -m benchmarks.kernel [FILE].
 
-Without a FILE: what other clamps and numbers of products would give (`--clamps`, `--terms`), and with `--sets`
-their test AUC less that of the dealer's series, by the simulation of `benchmarks.scorecards` with the same
-noise in all (scaled as each one's range demands). Sets are read from SECUREVFL_DATA.
+Without a FILE: what other clamps and numbers of products would give (`--clamps`, `--terms`), and with
+`--sets` their test AUC less that of the dealer's series, by the simulation of `benchmarks.scorecards` with
+the same noise in all (scaled as each one's range demands). Sets are read from SECUREVFL_DATA.
 
 The logistic function of a sum of two clamped scores as alpha(a) + beta(b) + sum_k f_k(a) g_k(b): the doubly
 centred kernel is symmetric, its largest eigenvalues give the products, and weights are moved towards the rows
@@ -110,7 +110,9 @@ def compare(name: str, candidates: dict[str, Candidate], splits: int, epsilon: f
         order = np.random.default_rng(split).permutation(len(data.labels))
         cut = round(len(order) * data.test)
         here = [[data.columns[i] for i in group] for group in halves(len(data.columns), 2)]
-        test, train = ([[c.rows(rows) for c in block] for block in here] for rows in (order[:cut], order[cut:]))
+        test, train = (
+            [[c.rows(rows) for c in block] for block in here] for rows in (order[:cut], order[cut:])
+        )
         for each, series in (("", None), *candidates.items()):
             card = Card(train, data.labels[order[cut:]], mu, seed=split, series=series)
             found[each].append(roc_auc_score(data.labels[order[:cut]], card.predict(test)))
@@ -141,7 +143,9 @@ def main() -> None:
         candidates[f"{terms} products, clamp {clamp:g}"] = made
         low, high = made.range
         bound = max(high, 1 - low)
-        print(f"{terms} products, clamp {clamp:g}: R {bound:.4f}, rho {high - low:.4f}, error {made.error:.4f}")
+        print(
+            f"{terms} products, clamp {clamp:g}: R {bound:.4f}, rho {high - low:.4f}, error {made.error:.4f}"
+        )
     for name in options.sets:
         compare(name, candidates, options.splits, options.epsilon)
 

@@ -1,14 +1,12 @@
 """Sealed rounds: the right totals in every order, and nothing moved by wrong messages."""
 
-import dataclasses
-import itertools
-
 import numpy as np
 import pytest
-from sealed_federation import Federation, copies
+from sealed_conformance import deliver_with_intruder, same
+from sealed_federation import Federation
 
-from securevfl.errors import DropoutError, EncodingError, InputError, ProtocolError, WireError
-from securevfl.protocols import DEALER, Envelope, SealedParty, SealedProtocol
+from securevfl.errors import EncodingError, InputError, ProtocolError, WireError
+from securevfl.protocols import SealedParty, SealedProtocol
 from securevfl.protocols.sealed import class_series, identity_series, logistic_series
 from securevfl.protocols.sealed.protocol import Deal, Operand, Phase, Share
 from securevfl.protocols.sealed.series import encode_phase
@@ -51,84 +49,10 @@ def test_residuals_of_classes_need_no_product():
     federation.check(federation.totals())
 
 
-@pytest.mark.parametrize("members", [2, 3])
-@pytest.mark.parametrize("static", [True, False])
-def test_every_order_of_delivery_gives_the_same(members, static):
-    """Machines meet only in messages, so all orders at each receiver are all orders there are."""
-    federation = Federation(members, static=static, seed=1)
-    federation.setup()
-    federation.transcript.clear()
-    machines = federation.machines(0)
-    fresh = copies(machines)
-    federation.deliver(machines, federation.dealer.deal(round=0))
-    for member, machine in enumerate(machines):
-        mine = [e for e in federation.transcript if e.receiver == member]
-        sent = {_key(e): e.message for e in federation.transcript if e.sender == member}
-        orders = list(itertools.permutations(mine))
-        if len(orders) > 120:  # 7 messages where operands change: a fixed sample of 5,040
-            orders = orders[:: len(orders) // 120]
-        for order in orders:
-            again = copies([fresh[member]])[0]
-            out = again.start()
-            for envelope in order:
-                out += again.receive(envelope)
-            assert again.done and np.array_equal(again.result(), machine.result())
-            assert {_key(e) for e in out} == set(sent)
-            assert all(_same(e.message, sent[_key(e)]) for e in out)
-
-
-def _key(envelope):
-    return envelope.receiver, envelope.message.kind
-
-
-def _same(one, two):
-    return all(np.array_equal(value, getattr(two, name)) for name, value in vars(one).items())
-
-
-def _wrong(envelope):
-    """Variants of an envelope that no member may accept."""
-    sender, receiver, message = envelope.sender, envelope.receiver, envelope.message
-    other = dataclasses.replace
-    yield Envelope(sender, receiver, other(message, round=message.round + 1))
-    yield Envelope(sender, receiver, other(message, attempt=1))
-    yield Envelope(sender, (receiver + 1) % 3, message)
-    yield Envelope(receiver, receiver, message)
-    yield Envelope(99, receiver, message)
-    yield Envelope(DEALER if sender != DEALER else (receiver + 1) % 3, receiver, message)
-    for name, value in vars(message).items():
-        if isinstance(value, np.ndarray) and value.size:
-            yield Envelope(sender, receiver, other(message, **{name: value[..., None]}))
-            yield Envelope(sender, receiver, other(message, **{name: value.astype(np.float64)}))
-            yield Envelope(sender, receiver, other(message, **{name: np.append(value, value[:1])}))
-        if isinstance(value, bytes):
-            yield Envelope(sender, receiver, other(message, **{name: value + b"0"}))
-
-
-@pytest.mark.parametrize("static", [True, False])
-def test_wrong_messages_change_nothing(static):
-    federation = Federation(3, static=static, seed=2)
-    _deliver_with_intruder(federation, [p.setup() for p in federation.parties], federation.dealer.setup())
-    machines = federation.machines(0)
-    _deliver_with_intruder(federation, machines, federation.dealer.deal(round=0))
-    federation.check([machine.result() for machine in machines])
-
-
-def _deliver_with_intruder(federation, machines, pending):
-    for machine, envelope in zip(machines, pending, strict=False):
-        with pytest.raises(ProtocolError, match="before its round"):
-            machine.receive(envelope)
-        machine.start()
-        with pytest.raises(ProtocolError, match="already started"):
-            machine.start()
-    delivered = []
-    while pending:
-        envelope = pending.pop(0)
-        for wrong in (*_wrong(envelope), *(e for e in delivered if e.receiver == envelope.receiver)):
-            with pytest.raises(ProtocolError):
-                machines[envelope.receiver].receive(wrong)
-        pending += machines[envelope.receiver].receive(envelope)
-        delivered.append(envelope)
-    assert all(machine.done for machine in machines)
+def test_wrong_messages_of_a_setup_change_nothing():
+    federation = Federation(3, seed=2)
+    deliver_with_intruder([p.setup() for p in federation.parties], federation.dealer.setup())
+    federation.check(federation.totals(0))
 
 
 def test_a_round_number_serves_once():
@@ -155,17 +79,6 @@ def test_a_finished_machine_keeps_no_secrets():
     kept = vars(machines[0])
     assert kept["_deal"].seed == b"" and kept["_noise"] == {}
     assert all(kept[name].size == 0 for name in ("_residual", "_blind", "_blinded"))
-
-
-def test_nobody_can_be_left_out():
-    federation = Federation(3)
-    federation.setup()
-    for machine in (*federation.machines(0), federation.parties[0].setup()):
-        machine.start()
-        with pytest.raises(DropoutError, match="cannot go on without"):
-            machine.drop(1)
-        with pytest.raises(ProtocolError):
-            machine.result()
 
 
 # -- ranges -------------------------------------------------------------------------------------------------
@@ -280,7 +193,7 @@ def test_messages_survive_the_wire_and_strangers_do_not():
         Share(round=2, blinded=words, product=words),
         Deal(round=2, seed=bytes(16), product=words, waves=words),
     ):
-        assert _same(protocol.decode(message.to_bytes()), message)
+        assert same(protocol.decode(message.to_bytes()), message)
     with pytest.raises(WireError, match="does not belong"):
         protocol.decode(Phase(round=1, words=words).to_bytes().replace(b"sealed-phase", b"sealed-phaze"))
 
