@@ -162,7 +162,7 @@ CELL = 2.0**-14
 WIDE_CELL = 2.0**-8
 # The coarsest grid that noise lies on, in standard deviations: that of secure sums. Float32 adds its own.
 GRAIN = 2.0**-14
-# Of the level for repetition, what whole messages, and single values of a message, get beside rows.
+# Of the level for repetition, what whole messages, single values and directions get beside rows.
 WHOLE_SHARE = 0.1
 
 
@@ -230,6 +230,16 @@ class RepetitionTest:
         if blind and not repeated:
             return _not_tested(REPETITION, "vectors as short as these repeat by chance")
         return _judged(REPETITION, repeated, "the same noise was used for several vectors")
+
+
+def directions(standard: Floats) -> Floats:
+    """Angles of pairs of values: uniform for independent Gaussians, so no denser than these are near zero.
+
+    Values half a message apart are pairs, as Box and Muller make them; a poor generator has few angles.
+    """
+    half = standard.size // 2
+    flat = standard.ravel()
+    return np.arctan2(flat[half : 2 * half], flat[:half])[:, None]
 
 
 def _repeats(digests: bytes) -> int:
@@ -460,6 +470,7 @@ class NoiseEvidence:
         self._repetition = RepetitionTest(cell) if fresh else None
         self._whole = RepetitionTest(WIDE_CELL, near=False)
         self._single = RepetitionTest(cell, far=False)
+        self._directions = RepetitionTest(cell, far=False)
         self._values, self._rows, self._messages = map(NeighbourTest, (VALUES, ROWS, MESSAGES))
         self._shape, self._columns = ShapeTest(), ColumnTest()
         self._squared_error = 0.0
@@ -505,6 +516,7 @@ class NoiseEvidence:
             self._repetition.add(standard, grain)
             self._whole.add(standard.reshape(1, -1), grain)
             self._single.add(standard.reshape(-1, 1), grain)
+            self._directions.add(directions(standard), grain)
             self._values.add(standard.reshape(-1, 1))
             self._rows.add(standard)
             self._messages.add(standard.reshape(1, -1))
@@ -535,8 +547,9 @@ class NoiseEvidence:
         if self._repetition is None:
             return self._whole.judge(level)
         # Short rows need all of the level that there is; whole messages hardly ever repeat by chance.
-        found = [self._repetition.judge(level * (1 - 2 * WHOLE_SHARE))]
-        found += [test.judge(level * WHOLE_SHARE) for test in (self._whole, self._single)]
+        parts = (self._whole, self._single, self._directions)
+        found = [self._repetition.judge(level * (1 - len(parts) * WHOLE_SHARE))]
+        found += [test.judge(level * WHOLE_SHARE) for test in parts]
         made = [outcome for outcome in found if outcome.verdict is not Verdict.NOT_TESTED]
         return min(made, key=lambda outcome: outcome.verdict.rank) if made else found[0]
 

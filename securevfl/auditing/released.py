@@ -26,6 +26,7 @@ APART = "messages are as far apart as their noise"
 Path = tuple[str, str, str]
 COMPARED, VALUES = 1024, 128
 """Messages that all later ones are compared with, and how many of their first values."""
+_NEAR = 1e-6
 
 
 class ApartTest:
@@ -39,24 +40,25 @@ class ApartTest:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, list[Floats]] = defaultdict(list)
+        self._kept: dict[int, Floats] = {}
+        self._count: dict[int, int] = defaultdict(int)
         self._pairs = 0
         self._least: dict[str, float] = {}
 
     def add(self, kind: str, values: Floats, std: float) -> None:
         """Takes a message."""
-        mine = values.ravel()[:VALUES].copy()
-        earlier = self._kept[values.size]
-        if earlier:
-            kept = np.stack(earlier)
-            squares = np.concatenate([((kept - mine) ** 2).sum(1), ((kept + mine) ** 2).sum(1)])
-            found = squares[squares > 0] / std**2
-            self._pairs += len(squares)
+        mine, count = values.ravel()[:VALUES], self._count[values.size]
+        kept = self._kept.get(values.size, np.empty((1, mine.size)))
+        if count:
+            self._pairs += 2 * count
             # P[chi-squared of k values <= x] = gammainc(k / 2, x / 2)
-            chance = float(gammainc(mine.size / 2, found.min() / 2)) if len(found) else 1.0
+            chance = float(gammainc(mine.size / 2, _nearest(kept[:count], mine) / std**2 / 2))
             self._least[kind] = min(chance, self._least.get(kind, 1.0))
-        if len(earlier) < COMPARED:
-            earlier.append(mine)
+        if count < COMPARED:
+            if count == len(kept):
+                kept = np.concatenate([kept, np.empty_like(kept)])
+            kept[count] = mine
+            self._kept[values.size], self._count[values.size] = kept, count + 1
 
     def tried(self, kind: str) -> bool:
         """Whether messages of a kind were compared with others."""
@@ -65,6 +67,16 @@ class ApartTest:
     def near(self, kind: str, level: float) -> bool:
         """Whether one is nearer to another than any of all pairs is with a probability of `level`."""
         return self.tried(kind) and self._least[kind] * self._pairs < level
+
+
+def _nearest(kept: Floats, mine: Floats) -> float:
+    """The smallest squared distance from one of these or its mirror image that is not zero."""
+    norms = np.einsum("nd,nd->n", kept, kept) + mine @ mine
+    squares = norms - 2 * np.abs(kept @ mine)
+    # Of what is near, products say too little; distances are computed.
+    near = kept[squares <= max(_NEAR * float(norms.max()), float(squares.min()))]
+    exact = np.concatenate([((near - mine) ** 2).sum(1), ((near + mine) ** 2).sum(1)])
+    return float(exact[exact > 0].min(initial=np.inf))
 
 
 class ReleasedEvidence:

@@ -29,6 +29,7 @@ from securevfl.auditing.evidence import (
     SquaresTest,
     VarianceTest,
     _tail,
+    directions,
     off_lattice,
     power,
 )
@@ -45,8 +46,35 @@ def verdicts(evidence: NoiseEvidence) -> dict[str, Verdict]:
     return {outcome.test: outcome.verdict for outcome in evidence.judge(LEVELS)}
 
 
+def fed(noise: Floats, std: float = 1.5) -> NoiseEvidence:
+    evidence = NoiseEvidence()
+    evidence.add(noise, std)
+    return evidence
+
+
 def honest(rows: int = 3000, width: int = 8, std: float = 1.5, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).normal(size=(rows, width)) * std
+
+
+def test_angles_of_noise_are_not_a_few() -> None:
+    rng = np.random.default_rng(6)
+    assert verdicts(fed(honest()))[REPETITION] is Verdict.HOLDS
+    radius, angle = (
+        np.sqrt(-2 * np.log(rng.random(2000))) * 1.5,
+        rng.integers(0, 256, 2000) * (np.pi / 128) + 0.01,
+    )
+    few = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).reshape(-1, 8)
+    assert verdicts(fed(few))[REPETITION] is Verdict.VIOLATED
+
+
+def test_directions_keep_their_level() -> None:
+    """Many cells, so that equal ones occur by chance, as often as the bound says and no more."""
+    rng, alarms = np.random.default_rng(7), 0
+    for _ in range(1000):
+        test = RepetitionTest(0.02, far=False)
+        test.add(directions(rng.normal(size=(10, 4))))
+        alarms += test.judge(0.2).verdict is Verdict.VIOLATED
+    assert alarms <= 200
 
 
 # -- variance ----------------------------------------------------------------------------------------------
