@@ -75,7 +75,8 @@ def test_a_section_that_there_was_no_time_for_stays_as_the_page_has_it(tmp_path,
     monkeypatch.setattr(common, "commit", lambda: "abc1234")
     page = tmp_path / "page.md"
     page.write_text(
-        "# Page\n\n## Table 1: old title\n\nFigures of commit `0000000`.\n\n## Table 10: x\n\nold\n\n## Table 2\n\nold\n"
+        "# Page\n\n## Table 1: old title\n\nFigures of commit `0000000`.\n\n"
+        "## Table 10: x\n\nold\n\n## Table 2\n\nold\n"
     )
     points = common.Points("trial")
     points.get({"seed": 1}, lambda: 0.5)
