@@ -474,8 +474,8 @@ class PeerWorker(FDMLWorker):
         last = min(self._furthest + 1, self._before + len(self._pass))
         if iteration != due or due > last:
             raise ProtocolError(
-                f"{sender} pushes iteration {iteration} to {self.address}; {due} is its next, {last} the last"
-                " that may come now"
+                f"{sender} pushes iteration {iteration!r} to {self.address}; {due} is its next,"
+                f" {last} the last that may come now"
             )
         rows = self._pass[due - self._before - 1]
         if not np.array_equal(message["rows"], rows):

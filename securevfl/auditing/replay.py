@@ -1143,9 +1143,9 @@ class _Judge:
             earlier, unreplayed = judged.get(place, ([], 0))
             judged[place] = [*earlier, *outcomes], max(unreplayed, path.evidence.unreplayed)
         self._together(judged, paths)
-        for name, (squares, again) in self.inner.items():
+        for name, (squares, repeated) in self.inner.items():
             level = {test: self.levels[_test(name, INNER, test)] for test in _tests_of(INNER)}
-            judged[name, INNER] = [squares.judge(level[VARIANCE]), again.judge(level[REPETITION])], 0
+            judged[name, INNER] = [squares.judge(level[VARIANCE]), repeated.judge(level[REPETITION])], 0
         if self.members is not None and (EVERYBODY, TOTAL) in judged:
             levels = {name: self.levels[_test(name, TOTAL, FRESH)] for name in self.members.tests}
             judged[EVERYBODY, TOTAL][0].extend(self.members.judge(levels))
