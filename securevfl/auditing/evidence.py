@@ -164,6 +164,8 @@ WIDE_CELL = 2.0**-8
 GRAIN = 2.0**-14
 # Of the level for repetition, what whole messages, single values and directions get beside rows.
 WHOLE_SHARE = 0.1
+# Radius, in standard deviations, within which the side that a pair lies on says next to nothing of its mean.
+_NEAR = 2.0
 
 
 class RepetitionTest:
@@ -236,10 +238,14 @@ def directions(standard: Floats) -> Floats:
     """Angles of pairs of values: uniform for independent Gaussians, so no denser than these are near zero.
 
     Values half a message apart are pairs, as Box and Muller make them; a poor generator has few angles.
+    Pairs far from zero are left out: what is added to noise would turn all of them to one side, and that is
+    no noise that repeats.
     """
     half = standard.size // 2
     flat = standard.ravel()
-    return np.arctan2(flat[half : 2 * half], flat[:half])[:, None]
+    one, other = flat[:half], flat[half : 2 * half]
+    near = np.hypot(one, other) <= _NEAR
+    return np.arctan2(other[near], one[near])[:, None]
 
 
 def _repeats(digests: bytes) -> int:

@@ -77,6 +77,15 @@ def test_directions_keep_their_level() -> None:
     assert alarms <= 200
 
 
+@pytest.mark.parametrize("more", [0.5, 3, 8, 1e9])
+def test_what_is_added_to_noise_is_not_taken_for_noise_that_repeats(more: float) -> None:
+    rng = np.random.default_rng(8)
+    test = RepetitionTest(far=False)
+    for _ in range(50):
+        test.add(directions(rng.normal(size=(10, 100)) + more))
+    assert test.judge(1e-6).verdict is not Verdict.VIOLATED
+
+
 # -- variance ----------------------------------------------------------------------------------------------
 
 
