@@ -113,7 +113,8 @@ class Equivocates(CheckedRound):
             return share
         words = share.blinded.copy()
         words[3] = FIELD.add(words[3], 1)
-        signature = self._session.signer.sign(self._digest(self.address, words))
+        digest = self._digest(self.address, words)
+        signature = self._session.signer.sign(self._signed(self.address, digest))
         return dataclasses.replace(share, blinded=words, signature=signature)
 
     def _verify(self):
