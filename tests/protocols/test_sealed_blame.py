@@ -4,11 +4,13 @@ Each of the first two is an attack that works without the rule it is about: the 
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 from cheating import P, Shifting, caught, cheated_round, drive, is_burnt, run_setup
 from checked_federation import CheckedFederation
+from sealed_federation import copies
 
 from securevfl.errors import Deviation, ProtocolError
 from securevfl.protocols.sealed.checked import CheckedRound, commitment
@@ -287,6 +289,105 @@ def test_members_that_are_given_different_keys_do_not_begin():
         run_setup(federation, -9, None, change)
     assert found.value.member is None
     assert all(party._proof.session is None for party in federation.parties[:2])
+
+
+# -- what belongs to another round, or to nobody -------------------------------------------------------------
+
+
+class Stale(CheckedRound):
+    """Takes waves, masks or tags of the last round, or of its key nothing."""
+
+    __module__ = CheckedRound.__module__
+    old, what = None, ""
+
+    def _share_residual(self, deal):
+        if self.what == "key":
+            self._session.key, self._session.constants = 0, None
+        elif self.what == "seed":
+            deal = dataclasses.replace(deal, seed=self.old.seed)
+        elif self.what:
+            deal = dataclasses.replace(deal, **{self.what: getattr(self.old, self.what)})
+        super()._share_residual(deal)
+
+    def _verify(self):
+        """Does not mind."""
+
+
+@pytest.mark.parametrize("what", ["seed", "waves", "tags", "key"])
+def test_waves_masks_and_tags_of_another_round_fail_the_check(what):
+    """Member 0 gets the dealt waves in rounds 0 and 2, the dealt tags in 1 and 3."""
+    federation = CheckedFederation(2, records=6)
+    federation.setup()
+    first, liar = {"tags": (1, 0)}.get(what, (0, 0))
+    kept = []
+    for number in range(first, first + 2):
+        federation.totals(number)
+    kept = [
+        e.message for e in federation.transcript if e.receiver == liar and e.message.kind.endswith("deal")
+    ]
+    with pytest.raises(Deviation) as found:
+        cheated_round(federation, liar, Stale, number=first + 2, old=kept[0], what=what)
+    assert found.value.member == liar and federation.unverified
+    assert is_burnt(federation.parties[1 - liar])
+
+
+def _committed(session, envelope, word):
+    """Commitment or opening of member 2 in round 0, to another word."""
+    nonce = bytes(32)
+    if isinstance(envelope.message, Commitment):
+        changed = {"digest": commitment(session, 0, 2, nonce, word)}
+    else:
+        changed = {"nonce": nonce, "word": np.array([word], np.uint64)}
+    return dataclasses.replace(envelope, message=dataclasses.replace(envelope.message, **changed))
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_who_commits_to_one_member_after_the_other_has_opened_passes_with_neither(told):
+    """Member `told` has all commitments first and opens; the cheater then commits to the other by that."""
+    federation = CheckedFederation(3, records=6)
+    federation.setup()
+    machines, other = federation.machines(0), 1 - told
+    liar = machines[2]
+    liar.__class__ = Shifting
+    held, blamed, words = [], {}, []
+    found = {machine.address: machine for machine in [federation.dealer.iteration(round=0), *machines]}
+    pending = [e for machine in found.values() for e in machine.start()]
+    while pending or held:
+        if not pending:  # the other one waits for a commitment: it is made now, by what was opened
+            words.append((liar._own[1] - int(liar._openings[told].word[0])) % P)
+            pending, held = [_committed(liar._session.name, e, words[0]) for e in held], []
+        envelope = pending.pop(0)
+        judged = isinstance(envelope.message, (Commitment, Opening))
+        if judged and not words and (envelope.sender, envelope.receiver) == (2, other):
+            held.append(envelope)
+            continue
+        try:
+            pending += found[envelope.receiver].receive(envelope)
+        except Deviation as fault:
+            blamed[envelope.receiver] = fault.member
+    assert words and not held
+    assert blamed == {0: None, 1: None} and all(each._total is None for each in machines[:2])
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_every_order_of_coins_bits_and_proofs_ends_alike(members):
+    """Bits may come before the coin that asks for them, and proofs before the second one."""
+    federation = CheckedFederation(members, records=5, seed=1)
+    machines = [party.setup() for party in federation.parties]
+    fresh = copies(machines)
+    federation.run([federation.dealer.session(), *machines])
+    for place, machine in enumerate(machines):
+        mine = [e for e in federation.transcript if e.receiver == place]
+        coins = [e for e in mine if isinstance(e.message, Coin)]
+        bits = [coins[0], *(e for e in mine if isinstance(e.message, Bits))]
+        proofs = [coins[1], *(e for e in mine if isinstance(e.message, Proof))]
+        before = [e for e in mine if e not in bits and e not in proofs]
+        for one, two in itertools.product(itertools.permutations(bits), itertools.permutations(proofs)):
+            again = copies([fresh[place]])[0]
+            again.start()
+            for envelope in (*before, *one, *two):
+                again.receive(envelope)
+            assert again.done and again.session.key == machine.session.key
 
 
 # -- eight members ------------------------------------------------------------------------------------------
