@@ -158,9 +158,17 @@ class CheckedRound(CheckedMachine):
         return WORDS.decode(self._total)
 
     def _start(self) -> list[Envelope]:
+        # One opening with an error in it reveals alpha: no later check of that session would mean anything.
+        if self._session.unjudged:
+            self._session.burn()
         if self._session.burnt:
             raise ProtocolError(f"{name_of(self.address)} has burnt this session; begin a new one")
+        self._session.unjudged = True
         return []
+
+    @property
+    def _burnt(self) -> bool:
+        return self._failed or self._session.burnt
 
     def _fail(self) -> None:
         super()._fail()
@@ -170,17 +178,6 @@ class CheckedRound(CheckedMachine):
     # -- what arrives ---------------------------------------------------------------------------------------
 
     def _receive(self, sender: Address, message: Message) -> list[Envelope]:
-        """Whoever sends another member what has no place in a round, or no such form, is named."""
-        try:
-            return self._take(sender, message)
-        except Deviation:
-            raise
-        except ProtocolError as fault:
-            if sender in self._others:
-                raise Deviation(str(fault), sender) from None
-            raise
-
-    def _take(self, sender: Address, message: Message) -> list[Envelope]:
         protocol, other = self._protocol, sender in self._others
         match message:
             case CheckedDeal() if sender == DEALER and self._deal is None:
@@ -262,6 +259,7 @@ class CheckedRound(CheckedMachine):
             sent += self._to_all(own)
         if len(self._openings) == everybody + 1 and self._total is None:
             self._verify()
+            self._session.unjudged = False
             self._total = self._open(self._deal)
             self._forget()
         return sent
@@ -390,18 +388,23 @@ class CheckedRound(CheckedMachine):
         content.update(np.ascontiguousarray(blinded, "<u8").data)
         return content.digest()
 
+    def _signed(self, sender: int, digest: bytes) -> bytes:
+        """What a signature is of: a digest that was signed in another round tells nothing about this one."""
+        where = self.round.to_bytes(8, "big") + sender.to_bytes(4, "big")
+        return b"securevfl/sealed/signed" + self._session.name + where + digest
+
     def _signature(self) -> bytes:
         if self._session.signer is None or self._blinded is None:
             return b""
         if self.address not in self._seen:
             digest = self._digest(self.address, self._blinded)
-            self._seen[self.address] = digest + self._session.signer.sign(digest)
+            self._seen[self.address] = digest + self._session.signer.sign(self._signed(self.address, digest))
         return self._seen[self.address][_DIGEST:]
 
     def _check_signature(self, sender: int, share: CheckedShare) -> None:
         if self._session.signer is None:
             if share.signature:
-                raise ProtocolError(f"{name_of(sender)} signs what needs no signature")
+                raise Deviation("it signs what needs no signature", sender)
             return
         digest = self._digest(sender, share.blinded)
         if not self._is_signed(sender, digest + share.signature):
@@ -410,7 +413,8 @@ class CheckedRound(CheckedMachine):
 
     def _is_signed(self, sender: int, seen: bytes) -> bool:
         try:
-            self._session.verifiers[sender].verify(seen[_DIGEST:], seen[:_DIGEST])
+            signed = self._signed(sender, seen[:_DIGEST])
+            self._session.verifiers[sender].verify(seen[_DIGEST:], signed)
         except InvalidSignature:
             return False
         return True

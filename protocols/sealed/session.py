@@ -41,6 +41,7 @@ class CheckedSession:
         told: Digest of the masked labels that it was told: part of what the label holder signs.
         signer: Signs what it sends to all; None with two members, where nobody else could be told otherwise.
         verifiers: The others' public keys.
+        unjudged: Whether a round has begun whose check has not passed.
     """
 
     name: bytes
@@ -52,6 +53,7 @@ class CheckedSession:
     told: bytes = b""
     signer: Ed25519PrivateKey | None = None
     verifiers: dict[int, Ed25519PublicKey] = field(default_factory=dict)
+    unjudged: bool = False
     burnt: bool = False
 
     def burn(self) -> None:
@@ -70,14 +72,27 @@ class CheckedMachine(Machine):
         self._others = tuple(m for m in range(protocol.members) if m != index)
         self._failed = False
 
+    @property
+    def _burnt(self) -> bool:
+        return self._failed
+
     def receive(self, envelope: Envelope) -> list[Envelope]:
-        """Takes one message; after an error it takes no other."""
-        if self._failed:
+        """Takes one message; after an error it takes no other.
+
+        A member that sends what has no place here, or no such form, is named.
+        """
+        if self._burnt:
             raise ProtocolError(f"{name_of(self.address)} has burnt this session; begin a new one")
+        delivered = self._started and envelope.receiver == self.address
         try:
             return super().receive(envelope)
-        except ProtocolError:
+        except Deviation:
             self._fail()
+            raise
+        except ProtocolError as fault:
+            self._fail()
+            if delivered and envelope.sender in self._others:
+                raise Deviation(str(fault), envelope.sender) from None
             raise
 
     def _fail(self) -> None:
@@ -162,6 +177,8 @@ class ProofMachine(CheckedMachine):
                 return self._take_coin(message) + self._advance()
             case Bits() if other and sender not in self._bits and self._said >= 1:
                 FIELD.check(message.words, self._claims[sender].bits_shape)
+                if len(message.keys) != _KEY_BYTES:
+                    raise ProtocolError(f"{name_of(sender)} sends a digest of {len(message.keys)} bytes")
                 self._bits[sender] = message
             case Proof() if other and sender not in self._proofs and self._said >= 2:
                 self._proofs[sender] = message
@@ -216,10 +233,7 @@ class ProofMachine(CheckedMachine):
         FIELD.check(message.labels, claim.labels_shape)
         if len(message.key) != (_KEY_BYTES if self._signer else 0):
             raise ProtocolError(f"{name_of(sender)} sends a key of {len(message.key)} bytes")
-        try:
-            self._elements[sender] = claim.check_opened(message.words)
-        except ProtocolError as fault:
-            raise Deviation(str(fault), sender) from None
+        self._elements[sender] = claim.check_opened(message.words)
         self._opened[sender], self._keys[sender] = message, message.key
 
     def _take_coin(self, message: Coin) -> list[Envelope]:
@@ -252,7 +266,8 @@ class ProofMachine(CheckedMachine):
             return [self._ready(1)]
         if self._said == 1 and self._coins and len(self._bits) == everybody:
             if any(bits.keys != self._all_keys() for bits in self._bits.values()):
-                raise Deviation("members were given different keys for signatures")
+                only = self._others[0] if everybody == 1 else None
+                raise Deviation("members were given different keys for signatures", only)
             self._said = 2
             return [self._ready(2)]
         if len(self._coins) == 2 and len(self._proofs) == everybody and self.session is None:

@@ -113,11 +113,29 @@ class Equivocates(CheckedRound):
             return share
         words = share.blinded.copy()
         words[3] = FIELD.add(words[3], 1)
-        signature = self._session.signer.sign(self._digest(self.address, words))
+        digest = self._digest(self.address, words)
+        signature = self._session.signer.sign(self._signed(self.address, digest))
         return dataclasses.replace(share, blinded=words, signature=signature)
 
     def _verify(self):
         pass
+
+
+class Blames(Shifting):
+    """Shows the first of the others what the last one signed in the iteration before."""
+
+    __module__ = CheckedRound.__module__  # whoever cheats has changed the shipped machine
+    kept: ClassVar[dict] = {}
+
+    def _take_coin(self, message):
+        sent, blamed = super()._take_coin(message), max(self._others)
+        old = self.kept.get(self._session.name)
+        self.kept[self._session.name] = self._seen[blamed]
+        if old is None:
+            return sent
+        parts = [self._seen[m] if m != blamed else old for m in range(self._protocol.members)]
+        shown = dataclasses.replace(sent[0].message, seen=b"".join(parts))
+        return [dataclasses.replace(e, message=shown) if e.receiver != blamed else e for e in sent]
 
 
 def too_long(prover):
@@ -210,6 +228,7 @@ KINDS |= {
     "quits": Quits,
     "twice": Twice,
     "equivocates": Equivocates,
+    "blames": Blames,
     "two-classes": two_classes,
 }
 

@@ -148,6 +148,22 @@ def test_of_three_members_the_one_that_signed_two_things_is_named(tmp_path, monk
         assert len([r for r in read_records(tmp_path / name) if r.kind.startswith("totals")]) == 2
 
 
+def test_what_a_member_signed_an_iteration_ago_blames_it_for_nothing(tmp_path, monkeypatch):
+    """The clinic shifts a residual and shows the bank an old signature of the shop's."""
+    apply("blames", 1, monkeypatch.setattr)
+    federation = Federation(
+        tmp_path, PLAN, parties=("bank", "clinic", "shop"), helpers=("dealer",), patience=8.0
+    )
+    outcomes = _outcomes(federation)
+    found = [outcomes[name] for name in ("bank", "shop") if isinstance(outcomes[name], Deviation)]
+    assert found and all(each.member in ("clinic", None) for each in found), outcomes
+    for name in ("bank", "shop"):
+        lines = (tmp_path / name / "ledger" / f"{name}.jsonl").read_text().splitlines()
+        noted = [entry["member"] for entry in map(json.loads, lines) if "how" in entry]
+        assert len(noted) <= 1 and not {"bank", "shop"} & set(noted)
+        assert len([r for r in read_records(tmp_path / name) if r.kind.startswith("totals")]) == 2
+
+
 def test_a_label_holder_whose_test_record_counts_twice_is_named_before_a_figure_exists(tmp_path, monkeypatch):
     apply("two-classes", 0, monkeypatch.setattr)
     outcomes = _outcomes(_two(tmp_path))

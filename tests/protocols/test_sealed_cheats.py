@@ -277,7 +277,7 @@ def test_equivocation_about_shares_names_the_one_who_signed_both():
 
     def resign(message):
         digest = liar._digest(2, message.blinded)
-        return dataclasses.replace(message, signature=liar._session.signer.sign(digest))
+        return dataclasses.replace(message, signature=liar._session.signer.sign(liar._signed(2, digest)))
 
     with pytest.raises(Deviation, match="signed both") as found:
         drive(
@@ -363,7 +363,7 @@ def test_a_label_holder_that_proves_each_member_other_labels_is_named(signs):
         mine, machines[0]._session.told = machines[0]._session.told, told
         digest = machines[0]._digest(0, envelope.message.blinded)
         machines[0]._session.told = mine
-        signature = machines[0]._session.signer.sign(digest)
+        signature = machines[0]._session.signer.sign(machines[0]._signed(0, digest))
         return dataclasses.replace(
             envelope, message=dataclasses.replace(envelope.message, signature=signature)
         )

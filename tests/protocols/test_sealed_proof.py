@@ -187,6 +187,32 @@ def test_a_verifier_sees_the_same_whatever_the_secret(kind):
         assert views[0] == views[1]
 
 
+@pytest.mark.parametrize("kind", ["bits", "norm"])
+def test_two_verifiers_together_see_the_same_whatever_the_secret(kind):
+    """Both know their own point, key and masks' values, and share what is opened: all masks are counted."""
+    field = Field(3)
+    packing, p = Packing(1, field), field.p
+    free = np.arange(p)
+    hidden, *rest = (each.ravel() for each in np.meshgrid(*[free] * 7, indexing="ij"))
+    drawn = (rest[:3], rest[3:])  # of each verifier: top, and the mask at 0 and 2
+    middles, views = set(), []
+    for points in ((3, 3), (3, 5), (6, 4)):
+        views = []
+        for value in {"bits": (0, 1), "norm": (2, p - 2)}[kind]:
+            seen = (value + hidden) % p
+            for point, (top, *mask) in zip(points, drawn, strict=True):
+                one, three = packing.basis(1, point), packing.basis(2, point)
+                told = np.array([_told(packing, kind, value, each, 3) for each in free])[top].T % p
+                middles.update(told[1].tolist())
+                words = [(told[2 * place] + mask[place]) % p for place in range(2)]
+                at_point = (three[0] * mask[0] + three[2] * mask[1]) % p
+                for word in ((one[1] * hidden - one[0] * top) % p, at_point, *words):
+                    seen = seen * p + word
+            views.append(np.sort(seen))
+        assert np.array_equal(*views)
+    assert len(middles) == 1  # public: 0, or what B asks for
+
+
 def _told(packing, kind, value, top, weight):
     values, tops = np.array([[value]]), np.array([top], np.uint64)
     weights = np.array([weight], np.uint64)
