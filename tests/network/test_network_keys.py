@@ -141,7 +141,7 @@ def test_a_revoked_coordinator_is_refused_by_those_who_dial_it(consortium: Path,
 
 
 def test_a_revoked_organisation_is_not_dialled_again(consortium: Path, tmp_path: Path) -> None:
-    """TLS lets it in where it is dialled: what it introduced itself with is looked at with every new stream."""
+    """TLS lets it in where it is dialled; its introduction is looked at with every new stream."""
     plan = Plan(algorithm="vafl", epochs=200, unprotected=True)
     federation = Federation(tmp_path / "run", plan, parties=("bank", "clinic"))
     federation.server = replace(federation.server, identity=load_identity(consortium / "bank"))
