@@ -216,6 +216,11 @@ class Mesh:
             # Said by a peer: gRPC would take a word before the colon for a scheme, such as a local socket's.
             self.transport.dial(other.name, f"dns:///{other.address}")
 
+    @property
+    def direct(self) -> dict[str, Session]:
+        """Sessions that have a stream here; all others go through the coordinator."""
+        return {name: session for name, session in self.sessions.items() if name in self._direct}
+
     async def settled(self, away: Collection[str] = ()) -> None:
         """Waits until every direct peer is connected as the process that introduced itself.
 
