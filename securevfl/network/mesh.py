@@ -26,7 +26,7 @@ from securevfl.network.frames import (
     Kind,
     read_control,
 )
-from securevfl.network.identity import Identity
+from securevfl.network.identity import Identity, check_not_revoked, parse_certificate
 from securevfl.network.relay import Introducer, Introduction, PairCipher
 from securevfl.network.session import FRAME_COST, Flood, Session, new_incarnation
 from securevfl.network.signing import CertificateAuthenticator
@@ -141,11 +141,21 @@ class Mesh:
     # -- connections ----------------------------------------------------------------------------------------
 
     def _connected(self, peer: str, restarted: bool) -> None:
+        self._check_not_revoked(peer)
         self._away_since[peer] = self.lost_since.pop(peer, time.monotonic())
         log.info("connected", extra={"peer": peer, "restarted": restarted})
         if restarted:
             self.on_restart(peer)
         self._changed.set()
+
+    def _check_not_revoked(self, peer: str) -> None:
+        """Whoever dials is not shown the certificate, so that of the introduction is looked at every time.
+
+        A process that is new here introduces itself before it is asked anything, and is looked at then.
+        """
+        known = self.introductions.get(peer)
+        if known is not None and known.incarnation == self.sessions[peer].incarnation:
+            check_not_revoked(parse_certificate(known.certificate), self.introducer.identity.revoked)
 
     def _lost(self, peer: str, broke: bool) -> None:
         """Whoever comes only to break the rules again has been away all the time."""
@@ -205,6 +215,11 @@ class Mesh:
         if other.address and not (mine and self.name > other.name):
             # Said by a peer: gRPC would take a word before the colon for a scheme, such as a local socket's.
             self.transport.dial(other.name, f"dns:///{other.address}")
+
+    @property
+    def direct(self) -> dict[str, Session]:
+        """Sessions that have a stream here; all others go through the coordinator."""
+        return {name: session for name, session in self.sessions.items() if name in self._direct}
 
     async def settled(self, away: Collection[str] = ()) -> None:
         """Waits until every direct peer is connected as the process that introduced itself.

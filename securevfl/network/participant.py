@@ -456,7 +456,7 @@ class Participant(ABC):
         """Where the run is, as far as this organisation knows; None before there is an agreement."""
         if self.site is None:
             return None
-        away = tuple(peer for peer, session in self.mesh.sessions.items() if not session.connected)
+        away = tuple(peer for peer, session in self.mesh.direct.items() if not session.connected)
         return run_progress(
             self.site.plan,
             mu=self.site.spent(),
@@ -575,8 +575,8 @@ class Participant(ABC):
             "messages": self.mesh.messages,
             "bytes": self.mesh.bytes,
             "refused_connections": self.mesh.transport.refused,
-            "connected": sum(session.connected for session in self.mesh.sessions.values()),
-            "peers": len(self.mesh.sessions),
+            "connected": sum(session.connected for session in self.mesh.direct.values()),
+            "peers": len(self.mesh.direct),
             "unacknowledged": sum(session.waiting for session in self.mesh.sessions.values()),
             "mu": 0.0 if self.site is None else self.site.spent(),
             "guarantee": "" if self.site is None else self.site.plan.guarantee,

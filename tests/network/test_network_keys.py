@@ -140,6 +140,31 @@ def test_a_revoked_coordinator_is_refused_by_those_who_dial_it(consortium: Path,
     assert not (tmp_path / "run" / "clinic" / "ledger").exists()
 
 
+def test_a_revoked_organisation_is_not_dialled_again(consortium: Path, tmp_path: Path) -> None:
+    """TLS lets it in where it is dialled; its introduction is looked at with every new stream."""
+    plan = Plan(algorithm="vafl", epochs=200, unprotected=True)
+    federation = Federation(tmp_path / "run", plan, parties=("bank", "clinic"))
+    federation.server = replace(federation.server, identity=load_identity(consortium / "bank"))
+    own = load_identity(consortium / "clinic")
+    federation.members["clinic"] = replace(federation.members["clinic"], identity=own)
+
+    async def play() -> Any:
+        async with waiting(federation):
+            clinic = federation.member("clinic")
+            task = asyncio.create_task(clinic.run())
+            while not clinic.agreement:
+                await asyncio.sleep(0.01)
+            revoked(consortium, "bank", to="clinic")
+            await asyncio.sleep(0.2)
+            assert not task.done()  # a stream that stands goes on
+            clinic.mesh.transport._streams["bank"].cancel()
+            async with asyncio.timeout(30):
+                return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    found = asyncio.run(play())
+    assert isinstance(found, CertificateError) and "certificate of bank is revoked" in str(found), found
+
+
 def test_a_list_is_the_authoritys_and_not_too_old(consortium: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = create_authority(consortium / "other", name="other")
     revoke(other, [], folder=consortium / "other")

@@ -44,6 +44,8 @@ def test_every_organisation_follows_its_own_spending(tmp_path: Path) -> None:
     for name in ("clinic", "shop"):
         steps = told[name]
         assert [now.epoch for now in steps] == [1, 2, 3, 4] and {now.epochs for now in steps} == {4}
+        assert not any(now.away for now in steps)  # the two have no stream with each other and need none
+        assert status[name]["peers"] == 1
         spent = [now.epsilon for now in steps]
         assert spent == sorted(spent) and spent[0] > 0
         # Every epoch releases equally much; batches of 16 of 48 rows come out even.
