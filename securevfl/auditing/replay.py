@@ -578,7 +578,10 @@ class _Evidence:
         else:
             for name, value in message.fields.items():
                 if (form := MESSAGES[message.kind].form_of(name)) is not None and form.payload:
-                    gap = _gap(value, seen.fields.get(name))
+                    gap = _gap(value, sent := seen.fields.get(name))
+                    if not self.local and np.shape(sent) != np.shape(value):
+                        reason = f"{said} has {name} of shape {np.shape(sent)}, not {np.shape(value)}"
+                        raise Broken(host, f"{reason}: it answers something else")
                     self.apart[host, message.kind] = max(self.apart[host, message.kind], gap)
         message.fields = {name: seen.fields.get(name, value) for name, value in message.fields.items()}
 
@@ -640,11 +643,10 @@ class _Carrier(VirtualCarrier):
             return
         try:
             seen = self._sent.next(self.hosts[message.receiver], message)
+            if seen is not None:
+                self.evidence.compare(message, seen, self.hosts[message.sender])
         except Broken as broken:  # a timer may have brought the message, where nobody would hear of it
             self._broken = broken
-            return
-        if seen is not None:
-            self.evidence.compare(message, seen, self.hosts[message.sender])
 
     def play(self) -> None:
         """Runs the whole schedule."""

@@ -340,6 +340,26 @@ def test_a_run_that_was_resumed_is_not_tested(tmp_path: Path) -> None:
     assert "resumed" in judged(folder)[0].reasons[0]
 
 
+def test_answers_in_another_order_over_a_network_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer was empty, so every later one comes a place earlier, and has another batch's shape."""
+    plan = Plan(algorithm="vafl", sigma=2.0, epochs=3, embedding=4, batch=30, record_views=True, seed=1)
+    train(DATA, plan, out=tmp_path / "run")
+
+    class Earlier(replays._Sent):
+        def __init__(self, source: Source) -> None:
+            super().__init__(source)
+            self._places["p1"]["server", "p1", "gradient"].pop()
+
+    monkeypatch.setattr(replays, "_Sent", Earlier)
+    monkeypatch.setattr(replays, "read_homes", lambda folder: {})
+    found = judged(tmp_path / "run")
+    assert {finding.verdict for finding in found} == {Verdict.NOT_TESTED}
+    assert all("answers something else" in reason for finding in found for reason in finding.reasons)
+    assert all("order over a network" in reason for finding in found for reason in finding.reasons)
+
+
 def test_rounding_elsewhere_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that rounds differently ends with other last digits; the verdict stays."""
     folder = trained(tmp_path, **STRICT)
