@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from securevfl.algorithms import ServerRole
@@ -25,10 +26,12 @@ class Carrier(ABC):
     Attributes:
         plan: The resolved plan.
         folder: Where metrics are kept; None keeps them in memory.
+        evaluated: What a last evaluation found before the run broke off; empty where there was none.
     """
 
     plan: Plan
     folder: RunFolder | None
+    evaluated: Mapping[str, Any] = MappingProxyType({})
 
     @abstractmethod
     async def phase(self, part: str, epoch: int) -> None:
@@ -73,6 +76,9 @@ class Carrier(ABC):
     @abstractmethod
     def save(self, epoch: int) -> None:
         """Makes sure that `restore` finds the state after an epoch, 0 for that after `prepare`."""
+
+    def save_evaluated(self) -> None:  # noqa: B027 - the network's sites keep their own states
+        """Keeps what the last evaluation found, beside the state before it."""
 
     @abstractmethod
     async def finish(self, epochs: int, stopped: str | None) -> None:
@@ -136,6 +142,7 @@ class Schedule:
         await self.carrier.finish(0, None)
 
     async def _epoch(self, epoch: int) -> None:
+        self.carrier.evaluated = {}
         await self.carrier.phase("epoch", epoch)
         self.epochs, every = epoch, self.plan.evaluate_every
         if every and epoch % every == 0 and epoch < self.plan.epochs:
@@ -151,8 +158,13 @@ class Schedule:
             await self.carrier.phase("final", self.epochs)
             self.carrier.measure()
         except BudgetExceeded as refused:
-            self.stopped = self.stopped or f"budget: {refused}"
-            server.test = dict.fromkeys(server.test)
+            if not self.carrier.evaluated:
+                self.stopped = self.stopped or f"budget: {refused}"
+                server.test = dict.fromkeys(server.test)
+            for name, value in self.carrier.evaluated.items():  # paid before the run broke off: it stands
+                setattr(server, name, value)
+        else:
+            self.carrier.save_evaluated()
         if self.metrics:
             self.metrics[-1] |= _plain({"test": server.test, "mu": self._spent()})
             if self.folder is not None:

@@ -111,6 +111,10 @@ class VirtualNetwork:
         return "; ".join(waits) or "no role waits for a message"
 
 
+EVALUATED = ("test", "opened", "test_is", "held_back", "simulated")
+"""What the label holder's role knows from an evaluation."""
+
+
 class SimulatedCarrier(Carrier):
     """What the carriers of a simulation share: virtual time, one folder for all, one checkpoint.
 
@@ -192,11 +196,21 @@ class SimulatedCarrier(Carrier):
             state = {"epoch": epoch, **self.figures(), "sites": self.ask("state")}
             save_checkpoint(self.folder.path, state)
 
+    def save_evaluated(self) -> None:
+        """See `Carrier.save_evaluated`."""
+        state = load_checkpoint(self.folder.path) if self.folder is not None else None
+        if self.folder is not None and state is not None:
+            known = {name: getattr(self.server, name, None) for name in EVALUATED}
+            found = {name: dict(each) if isinstance(each, Mapping) else each for name, each in known.items()}
+            found = {name: each for name, each in found.items() if each is not None}
+            save_checkpoint(self.folder.path, state | {"evaluated": found})
+
     def restore(self) -> int:
         """See `Carrier.restore`."""
         state = load_checkpoint(self.folder.path) if self.folder is not None else None
         if state is None:
             return -1
+        self.evaluated = dict(state.get("evaluated", {}))
         self.time = float(state["time"])
         self.network.messages, self.network.bytes = int(state["messages"]), int(state["bytes"])
         self.ask("load", {name: (each,) for name, each in state["sites"].items()})

@@ -14,8 +14,17 @@ from securevfl.algorithms.sealed.models import NetworkModel
 from securevfl.algorithms.sealed.rows import Preparation, clip_to_integers
 from securevfl.algorithms.sealed.settings import BIAS
 from securevfl.data import VerticalData
-from securevfl.errors import BudgetExceeded, DropoutError, EncodingError, PlanError, TrainingDiverged
+from securevfl.errors import (
+    BudgetExceeded,
+    DropoutError,
+    EncodingError,
+    PlanError,
+    RunError,
+    TrainingDiverged,
+)
+from securevfl.federation.folder import RunFolder
 from securevfl.federation.run import load_run, train
+from securevfl.federation.virtual import VirtualCarrier
 from securevfl.models import build_encoder, metrics
 from securevfl.privacy.gate import Gate, Mechanism
 from securevfl.privacy.ledger import Ledger, read_records
@@ -401,6 +410,23 @@ def test_resuming_after_the_last_epoch_still_evaluates(tmp_path, monkeypatch):
     assert load_run(tmp_path / "run").result == done.result
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
     assert saved["evaluation"]["se"] > 0 and saved["prediction"] == {}
+
+
+def test_what_the_last_evaluation_opened_outlives_a_full_disk(tmp_path, monkeypatch):
+    data = make_data()
+    plan = Plan(algorithm="sealed", epochs=3, epsilon=4.0)  # the budget allows each evaluation once
+
+    def full(carrier, epochs, stopped):
+        raise RunError("no space left on device")
+
+    monkeypatch.setattr(VirtualCarrier, "finish", full)
+    with pytest.raises(RunError, match="no space"):
+        train(data, plan, tmp_path / "run")
+    monkeypatch.undo()
+    before = RunFolder(tmp_path / "run").read_metrics()[-1]
+    done = train(data, plan, tmp_path / "run", resume=True)
+    assert done.test["auc"] is not None and done.metrics[-1] == before
+    assert done.result["evaluation"]["se"] > 0 and done.stopped is None
 
 
 async def _fail(member):
