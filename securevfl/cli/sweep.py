@@ -148,6 +148,8 @@ def show_results(console: Console, results: Results) -> None:
     from securevfl.sweeps.results import has_parquet
     from securevfl.sweeps.summary import data_sets, groups_of, kept_table, promise_table, sentences
 
+    for text in results.unprotected:
+        console.print(f"UNPROTECTED, nothing is promised: {text}", markup=False, highlight=False)
     for name, groups in data_sets(groups_of(results)).items():
         console.print(f"{name}:", markup=False, highlight=False)
         for made in (kept_table(groups, shares=console.width >= WIDE), promise_table(groups)):

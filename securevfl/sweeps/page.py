@@ -9,7 +9,7 @@ from typing import Any
 from securevfl import pages
 from securevfl.files import write_text
 from securevfl.pages import number
-from securevfl.settings.plan import KINDS, UNPROTECTED
+from securevfl.settings.plan import KINDS
 from securevfl.settings.source import shown_data
 from securevfl.sweeps.charts import SweepCharts
 from securevfl.sweeps.results import Results, Row, varied_fields
@@ -49,7 +49,7 @@ def render(results: Results) -> str:
         failed=[
             [f"{row['point']}: {row['label'] or row['algorithm']}", row["error"]] for row in results.failed
         ],
-        unprotected=_unprotected(results),
+        unprotected=results.unprotected,
         findings=_findings(charts.groups),
         frontiers=charts.frontiers(),
         claimed=charts.claimed(),
@@ -60,14 +60,6 @@ def render(results: Results) -> str:
         times=charts.times(),
         **_filters(results),
         **_table(results),
-    )
-
-
-def _unprotected(results: Results) -> list[str]:
-    """Variants that ran without protection, each with what became of the labels."""
-    exposed = [row for row in results.finished if row["guarantee"] == UNPROTECTED]
-    return list(
-        dict.fromkeys(f"{row['label'] or row['algorithm']}: labels {row['labels']}" for row in exposed)
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.files import replacing, write_text
-from securevfl.settings.plan import KINDS
+from securevfl.settings.plan import KINDS, UNPROTECTED
 from securevfl.sweeps.records import OK
 from securevfl.sweeps.spec import Point, Sweep, Target
 
@@ -82,6 +82,14 @@ class Results:
     def finished(self) -> list[Row]:
         """The rows of points that were run."""
         return [row for row in self.rows if row["status"] == OK]
+
+    @property
+    def unprotected(self) -> list[str]:
+        """Variants that ran without protection, each with what became of the labels."""
+        exposed = [row for row in self.finished if row["guarantee"] == UNPROTECTED]
+        return list(
+            dict.fromkeys(f"{row['label'] or row['algorithm']}: labels {row['labels']}" for row in exposed)
+        )
 
     @property
     def failed(self) -> list[Row]:

@@ -120,5 +120,8 @@ def test_a_page_of_a_sweep_names_what_is_unprotected(tmp_path: Path) -> None:
     with here():
         done = cli("sweep", tmp_path / "sweep.toml", "--workers", 1, "--out", tmp_path / "s")
     assert done.exit_code == 0, done.output
+    said = [line for line in done.output.splitlines() if line.startswith("UNPROTECTED")]
+    assert said and said[0].startswith("UNPROTECTED, nothing is promised: bare: labels exposed")
+    assert "noisy: labels" not in done.output
     page = (tmp_path / "s" / "sweep.html").read_text()
     assert "<li>bare: labels exposed: exact gradients" in page and "<li>noisy: labels" not in page
