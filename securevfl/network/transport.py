@@ -356,9 +356,10 @@ class Transport:
                 self._note_trouble(peer, error)
                 wait = min(2 * wait, SLOWEST_RETRY)
             except asyncio.CancelledError:
-                current = asyncio.current_task()
-                if current is not None and current.cancelling():
-                    raise
+                pass  # of the stream alone, unless this task is asked to end
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # gRPC may say instead that a call has ended
+                raise asyncio.CancelledError
             await asyncio.sleep(wait)
 
     def _note_trouble(self, peer: str, error: Exception) -> None:

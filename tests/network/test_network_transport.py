@@ -321,6 +321,39 @@ def test_one_that_listens_before_it_knows_the_others_takes_them_all(tmp_path):
     asyncio.run(play())
 
 
+def test_who_closes_ends_even_if_grpc_says_something_else_than_cancelled():
+    """A stream that is cancelled may end with any of gRPC's errors; who dials must not begin anew then."""
+
+    def nobody(*anything: Any) -> None:
+        pass
+
+    async def play() -> None:
+        handlers = transport.Handlers(
+            frame=nobody, decode=nobody, connected=nobody, lost=nobody, trouble=nobody, failed=nobody
+        )
+        dialling = transport.Transport(
+            identities()["clinic"],
+            run="test",
+            incarnation=new_incarnation(),
+            sessions={"bank": Session("bank")},
+            handlers=handlers,
+        )
+
+        async def cancelled(peer: str, address: str) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise asyncio.InvalidStateError("the call is over") from None
+
+        dialling._dial_once = cancelled
+        dialling.dial("bank", "127.0.0.1:1")
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            await dialling.close()
+
+    asyncio.run(play())
+
+
 # -- later frames -------------------------------------------------------------------------------------------
 
 
