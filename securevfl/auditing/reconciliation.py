@@ -33,6 +33,8 @@ import numpy.typing as npt
 
 from securevfl.accountants.records import HIDDEN, PREDICTION
 from securevfl.algorithms.messages import MESSAGES
+from securevfl.algorithms.sealed import evaluation
+from securevfl.algorithms.vafl import EVALUATION
 from securevfl.attacks.reading import sum_at
 from securevfl.attacks.source import Source
 from securevfl.auditing.index import AskedRecords, Balance, Calls, Entries, Log, word
@@ -125,16 +127,25 @@ PROFILED = ("bins", "label histogram")
 """What a profile opens, in this order."""
 
 
-def was_resumed(entries: Iterable[Entry], plan: Plan) -> bool:
-    """Whether a ledger's owner was interrupted while it trained: a session began between its releases.
+AFTERWARDS = (EVALUATION, evaluation.KIND, PREDICTION)
+"""Kinds of what may come after training."""
+
+
+def was_resumed(entries: Iterable[Entry], plan: Plan, *, itself: bool = False) -> bool:
+    """Whether somebody was interrupted while a ledger's owner trained: it began a session, or went back.
 
     A run that goes on from a profile begins right after the label histogram, over a network after notes.
+
+    Args:
+        entries: The ledger.
+        plan: The run's.
+        itself: Whether only the owner itself counts, which began a session between its releases.
     """
     before, after, planned = "", set[str](), False
-    waiting = first = later = 0  # sessions since the last release; those before the second part, and after
+    waiting = first = later = 0  # beginnings since the last release; those before the second part, and after
     for entry in entries:
         content = entry.content
-        if entry.is_session:
+        if entry.is_session or (not itself and content.get("back") is not None):
             waiting += bool(before)
         elif entry.is_release and content["kind"] != PREDICTION and content["mechanism"] not in HIDDEN:
             if waiting and not first:
@@ -156,14 +167,19 @@ class _Reconciliation:
         folder = source.files.path
         self.views = {name: View(source.view_folder(name)) for name in source.observers}
         self.finished = source.files.result_file.is_file()
+        stopped = source.files.read_result().get("stopped") if self.finished else None
+        self.ended = str(stopped or "").startswith("budget")
         self.foreign = self.finished and source.files.read_result().get("guarantee") == DECLARED
         self.books = {
             path.stem: _Books(path.stem, Entries(path), self)
             for path in sorted((folder / "ledger").glob("*.jsonl"))
         }
         self.resumed = {
-            owner for owner, books in self.books.items() if was_resumed(books.entries, source.plan)
+            owner
+            for owner, books in self.books.items()
+            if was_resumed(books.entries, source.plan, itself=True)
         }
+        self.repeats = any(was_resumed(books.entries, source.plan) for books in self.books.values())
         self.homes = read_homes(folder)
         self.problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         self.unknown: set[tuple[str, str, str]] = set()
@@ -473,7 +489,7 @@ class _Books:
     @property
     def repeats(self) -> bool:
         """Whether somebody was interrupted: all go back then, and rounds come again, each with its entry."""
-        return bool(self.whole.resumed)
+        return self.whole.repeats
 
     def _violate(self, line: _Line, reason: str, path: str = "") -> None:
         self.whole.violate(self.owner, [line.receiver], path or line.header["kind"], f"{line.name}: {reason}")
@@ -715,6 +731,7 @@ class _Books:
             return
         carried = self._carried()
         unused: list[Entry] = []
+        last: list[Entry] = []  # such as come after all of training that has a message
         for entry in self.entries:
             content = entry.content
             if not entry.is_release:
@@ -724,12 +741,16 @@ class _Books:
             elif content["mechanism"] in HIDDEN or not content["observers"]:
                 continue
             elif self.uses[entry.index]:
-                self._report(unused, broken=False)
-                unused = []
+                last, unused = last + unused, []
+                if content["kind"] not in AFTERWARDS:
+                    self._report(last, broken=False)
+                    last = []
                 self._heard_by_all(entry)
             elif content["kind"] in carried and not self._stays_inside(entry):
                 unused.append(entry)
-        self._report(unused, broken=not self.whole.finished)
+        # Whoever's budget is spent stops all, after some have written what they were about to send.
+        self._report(last, broken=self.whole.ended)
+        self._report(unused, broken=self.whole.ended or not self.whole.finished)
 
     def _never_refused(self) -> None:
         """Exact scores of records that a sealed run promises something about, which a gate refuses."""

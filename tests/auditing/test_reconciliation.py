@@ -13,10 +13,11 @@ import pytest
 
 from securevfl import Plan, VerticalData, train
 from securevfl.attacks.source import Source
-from securevfl.auditing.reconciliation import reconcile, rows_in
+from securevfl.auditing.reconciliation import reconcile, rows_in, was_resumed
 from securevfl.auditing.verdicts import Verdict
 from securevfl.errors import LedgerError, RunError
-from securevfl.privacy.ledger import rows_from_text, rows_to_text
+from securevfl.federation.schedule import Schedule
+from securevfl.privacy.ledger import Ledger, LedgerReader, rows_from_text, rows_to_text
 
 DATA = "synthetic:rows=60,features=6,informative=4"
 PLANS: dict[str, dict[str, Any]] = {
@@ -151,6 +152,48 @@ def test_a_repeated_release_must_be_the_same_bytes(runs: Path, tmp_path: Path) -
         content[line["arrays"]["values"][0]] ^= 1
         (folder / "arrays.bin").write_bytes(bytes(content))
     assert "other values than at first" in found(tmp_path / "run")[1]
+
+
+@pytest.mark.parametrize("back", [None, 1])
+def test_whoever_goes_back_with_another_was_interrupted_too(
+    runs: Path, tmp_path: Path, back: int | None
+) -> None:
+    """One that was killed begins a session; the others' ledgers say only that everybody went back."""
+    source = Source(runs / "sealed")
+    ledger = Ledger("p1", tmp_path / "p1.jsonl")
+    ledger.begin("prepare", 0, -1)
+    ledger.append(source.records[0])
+    ledger.begin("epoch", 2, back)
+    ledger.append(source.records[0])
+    ledger.close()
+    entries = list(LedgerReader(tmp_path / "p1.jsonl").entries())
+    assert was_resumed(entries, source.plan) is (back is not None)
+    assert not was_resumed(entries, source.plan, itself=True)
+
+
+@pytest.mark.parametrize(("stopped", "verdict"), [("budget: p0 has spent it", "holds"), (None, "violated")])
+def test_what_a_spent_budget_kept_from_leaving_needs_no_message(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: str | None, verdict: str
+) -> None:
+    """One owner has written what it was about to send when another's gate refuses, and everybody stops."""
+    evaluate = Schedule._final_evaluation
+    record = next(
+        each for each in Source(runs / "strict").records if (each.owner, each.kind) == ("p1", "embedding")
+    )
+
+    async def refused(self: Any) -> None:
+        self.carrier.sites["p1"].gate.ledger.append(record)
+        self.stopped = stopped
+        await evaluate(self)
+
+    monkeypatch.setattr(Schedule, "_final_evaluation", refused)
+    data = VerticalData.load(DATA, parties=3)
+    given: dict[str, Any] = {"algorithm": "vafl-sync", "epochs": 2, "batch": 16, "embedding": 2, "sigma": 2.0}
+    plan = Plan(**given, record_views=True, source={"data": DATA, "parties": 3})
+    train(data, plan, tmp_path / "run")
+    verdicts, reasons = found(tmp_path / "run")
+    assert verdict in verdicts and verdicts <= {"holds", verdict}
+    assert ("has no message" in reasons) is (verdict == "violated")
 
 
 def test_what_the_sender_does_not_know_is_found(runs: Path, tmp_path: Path) -> None:
