@@ -502,7 +502,8 @@ def test_data_holders_may_use_a_larger_level(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "verdict"), [("", Verdict.VIOLATED), ("1.0.0", Verdict.NOT_TESTED), ("unsaid", Verdict.NOT_TESTED)]
+    ("made", "verdict"),
+    [("", Verdict.VIOLATED), ("1.0.0", Verdict.NOT_TESTED), ("unsaid", Verdict.NOT_TESTED)],
 )
 def test_a_first_model_that_holds_rows_is_not_the_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, verdict: Verdict
