@@ -6,6 +6,7 @@ import gc
 import hashlib
 import itertools
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -19,6 +20,10 @@ slow_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_sl
 settings.register_profile("same", slow_machine, derandomize=True)
 settings.register_profile("search", slow_machine)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# Below a shell's `make test &` interrupts are ignored, and commands honour that; some tests interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -79,9 +79,9 @@ def run_lines(lines: list[str]) -> tuple[list[int], list[str], list[str]]:
 
 
 def interrupted_at(
-    module: str, before: str = "", line: str = "train --data credit --out nosuch/r --json"
+    folder: Path, module: str, before: str = "", line: str = "train --data credit --out r --json"
 ) -> subprocess.CompletedProcess[str]:
-    """The command, interrupted as soon as it looks for a module."""
+    """The command, run in a folder and interrupted as soon as it looks for a module."""
     code = (
         f"import os, signal, sys\n{before}\nfrom securevfl.__main__ import main\n"
         "class Now:\n    def find_spec(self, name, *_):\n"
@@ -89,17 +89,19 @@ def interrupted_at(
         "sys.meta_path.insert(0, Now())\n"
         f"sys.argv = ['securevfl', *{line.split()!r}]\nmain()"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
+    )
 
 
 @pytest.mark.parametrize("module", ["securevfl.cli", "typer", "securevfl.errors", "securevfl.cli.train"])
-def test_an_interrupt_while_it_is_loaded_is_one_line(module: str) -> None:
-    done = interrupted_at(module)
+def test_an_interrupt_while_it_is_loaded_is_one_line(tmp_path: Path, module: str) -> None:
+    done = interrupted_at(tmp_path, module)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "securevfl: interrupted\n")
 
 
-def test_what_is_begun_is_left_in_order() -> None:
-    done = interrupted_at("torch")
+def test_what_is_begun_is_left_in_order(tmp_path: Path) -> None:
+    done = interrupted_at(tmp_path, "torch")
     assert (done.returncode, done.stderr) == (130, "securevfl: interrupted\n")
     code = (
         "import os, signal\nfrom securevfl.interrupts import end_at_once, end_in_order\n"
@@ -110,8 +112,9 @@ def test_what_is_begun_is_left_in_order() -> None:
     assert told.stdout == "in order\n"
 
 
-def test_who_ignores_interrupts_goes_on() -> None:
-    done = interrupted_at("typer", before="signal.signal(signal.SIGINT, signal.SIG_IGN)", line="--help")
+def test_who_ignores_interrupts_goes_on(tmp_path: Path) -> None:
+    ignored = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    done = interrupted_at(tmp_path, "typer", before=ignored, line="--help")
     assert done.returncode == 0 and "Usage" in done.stdout
 
 
