@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_data import tiny
 from torch import nn
@@ -118,12 +118,7 @@ def replay(view: View) -> tuple[int, Counter[str]]:
     return largest, pushed
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=8)
 @given(
     staleness=st.integers(0, 6),
     speeds=st.lists(st.floats(0.1, 10), min_size=3, max_size=3),

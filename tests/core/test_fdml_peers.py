@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_data import tiny
 
@@ -122,12 +122,7 @@ def lead(view: View, mine: str) -> int:
     return largest
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=8)
 @given(
     staleness=st.integers(0, 6),
     speeds=st.lists(st.floats(0.1, 10), min_size=3, max_size=3),
