@@ -61,20 +61,12 @@ class Gathering(Participant):
         self.away: set[str] = set()
         self.anew: set[str] = set()
         self.mesh.on_restart = self._restart
-        self.mesh.on_refused = self._tell_refused
-        self._refused: set[str] = set()
         self._round = b""
 
     def _restart(self, peer: str) -> None:
         self.joined.pop(peer, None)
         self.anew.add(peer)
         self.mesh.control.put_nowait((peer, "restarted", {}))
-
-    def _tell_refused(self, peer: str, reason: str) -> None:
-        """Whoever waits for a peer should know why it does not come in; once for each, the log has all."""
-        if peer in self.mesh.sessions and peer not in self._refused:
-            self._refused.add(peer)
-            self.say(f"{peer} was refused: {reason}")
 
     async def gather(self) -> None:
         """Brings everybody together: nobody goes on before all have confirmed the same understanding."""

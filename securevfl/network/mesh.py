@@ -407,7 +407,10 @@ class Mesh:
         """Mark of the phase, and the message, with the bytes of memory that it takes while it waits."""
         if len(content) < PHASE_BYTES:
             raise WireError(f"{peer} sends a message without a phase")
-        message = Packet.from_bytes(content, PHASE_BYTES)
+        try:
+            message = Packet.from_bytes(content, PHASE_BYTES)
+        except WireError as error:  # it says what is wrong with bytes, not whose they are
+            raise WireError(f"{peer} sends what cannot be read: {error}") from error
         message.weight = len(content) + FRAME_COST
         return content[:PHASE_BYTES], message
 

@@ -261,7 +261,8 @@ class Participant(ABC):
         self.resumed: int | None = None
         self._begun_with = 0.0
         self.on_progress: Callable[[RunProgress], None] = lambda now: None
-        self.mesh.on_older = self._tell_older
+        self.mesh.on_older, self.mesh.on_refused = self._tell_older, self._tell_refused
+        self._refused: set[str] = set()
 
     # -- the folder -----------------------------------------------------------------------------------------
 
@@ -402,6 +403,12 @@ class Participant(ABC):
         self.mesh.observe = lambda message: site.observe(message, clock.now())
         self.mesh.shown |= site.receipts.heads
         return site
+
+    def _tell_refused(self, peer: str, reason: str) -> None:
+        """Whoever waits for a peer should know why it does not come in; once for each, the log has all."""
+        if peer in self.mesh.sessions and peer not in self._refused:
+            self._refused.add(peer)
+            self.say(f"{peer} was refused: {reason}")
 
     def _tell_older(self, peer: str, known: Head, head: Head) -> None:
         """A peer counts less than it has shown: it may release again what it has released."""

@@ -195,8 +195,9 @@ def test_a_party_that_breaks_the_rules_towards_another_ends_the_run_at_once(tmp_
     federation = Federation(tmp_path, plan(protocol="two-tree"), direct=True, patience=600.0)
     peer = {"clinic": "shop", "shop": "clinic"}[liar]
 
+    found = processes(federation)
+
     async def play() -> dict[str, BaseException]:
-        found = processes(federation)
         for each in found.values():
             each.start()
         async with asyncio.timeout(240):
@@ -208,6 +209,8 @@ def test_a_party_that_breaks_the_rules_towards_another_ends_the_run_at_once(tmp_
         return dict(zip(found, errors, strict=True))
 
     errors = asyncio.run(play())
+    told = {"shop": str(errors["clinic"]), "clinic": str(errors["shop"]) + " ".join(found["shop"].said)}
+    assert f"{liar} sends what cannot be read: not a securevfl message" in told[liar], told
     assert re.search("not a securevfl message|breaks the rules of the protocol", str(errors["clinic"]))
     assert re.match(
         "clinic stops: (another organisation cannot be reached|something came that breaks)",
