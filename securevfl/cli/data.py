@@ -31,7 +31,11 @@ def data(
         ),
     ] = None,
     data_folder: Annotated[
-        Path | None, typer.Option("--data-folder", help="Folder with the set's own files, .gz accepted.")
+        Path | None,
+        typer.Option(
+            "--data-folder",
+            help="Folder with the set's own files (.gz accepted), or with a folder of its name.",
+        ),
     ] = None,
     parties: Annotated[
         int | None, typer.Option("--parties", help="Split the columns over this many parties.")

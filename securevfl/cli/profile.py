@@ -20,7 +20,9 @@ def profile(
     out: Annotated[Path, typer.Option(help="Folder for the results; it must not exist.")],
     epsilon: Annotated[float, typer.Option(help="What all counts together may cost each person.")] = 0.25,
     delta: Annotated[float, typer.Option(help="The delta of epsilon.")] = 1e-5,
-    data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(help="Folder with the data set's own files, or with a folder of its name.")
+    ] = None,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str, typer.Option(help="ID column of CSV files.")] = "id",
     label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",

@@ -26,7 +26,9 @@ def suggest(
     epsilon: Annotated[float, typer.Option(help="The promise.")] = 1.0,
     delta: Annotated[float, typer.Option(help="The promise; below 1 / number of rows.")] = 1e-5,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
-    data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(help="Folder with the data set's own files, or with a folder of its name.")
+    ] = None,
     id_column: Annotated[str, typer.Option(help="ID column of CSV files.")] = "id",
     label_column: Annotated[str, typer.Option(help="Label column, in one of the CSV files.")] = "label",
     public: Annotated[

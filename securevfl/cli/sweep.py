@@ -34,7 +34,8 @@ def sweep(
         str | None, typer.Option(help="Run on a Ray cluster instead: its address, auto, or local.")
     ] = None,
     data_folder: Annotated[
-        Path | None, typer.Option(help="Folder with the data sets' own files, or one folder per set.")
+        Path | None,
+        typer.Option(help="Folder with the data sets' own files, or with a folder of each one's name."),
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run points again that failed before.")

@@ -33,7 +33,9 @@ def train(
             autocompletion=completion.data_sets,
         ),
     ] = None,
-    data_folder: Annotated[Path | None, typer.Option(help="Folder with the data set's own files.")] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(help="Folder with the data set's own files, or with a folder of its name.")
+    ] = None,
     parties: Annotated[int | None, typer.Option(help="Split a named set's columns over M parties.")] = None,
     id_column: Annotated[str | None, typer.Option(help="ID column of CSV files.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Label column, in one of the CSV files.")] = None,

@@ -228,7 +228,7 @@ def read_text(path: Path | str) -> str:
 
 
 def find_files(data_set: str, folder: Path | str | None, names: tuple[str, ...]) -> list[Path]:
-    """The paths of a set's own files in `folder`, each plain, .gz or .zip.
+    """The paths of a set's own files in `folder` or in its folder of that name, each plain, .gz or .zip.
 
     Raises:
         DataError: No folder was given, or a file is not there; the message lists all files expected.
@@ -241,13 +241,22 @@ def find_files(data_set: str, folder: Path | str | None, names: tuple[str, ...])
     base = Path(folder)
     if not base.is_dir():
         raise DataError(f"data set {data_set!r}: {base} is not a folder; expected one that holds {expected}")
-    found = [next((p for p in _candidates(base, name) if p.is_file()), None) for name in names]
-    absent = [name for name, path in zip(names, found, strict=True) if path is None]
-    if absent:
-        raise DataError(
-            f"data set {data_set!r}: {', '.join(absent)} not found in {base}; expected {expected} (or .gz)"
-        )
-    return [path for path in found if path is not None]
+    for place in (base, *_own_folders(base, data_set)):
+        found = [next((p for p in _candidates(place, name) if p.is_file()), None) for name in names]
+        if None not in found:
+            return [path for path in found if path is not None]
+    absent = [name for name in names if not any(p.is_file() for p in _candidates(base, name))]
+    raise DataError(
+        f"data set {data_set!r}: {', '.join(absent)} not found in {base}; expected {expected} (or .gz)"
+    )
+
+
+def _own_folders(base: Path, data_set: str) -> list[Path]:
+    """Folders of the set's name in one that holds several sets; names may go on, as in parkinson_speech."""
+    plain = data_set.replace("-", "_")
+    inner = sorted(place for place in base.iterdir() if place.is_dir())
+    exact = [place for place in inner if place.name in (data_set, plain)]
+    return exact + [place for place in inner if place.name.startswith(f"{plain}_")]
 
 
 def _candidates(base: Path, name: str) -> list[Path]:

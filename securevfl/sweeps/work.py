@@ -84,21 +84,8 @@ def _audited(run: Run, data: VerticalData, folder: Path, task: Mapping[str, Any]
 
 @lru_cache(maxsize=4)
 def planned_data(source: DataSource, seed: int) -> VerticalData:
-    """The data of a plan, kept for the next point that has the same.
-
-    A folder that holds one folder per data set serves all of them.
-    """
-    return load_planned(Plan(source=source, seed=seed), _own_folder(source.data_folder, source.data))
-
-
-def _own_folder(folder: str, name: str) -> str | None:
-    """The set's folder within the given one, if it has one; names may go on, as in parkinson_speech."""
-    base, plain = Path(folder), name.replace("-", "_")
-    if not folder or "/" in name or not base.is_dir():
-        return None
-    inner = sorted(place for place in base.iterdir() if place.is_dir())
-    exact = [place for place in inner if place.name in (name, plain)]
-    return next((str(place) for place in exact + [p for p in inner if p.name.startswith(f"{plain}_")]), None)
+    """The data of a plan, kept for the next point that has the same."""
+    return load_planned(Plan(source=source, seed=seed))
 
 
 def serve() -> None:

@@ -184,6 +184,18 @@ def test_a9a(tmp_path):
     assert VerticalData.load("a9a", folder=tmp_path, parties=3).widths == (41, 41, 41)
 
 
+@pytest.mark.parametrize("inner", ["a9a", "a9a_whole"])
+def test_a_folder_that_holds_several_sets(tmp_path, inner):
+    (tmp_path / inner).mkdir()
+    (tmp_path / "w8a").mkdir()
+    (tmp_path / inner / "a9a").write_text("-1 3:1 123:1\n+1 1:1\n-1 68:1\n")
+    (tmp_path / inner / "a9a.t").write_text("+1 2:1\n-1 4:1\n")
+    assert VerticalData.load("a9a", folder=tmp_path).n_train == 3
+    (tmp_path / "a9a.gz").write_bytes(gzip.compress(b"-1 3:1 123:1\n+1 1:1\n"))
+    (tmp_path / "a9a.t.gz").write_bytes(gzip.compress(b"+1 2:1\n-1 4:1\n"))
+    assert VerticalData.load("a9a", folder=tmp_path).n_train == 2  # the folder's own files come first
+
+
 def idx(array):
     return (
         b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
