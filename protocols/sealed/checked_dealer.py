@@ -210,7 +210,7 @@ class CheckedDealer(SealedDealer):
         first = wave_holder(protocol, number)
         blinds = self._blinds(seeds, count)
         waves, tags = self._authenticated(seeds, blinds, first)
-        products = self._products(seeds, blinds, rows)
+        (products,) = self._products([seeds], [blinds], rows)
         nothing = np.empty(0, np.uint64)
         return [
             self._to(

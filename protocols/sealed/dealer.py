@@ -17,14 +17,19 @@ from securevfl.protocols.sealed.series import WAVE_BITS, SineSeries, Waves
 from securevfl.protocols.stream import KEY_BYTES, apply_masks
 
 Rows = npt.NDArray[np.int64]
+Drawn = tuple[list[bytes], list[Ring]]
+"""Of one round: every member's seed, and what it gets of products."""
+AHEAD = 4
+"""Rounds whose products are made together, at most, where the masks are made anew for them."""
 
 
 class SealedDealer:
     """Deals one message per member and round. It receives nothing and has no input.
 
     Promises: what it deals is uniform and independent from round to round. It must see no message between
-    members: together with any one of them it could unmask everything. Round seeds are not kept; the masks of
-    static operands, or of large ones their seeds, live in memory as long as this object.
+    members: together with any one of them it could unmask everything. Seeds of a round are not kept once it
+    is dealt; the masks of static operands, or of large ones their seeds, live in memory as long as this
+    object.
 
     Args:
         protocol: The public configuration.
@@ -34,6 +39,7 @@ class SealedDealer:
         self.protocol = protocol
         self._operands: dict[int, Ring | SeedMask] | None = None
         self._next_round = 0
+        self._ahead: list[Drawn] = []
 
     def setup(self) -> list[Envelope]:
         """Deals the masks of static operands; calling it again begins a new session with new masks."""
@@ -44,7 +50,7 @@ class SealedDealer:
             for member, seed in enumerate(seeds)
             if protocol.static[member]
         }
-        self._next_round = 0
+        self._next_round, self._ahead = 0, []
         return [self._to(member, Seed(round=SETUP_ROUND, seed=seed)) for member, seed in enumerate(seeds)]
 
     def continued(self, protocol: SealedProtocol) -> SealedDealer:
@@ -60,17 +66,21 @@ class SealedDealer:
     def _to(member: int, message: Message) -> Envelope:
         return Envelope(DEALER, member, message)
 
-    def deal(self, *, round: int, rows: Rows | None = None) -> list[Envelope]:  # noqa: A002
+    def deal(self, *, round: int, rows: Rows | None = None, more: int = 0) -> list[Envelope]:  # noqa: A002
         """The messages of one round over the given records, all by default.
+
+        Args:
+            round: Its number.
+            rows: The records.
+            more: How many rounds over all records follow.
 
         Raises:
             ProtocolError: The masks were not dealt yet, or the round number is not above the last one's.
         """
         self._claim(round)
         count = self.protocol.count(rows)
-        seeds = [os.urandom(KEY_BYTES) for _ in range(self.protocol.members)]
+        seeds, products = self._draw(rows, count, more)
         waves = self._waves(seeds, count)
-        products = self._products(seeds, self._blinds(seeds, count), rows)
         return [
             self._to(
                 member,
@@ -114,18 +124,35 @@ class SealedDealer:
         shape = count, self.protocol.outputs
         return [self._blind(member, seed, shape) for member, seed in enumerate(seeds)]
 
-    def _products(self, seeds: list[bytes], blinds: list[Ring], rows: Rows | None) -> list[Ring]:
-        """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every member m."""
+    def _draw(self, rows: Rows | None, count: int, more: int) -> Drawn:
+        """A round's seeds and products; to run through masks once for several rounds takes half the time."""
+        streamed = any(isinstance(mask, SeedMask) for mask in (self._operands or {}).values())
+        several = streamed and rows is None and all(self.protocol.static)
+        if not (self._ahead and several):
+            self._ahead = self._drawn(min(AHEAD, 1 + more) if several else 1, rows, count)
+        return self._ahead.pop()
+
+    def _drawn(self, number: int, rows: Rows | None, count: int) -> list[Drawn]:
+        drawn = [[os.urandom(KEY_BYTES) for _ in range(self.protocol.members)] for _ in range(number)]
+        blinds = [self._blinds(seeds, count) for seeds in drawn]
+        return list(zip(drawn, self._products(drawn, blinds, rows), strict=True))
+
+    def _products(
+        self, drawn: list[list[bytes]], blinds: list[list[Ring]], rows: Rows | None
+    ) -> list[list[Ring]]:
+        """c_m = U_m' sum_{j != m} V_j - sum_{j != m} c'_mj for every round and member m."""
         protocol = self.protocol
-        everything = np.sum(blinds, axis=0, dtype=blinds[0].dtype)
-        products = []
-        for member, seed in enumerate(seeds):
-            others = protocol.right(member, everything - blinds[member])
-            product = ring_product(self._mask_of(member, seed, rows, len(blinds[0])), others)
-            for other, theirs in enumerate(seeds):
-                if other != member:
-                    product -= expand(theirs, f"product/{member}", product.shape, product.dtype)
-            products.append(product)
+        everything = [np.sum(each, axis=0, dtype=each[0].dtype) for each in blinds]
+        products: list[list[Ring]] = [[] for _ in drawn]
+        for member, seed in enumerate(drawn[0]):
+            rights = [protocol.right(member, s - b[member]) for s, b in zip(everything, blinds, strict=True)]
+            mask = self._mask_of(member, seed, rows, len(everything[0]))
+            found = np.hsplit(ring_product(mask, np.hstack(rights)), len(drawn))
+            for seeds, dealt, product in zip(drawn, products, found, strict=True):
+                for other, theirs in enumerate(seeds):
+                    if other != member:
+                        product -= expand(theirs, f"product/{member}", product.shape, product.dtype)
+                dealt.append(np.ascontiguousarray(product))
         return products
 
     def _mask_of(self, member: int, seed: bytes, rows: Rows | None, count: int) -> Left:

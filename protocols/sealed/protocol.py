@@ -474,8 +474,8 @@ def expand(seed: bytes, purpose: str, shape: tuple[int, ...], dtype: npt.DTypeLi
     return stream_of(seed, purpose).words(shape, dtype)
 
 
-PIECE = 1 << 15
-"""Integers that are widened at a time: they stay in the cache."""
+PIECE, ROWS = 1 << 15, 64
+"""Integers that are widened at a time, and in how many rows at most: they stay in the cache."""
 
 
 def ring_product(left: Left, right: Ring) -> Ring:
@@ -509,9 +509,11 @@ def _by_vector(left: npt.NDArray[Any], values: Ring) -> Ring:
         product: Ring = np.einsum("dn,n->d", left.view(values.dtype), values)
         return product
     total = np.zeros(left.shape[0], np.uint64)
-    step = max(64, PIECE // max(1, left.shape[0]))
-    for start in range(0, left.shape[1], step):
-        # Sign extension, then the same bits read as unsigned: the residue modulo 2^64.
-        piece = left[:, start : start + step].astype(np.int64).view(np.uint64)
-        total += np.einsum("dn,n->d", piece, values[start : start + step])
+    for first in range(0, left.shape[0], ROWS):
+        here = slice(first, first + ROWS)
+        step = PIECE // min(ROWS, left.shape[0])
+        for start in range(0, left.shape[1], step):
+            # Sign extension, then the same bits read as unsigned: the residue modulo 2^64.
+            piece = left[here, start : start + step].astype(np.int64).view(np.uint64)
+            total[here] += np.einsum("dn,n->d", piece, values[start : start + step])
     return total

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.errors import RunError
-from securevfl.files import appending, read_json, write_text
+from securevfl.files import appending, clear_errors, read_json, write_text
 from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.payloads import keep_newest
 from securevfl.privacy.schemas import MESSAGES as DECLARED
@@ -44,6 +44,8 @@ BYTES = "bytes"  # marks a byte string among the arrays
 _PIECE = 1 << 16  # stretches that are compared at a time
 SAMPLE = 64
 """Words of a masked array that a sketch keeps."""
+HELD, MOST_HELD = 1 << 16, 1 << 26
+"""Bytes that wait before they are written; and at most, while a full disk does not take them."""
 _STEP = 2654435761  # odd, far from any power of two: the places of a sample follow no pattern of the array
 OPENED = "opened-total"
 """Kind of the line that holds a total over all other parties, which the observer decrypted or unmasked."""
@@ -111,8 +113,29 @@ def sampled(digest: str, size: int) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(SAMPLE // 2), places.astype(np.int64)])
 
 
+class _Tail:
+    """What is to be written at the end of a file: all that a disk has not taken yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.waiting = path, bytearray()
+        self._file = appending(path, binary=True)
+
+    def write(self) -> None:
+        """Hands it to the operating system.
+
+        Raises:
+            RunError: Some of it was not taken; it goes on waiting.
+        """
+        with clear_errors(self.path):
+            while self.waiting:
+                del self.waiting[: os.write(self._file.fileno(), self.waiting)]
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class ViewWriter:
-    """Appends messages to one observer's view.
+    """Appends messages to one observer's view. While a disk is full they wait in memory.
 
     Args:
         folder: Where.
@@ -125,12 +148,16 @@ class ViewWriter:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._count = _repair(folder)
-        self._lines = appending(folder / MESSAGES)
-        self._arrays = appending(folder / ARRAYS, binary=True)
+        self._lines, self._arrays = _Tail(folder / MESSAGES), _Tail(folder / ARRAYS)
         self._offset = (folder / ARRAYS).stat().st_size
+        self._most = HELD
 
     def record(self, message: Packet, *, time: float, sent: bool) -> None:
-        """Writes one message."""
+        """Writes one message.
+
+        Raises:
+            RunError: More wait already than memory is meant for.
+        """
         scalars: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
         sketches: dict[str, Any] = {}
@@ -166,8 +193,22 @@ class ViewWriter:
             "arrays": arrays,
             "sketches": sketches,
         }
-        self._lines.write(json.dumps(line) + "\n")
+        self._lines.waiting += json.dumps(line).encode() + b"\n"
         self._count += 1
+        self._write_some()
+
+    def _write_some(self) -> None:
+        """Writes what waits, once that is worth it."""
+        waiting = len(self._lines.waiting) + len(self._arrays.waiting)
+        if waiting < self._most:
+            return
+        try:
+            self.flush()
+            self._most = HELD
+        except RunError:
+            if waiting > MOST_HELD:
+                raise
+            self._most = 2 * waiting
 
     def note(self, kind: str, fields: Mapping[str, Value], *, address: str, time: float) -> None:
         """Writes down what the observer's role at `address` worked out with secrets that no view holds."""
@@ -176,19 +217,26 @@ class ViewWriter:
 
     def _store(self, array: npt.NDArray[Any]) -> list[Any]:
         place = [self._offset, array.dtype.str, list(array.shape)]
-        self._arrays.write(np.ascontiguousarray(array).tobytes())
+        self._arrays.waiting += np.ascontiguousarray(array).tobytes()
         self._offset += array.nbytes
         return place
 
     def flush(self) -> None:
-        """Hands everything to the operating system, arrays first, so that no line points to nothing."""
-        self._arrays.flush()
-        self._lines.flush()
+        """Hands everything to the operating system, arrays first, so that no line points to nothing.
+
+        Raises:
+            RunError: Not everything could be written; a later call goes on with the rest.
+        """
+        self._arrays.write()
+        self._lines.write()
 
     def close(self) -> None:
         """Flushes and closes the files."""
-        self._arrays.close()
-        self._lines.close()
+        try:
+            self.flush()
+        finally:
+            self._arrays.close()
+            self._lines.close()
 
 
 def _repair(folder: Path) -> int:

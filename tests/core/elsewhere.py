@@ -22,6 +22,7 @@ class Elsewhere(torch.Tensor):
     """A tensor that says it lives on `PLACE`."""
 
     held: torch.Tensor
+    is_meta = False  # torch loads no parameters into tensors that hold nothing
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,30 @@ def test_predictions(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         run = train(tiny(rows=250), plan)
         ids = [f"new{place}" for place in range(len(new.test[0]))]
         assert np.isfinite(run.predict(new.test, ids=ids)).all()
+
+
+class Cut(Callback):
+    """Breaks a run off after its first epoch."""
+
+    def on_epoch(self, line: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "path", ["afsaga", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "sealed network"))]
+)
+def test_a_run_in_a_folder_is_recorded_broken_off_and_resumed(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First models, checkpoints and last models leave the device, and come back to it."""
+    plan = BASE.with_changes(record_views=True, **PATHS[path])
+    with monkeypatch.context() as patch, Device():
+        patch.setattr(site, "pick_device", lambda name: PLACE)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), plan, tmp_path / "run", callbacks=[Cut()])
+        found = train(tiny(), plan, tmp_path / "run", resume=True)
+    alike = train(tiny(), plan.with_changes(record_views=False))
+    assert_same(found, alike, exactly=path != "sealed network")
 
 
 def test_what_a_gpu_would_refuse_raises() -> None:

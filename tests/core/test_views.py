@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from securevfl.errors import RunError
+from securevfl.privacy import views
 from securevfl.privacy.messages import Head, Packet
 from securevfl.privacy.views import Receipts, View, ViewWriter, read_heads
 
@@ -63,6 +65,37 @@ def test_a_torn_line_is_dropped_on_resume(tmp_path: Path) -> None:
     again.record(message(2), time=1, sent=False)
     again.close()
     assert [seen.number for seen in View(tmp_path / "p0")] == [1, 2]
+
+
+def test_what_a_full_disk_did_not_take_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some bytes are taken, then none: messages wait in memory, up to a limit, and none is lost."""
+    writer, write, room = ViewWriter(tmp_path / "p0", "p0"), os.write, [500]
+
+    def full(file: int, content: bytearray) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, content[: room[0]])
+        room[0] -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(views.os, "write", full)
+        patch.setattr(views, "HELD", 1)
+        for number in range(100):
+            writer.record(message(number), time=0, sent=False)
+        with pytest.raises(RunError, match=r"arrays\.bin cannot be written: No space left on device"):
+            writer.flush()
+        patch.setattr(views, "MOST_HELD", 1)
+        with pytest.raises(RunError, match="No space left"):
+            for number in range(100, 256):
+                writer.record(message(number), time=0, sent=False)
+                last = number
+    writer.close()
+    found = list(View(tmp_path / "p0"))
+    assert [seen.number for seen in found] == list(range(last + 2))
+    assert found[90].fields["rows"].tolist() == list(range(90))
 
 
 def test_damaged_views_say_so(tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ class Federation:
         index = (np.asarray(rows)[:, None] * outputs + np.arange(outputs)).reshape(-1)
         return np.ascontiguousarray(self.operands[member][:, index])
 
-    def totals(self, number: int = 0, rows=None, choose: Choose | None = None):
+    def totals(self, number: int = 0, rows=None, choose: Choose | None = None, **given):
         machines = self.machines(number, rows)
-        self.deliver(machines, self.dealer.deal(round=number, rows=rows), choose)
+        self.deliver(machines, self.dealer.deal(round=number, rows=rows, **given), choose)
         return [machine.result() for machine in machines]
 
     def expected(self, member: int, rows=None):

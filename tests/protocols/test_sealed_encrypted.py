@@ -153,6 +153,18 @@ def test_draws_that_are_no_residues_are_drawn_again():
     assert residues.draw(Full(bytes(16)), 50).max() < T
 
 
+def _wholes(residues):
+    """The integers of least magnitude that have these residues modulo the three primes."""
+    primes = shared_cipher().primes
+    product = primes[0] * primes[1] * primes[2]
+    parts = [product // p * pow(product // p, -1, p) for p in primes]
+    values = (
+        sum(int(r) * part for r, part in zip(each, parts, strict=True)) % product
+        for each in zip(*residues, strict=True)
+    )
+    return [value - product if value > product // 2 else value for value in values]
+
+
 @pytest.mark.parametrize("prime", [0, 1, 2])
 def test_flooding_has_its_range_by_chinese_remainders(prime):
     """The three residues of one coefficient are one integer, uniform on [-2^127, 2^127)."""
@@ -160,17 +172,23 @@ def test_flooding_has_its_range_by_chinese_remainders(prime):
     top = np.array([0, 255, *rng.integers(0, 256, 60)], np.uint64)
     middle, low = (np.array([0, 2**60 - 1, *rng.integers(0, 2**60, 60)], np.uint64) for _ in range(2))
     found = [cipher.flooding_residues(top, middle, low, p) for p in primes]
-    product = primes[0] * primes[1] * primes[2]
-    whole = []
-    for parts in zip(*found, strict=True):
-        value = sum(
-            int(r) * (product // p) * pow(product // p, -1, p) for r, p in zip(parts, primes, strict=True)
-        )
-        value %= product
-        whole.append(value - product if value > product // 2 else value)
+    whole = _wholes(found)
     assert whole[0] == -(2**127) and whole[1] == 2**127 - 1
     drawn = zip(top, middle, low, strict=True)
     assert whole == [(int(t) << 120) + (int(m) << 60) + int(w) - 2**127 for t, m, w in drawn]
+
+
+def test_answers_are_flooded_over_the_whole_range():
+    """What is added to an answer: 128 uniform bits to each coefficient of its first half, nothing else."""
+    made, count = shared_cipher()._flooding(KeyStream.from_os_entropy()), 2048
+    flood = made.dyn_array()
+    parts = [[flood.at(prime * DEGREE + place) for place in range(count)] for prime in range(3)]
+    moved = [value + 2**127 for value in _wholes(parts)]
+    words = np.array(
+        [[value >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)] for value in moved], np.uint32
+    )
+    assert all(0 <= value < 2**128 for value in moved) and is_uniform(words)
+    assert not any(flood.at((3 + prime) * DEGREE + place) for prime in range(3) for place in range(count))
 
 
 # -- totals -------------------------------------------------------------------------------------------------
@@ -333,6 +351,20 @@ def test_words_are_uniform_whatever_the_data():
         stacked = np.stack(list(words))
         for each in (stacked, residues.subtract(stacked[1:], stacked[:-1])):
             assert is_uniform(_bytes(each)), (kind, sender)
+
+
+def test_masks_of_correlations_are_uniform_and_new_for_every_record_and_round():
+    """Any one of them makes what is sent look uniform: they are looked at themselves, in the pools."""
+    numbers = range(6)
+    pair = Pair((1, 1), records=1100).setup(*numbers)
+    made = [[party.pool[number] for number in numbers] for party in pair.parties]
+    for drawn in (
+        *(np.stack([each.blind for each in pool]) for pool in made),
+        *(np.stack([each.factors for each in pool]) for pool in made),
+        np.stack([each.products for each in made[1]]),  # -rho
+    ):
+        for words in (drawn, residues.subtract(drawn[1:], drawn[:-1])):
+            assert is_uniform(_bytes(words)) and len(np.unique(words)) == words.size
 
 
 def test_an_answer_is_a_masked_plaintext_and_nothing_else():

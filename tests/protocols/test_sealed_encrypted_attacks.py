@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from test_sealed_encrypted import Pair
 
 from securevfl.errors import ProtocolError
 from securevfl.protocols import Envelope
-from securevfl.protocols.sealed import cipher, residues
+from securevfl.protocols.sealed import Kernel, cipher, kernel, party_of, residues
 from securevfl.protocols.sealed.cipher import (
     DEGREE,
     ROWS,
@@ -116,6 +117,65 @@ def test_real_answers_have_the_forms_of_simulated_ones():
     for data, count in ((sent[Answer].product, 1), (sent[Answer].products, 1), (sent[Offer].product, 1)):
         (piece,) = unpack(data, count)
         assert len(piece) == len(made) and piece[:90] == made[:90]
+
+
+# -- masks that are left out --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_products_without_a_mask_tell_the_label_holder_every_score(masked, monkeypatch):
+    """w = sum x z + rho, and g(b) - z is sent: without rho one entry of the tables fits, that of b."""
+    draw = residues.draw
+
+    def drawing(stream, shape):
+        drawn = draw(stream, shape)
+        return drawn if masked or sys._getframe(1).f_code.co_name != "_answer" else drawn * np.uint64(0)
+
+    monkeypatch.setattr(residues, "draw", drawing)
+    pair = Pair((1, 1)).setup(0)
+    made = pair.parties[0].pool[0]
+    pair.totals(0)
+    (sent,) = (e.message.words for e in pair.transcript if isinstance(e.message, Factors) and e.sender == 1)
+    grid = np.linspace(-kernel.CLAMP, kernel.CLAMP, kernel.ENTRIES)
+    _, factors = Kernel().factors(grid[:, None], True)  # g of every entry
+    read = []
+    for x, word, wanted in zip(made.factors, sent, made.products[:, 0], strict=True):
+        z = residues.subtract(residues.residues(factors), np.broadcast_to(word, factors.shape))
+        found = residues.add(*residues.multiply(z, np.broadcast_to(x, z.shape)).T)
+        read.append(grid[found == wanted])
+    scores = np.clip(pair.scores[1][:, 0], -kernel.CLAMP, kernel.CLAMP)
+    close = [
+        len(each) == 1 and abs(each[0] - score) < 0.003 for each, score in zip(read, scores, strict=True)
+    ]
+    assert all(close) is not masked and any(close) is not masked
+
+
+# -- what nobody asked for in an answer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_other_coefficients_of_an_answer_are_the_others_mask_unless_they_have_one_too(masked, monkeypatch):
+    """A column with a single 1: its product with V is V, moved. One word is the total, the others are V."""
+    draw, nothing = residues.draw, np.zeros(DEGREE, np.uint64)
+    if not masked:
+        monkeypatch.setattr(
+            residues, "draw", lambda stream, shape: nothing.copy() if shape == DEGREE else draw(stream, shape)
+        )
+    pair = Pair((1, 1))
+    operand = np.zeros((1, 40), np.int16)
+    operand[0, 0] = 1 << 14
+    pair.parties[0] = party_of(pair.protocol, 0, operand=operand)
+    mine = pair.setup(0).parties[0].pool[0].blind
+    keys = pair.parties[0].keys
+    pair.totals(0)
+    (answer,) = (e.message for e in pair.transcript if isinstance(e.message, Answer))
+    sent = {e.sender: e.message.words for e in pair.transcript if isinstance(e.message, Blinded)}
+    (piece,) = unpack(answer.product, 1)
+    seen = keys.coefficients(piece, range(ROWS - 1, ROWS + 39))
+    theirs = residues.multiply(seen, np.full(40, pow(1 << 12, -1, T), np.uint64))[:, None]
+    found = residues.centred(residues.add(sent[0], mine, sent[1], theirs))[1:] * 2.0**-20
+    residual = (pair.protocol.series.of(*pair.scores) - pair.labels)[1:]
+    assert np.array_equal(found, residual) is not masked  # each record's: scores, and to B labels
 
 
 # -- ciphertexts that are none ------------------------------------------------------------------------------

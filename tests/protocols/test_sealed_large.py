@@ -19,7 +19,7 @@ from securevfl.protocols.sealed.large import (
     large_words,
     masked_operand,
 )
-from securevfl.protocols.sealed.protocol import expand, ring_product
+from securevfl.protocols.sealed.protocol import Deal, expand, ring_product
 
 SEED = bytes(range(16))
 
@@ -84,6 +84,27 @@ def test_a_large_federation_totals_the_same(members: int) -> None:
     scattered = np.random.default_rng(3).permutation(1500)[:400]
     for number, rows in enumerate((None, np.arange(300, 900), scattered)):
         federation.check(federation.totals(number, rows), rows)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_rounds_over_all_records_share_a_run_through_the_masks(
+    outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six rounds take two runs, not six; no seed serves twice, and a new session has none of the last one."""
+    runs, made = [], SeedMask.product
+    monkeypatch.setattr(SeedMask, "product", lambda mask, right: runs.append(mask) or made(mask, right))
+    federation = Federation(2, records=600, width=4, outputs=outputs)
+    federation.setup()
+    for number in range(6):
+        federation.check(federation.totals(number, more=5 - number))
+    assert len(runs) == 2 * 2
+    federation.check(federation.totals(6, more=3))
+    federation.setup()
+    federation.check(federation.totals(0))
+    assert len(runs) == 2 * 4
+    deals = [each.message for each in federation.transcript if each.message.kind == Deal.kind]
+    assert len({deal.seed for deal in deals}) == len(deals) == 16
 
 
 @pytest.mark.parametrize(("members", "outputs"), [(2, 1), (3, 1), (2, 3)])

@@ -292,15 +292,21 @@ class DealerRole(Role):
         for _ in range(self.settings.iterations):
             number = await self._next_round()
             rows = None if self.batches is None else self.batches.next()
-            await self._deal(self.dealer, number, rows)
+            await self._deal(self.dealer, number, rows, more=self._more)
         self._done += 1
 
-    async def _deal(self, dealer: SealedDealer, number: int, rows: Rows | None) -> None:
+    @property
+    def _more(self) -> int:
+        """How many rounds like this one follow in the session, at least if nobody stops before."""
+        alike = self.batches is None and not isinstance(self.settings, CardGeometry)
+        return self.settings.plan.epochs - self._done - 1 if alike else 0
+
+    async def _deal(self, dealer: SealedDealer, number: int, rows: Rows | None, more: int = 0) -> None:
         """Deals for one round."""
         if isinstance(dealer, CheckedDealer):
             await self._serve(dealer.iteration(round=number, rows=rows))
         else:
-            await self.exchange.deal(dealer.deal(round=number, rows=rows))
+            await self.exchange.deal(dealer.deal(round=number, rows=rows, more=more))
 
     async def evaluate(self) -> None:
         """Deals for one evaluation, whose masks are its own: those of training stay."""
