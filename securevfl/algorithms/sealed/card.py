@@ -788,7 +788,7 @@ class CardMember(SealedMember):
                 information=shape.information if self.settings.evaluates else self._information(counts),
                 values=shape.values,
                 errors=shape.errors,
-                evidence=feature.tables[0].values,
+                evidence=feature.tables[0].evidence,
                 positive=counts.positive,
                 negative=counts.negative,
             )

@@ -264,7 +264,7 @@ class ClassCardMember(CardMember):
                 information=feature.information,
                 values=feature.weight * feature.values,
                 errors=abs(feature.weight) * errors,
-                evidence=feature.values,
+                evidence=np.stack([table.evidence for table in feature.tables], 1),
                 counts=self._cells(feature),
             )
 

@@ -76,11 +76,18 @@ class BinTable:
         values: Centred values.
         errors: Posterior standard deviations, of the values.
         information: Information value; for residual tables their variance.
+        centre: What was taken off all values; the model's constant has it.
     """
 
     values: Floats
     errors: Floats
     information: float
+    centre: float = 0.0
+
+    @property
+    def evidence(self) -> Floats:
+        """Weights of evidence as they are read: log odds against the overall rate."""
+        return self.values + self.centre
 
     @property
     def used(self) -> bool:
@@ -247,9 +254,11 @@ def evidence(counts: Counts, *, q: float, records: int, std: float, rest: int = 
     both = _log_odds(mean + errors, q) - _log_odds(mean - errors, q)
     errors = np.maximum(both / 2, 4 * q * (1 - q) * errors)
     p = np.clip(q + q * (1 - q) * mean, q / 12, 1 - (1 - q) / 12)
-    values = _centred(_log_odds(mean, q), n)
+    odds = _log_odds(mean, q)
+    values = _centred(odds, n)
     information = float((n / n.sum()) @ ((p - q) / (q * (1 - q)) * values))
-    return BinTable(values=values, errors=errors, information=max(information, 0.0))
+    centre = float(odds[0] - values[0])
+    return BinTable(values=values, errors=errors, information=max(information, 0.0), centre=centre)
 
 
 def means(counts: Counts, *, q: float, records: int, std: float) -> BinTable:
