@@ -64,10 +64,10 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
         RunError: It cannot be written, or a folder, a device or a pipe is in its place.
     """
     target = Path(path)
-    part = target.with_name(target.name + PART)
     with clear_errors(target):
         if target.exists() and not target.is_file():  # an administrator's process would replace /dev/null
             raise RunError(f"{target} is a {'folder' if target.is_dir() else 'device or pipe'}; name a file")
+        part = target.with_name(target.name + PART)
         if not target.parent.exists():
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part.unlink(missing_ok=True)  # what an earlier process left; its mode may be another

@@ -28,6 +28,8 @@ from securevfl.files import read_json
 from securevfl.models import load_module
 
 CONSTANT = "constant"
+BUCKET = "bucket "
+"""Before the number of a hash bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +277,20 @@ def _unscaled(column: Column, edge: float) -> float:
 def _words(column: Column, code: int) -> tuple[str, ...]:
     if column.kind == "flag":
         return tuple(word for word, value in FLAGS.items() if value == code)
-    return (column.values[code],) if column.values else (f"bucket {code}",)
+    return (column.values[code],) if column.values else (f"{BUCKET}{code}",)
+
+
+def about_buckets(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """What to do where text stands as the numbers of hashes: nobody can sign what nobody can read."""
+    hashed = [line.column for line in lines if line.kind == "category" and any(map(_is_bucket, line.values))]
+    if not hashed:
+        return []
+    what = f"hashes of the text in {', '.join(dict.fromkeys(hashed))}"
+    return [("buckets", f"{what}; with a public list, values = [...] in data.toml, the card names it")]
+
+
+def _is_bucket(value: str) -> bool:
+    return value.startswith(BUCKET) and value.removeprefix(BUCKET).isdigit()
 
 
 def to_csv(lines: Sequence[Line]) -> str:

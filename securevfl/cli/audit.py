@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, table, terminal
 from securevfl.errors import InputError, Interrupted, RunError
 from securevfl.interrupts import end_in_order
@@ -30,7 +31,8 @@ def audit(
         str | None,
         typer.Option(
             help="The run's data: a folder with the files that the plan names, a data.toml, the name of a "
-            "data set, or CSV files with commas between them."
+            "data set, or CSV files with commas between them.",
+            autocompletion=completion.data_sets,
         ),
     ] = None,
     config: Annotated[

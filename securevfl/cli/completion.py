@@ -29,6 +29,18 @@ def settings(incomplete: str) -> list[str]:
     return [f"{name}=" for name in KINDS if name.startswith(incomplete)]
 
 
+def presets(incomplete: str) -> list[str]:
+    """Names of ready sweeps."""
+    from securevfl.sweeps.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def data_sets_and_draft(incomplete: str) -> list[str]:
+    """What `securevfl data` takes: a data set, files, or the word that writes a description of them."""
+    return [*(["draft"] if "draft".startswith(incomplete) else []), *data_sets(incomplete)]
+
+
 def data_sets(incomplete: str) -> list[str]:
     """Data sets by name, then descriptions, tables and folders that begin alike."""
     from securevfl.data.registry import DATASETS

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from securevfl.cli import completion
 from securevfl.cli.show import table, terminal
 from securevfl.errors import InputError
 
@@ -28,6 +29,7 @@ def data(
             metavar="[NAME | data.toml | draft FILES...]",
             help="A data set, such as credit or synthetic:rows=500, or a description; none lists all. draft "
             "writes a first description of one file per party.",
+            autocompletion=completion.data_sets_and_draft,
         ),
     ] = None,
     data_folder: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from securevfl.cli import completion
 from securevfl.errors import PlanError
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 def profile(
     data: Annotated[
-        list[str], typer.Option(help="A data set by name, a data.toml, or one CSV file per party.")
+        list[str],
+        typer.Option(
+            help="A data set by name, a data.toml, or one CSV file per party.",
+            autocompletion=completion.data_sets,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the results; it must not exist.")],
     epsilon: Annotated[float, typer.Option(help="What all counts together may cost each person.")] = 0.25,

@@ -28,11 +28,11 @@ def scorecard(
 ) -> None:
     """Print a scorecard: points, evidence, information value and noisy counts of every bin."""
     plan_file(run)  # before anything heavy is loaded
-    from securevfl.auditing.cards import facts_of, read_card, to_csv, to_page
+    from securevfl.auditing.cards import about_buckets, facts_of, read_card, to_csv, to_page
     from securevfl.files import write_text
 
     lines = read_card(run, party=party, pdo=pdo, base=base_score, odds=base_odds)
-    facts = facts_of(run, pdo=pdo, base=base_score, odds=base_odds)
+    facts = [*facts_of(run, pdo=pdo, base=base_score, odds=base_odds), *about_buckets(lines)]
     written = {"card": csv, "page": html}
     if csv is not None:
         write_text(csv, to_csv(lines))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from securevfl.cli import completion
 from securevfl.cli.show import number, print_json, terminal
 from securevfl.cli.train import checked_parties
 from securevfl.interrupts import end_in_order
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 def suggest(
     data: Annotated[
-        list[str], typer.Option(help="A data set by name, a data.toml, or one CSV file per party (repeat).")
+        list[str],
+        typer.Option(
+            help="A data set by name, a data.toml, or one CSV file per party (repeat).",
+            autocompletion=completion.data_sets,
+        ),
     ],
     epsilon: Annotated[float, typer.Option(help="The promise.")] = 1.0,
     delta: Annotated[float, typer.Option(help="The promise; below 1 / number of rows.")] = 1e-5,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from securevfl.cli import completion
 from securevfl.cli.show import print_json, table, terminal
 from securevfl.errors import Interrupted, PlanError, RunError
 from securevfl.files import is_full
@@ -25,7 +26,10 @@ WIDE = 110  # columns of a terminal on which shares fit beside intervals
 
 def sweep(
     file: Annotated[Path | None, typer.Argument(help="The sweep file: a plan with lists.")] = None,
-    preset: Annotated[str | None, typer.Option(help="A ready sweep instead: quick or papers.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A ready sweep instead: quick or papers.", autocompletion=completion.presets),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the sweep; an unfinished one is resumed.")
     ] = None,

@@ -69,7 +69,7 @@ class RunFolder:
             raise RunError(f"folder {self.path} cannot be written")
         try:
             write_text(self.plan_file, plan.to_toml())
-        except Exception:
+        except BaseException:  # Ctrl-C too
             self.remove()  # or the same command would be refused later
             raise
 

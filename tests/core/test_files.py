@@ -125,6 +125,15 @@ def test_only_files_are_replaced(make: Callable[[Path], None], tmp_path: Path) -
     assert stat.S_IFMT(place.stat().st_mode) == kind and [*tmp_path.iterdir()] == [place]
 
 
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_folders_without_a_name_of_their_own_are_not_replaced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="is a folder; name a file"):
+        files.write_text(name, "new")
+
+
 def test_a_new_file_takes_the_place_of_nothing(tmp_path: Path) -> None:
     for make in (lambda path: path.write_text("old"), lambda path: path.symlink_to("nowhere")):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.key"

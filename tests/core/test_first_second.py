@@ -152,6 +152,13 @@ def test_a_typing_error_is_told_before_anything_heavy_is_loaded() -> None:
         ("securevfl train --set staleness", "staleness="),
         ("securevfl train --data breast", "breast-cancer"),
         ("securevfl train --data min", "mine.toml"),
+        ("securevfl suggest --data min", "mine.toml"),
+        ("securevfl profile --data min", "mine.toml"),
+        ("securevfl audit runs/card --data min", "mine.toml"),
+        ("securevfl data min", "mine.toml"),
+        ("securevfl data dr", "draft"),
+        ("securevfl data draft min", "mine.toml"),
+        ("securevfl sweep --preset qui", "quick"),
     ],
 )
 def test_completion(

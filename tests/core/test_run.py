@@ -24,6 +24,8 @@ from securevfl.errors import (
     SecureVFLError,
     TrainingDiverged,
 )
+from securevfl.federation import folder as folder_module
+from securevfl.federation.folder import RunFolder
 from securevfl.models import load_module
 from securevfl.privacy.ledger import Ledger, read_ledger, read_records
 from securevfl.privacy.views import View
@@ -89,6 +91,21 @@ def test_existing_folder_is_never_touched(tiny: VerticalData, tmp_path: Path) ->
     with pytest.raises(RunError, match="exists already"):
         train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_folder_in_which_nothing_has_begun_is_not_left_behind(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the same command would be refused, and there is nothing to resume."""
+
+    def interrupted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(folder_module, "write_text", interrupted)
+    with pytest.raises(error):
+        RunFolder(tmp_path / "run").create(Plan(epsilon=1.0))
+    assert not (tmp_path / "run").exists()
 
 
 def test_folder_that_cannot_be_made(tiny: VerticalData, tmp_path: Path) -> None:

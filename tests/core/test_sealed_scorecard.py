@@ -21,7 +21,7 @@ from securevfl import Plan, VerticalData, load_run, train
 from securevfl.accountants.gdp import gdp_epsilon, gdp_mu
 from securevfl.algorithms.resolve import resolve
 from securevfl.algorithms.sealed.card import CardGeometry, CardMember, choose
-from securevfl.auditing.cards import Line, _words, range_in_words, short_bin, to_csv
+from securevfl.auditing.cards import Line, _words, about_buckets, range_in_words, short_bin, to_csv
 from securevfl.cli import app
 from securevfl.data.binning import card_columns
 from securevfl.data.columns import Column
@@ -298,6 +298,16 @@ def test_the_command_prints_one_party(credit):
     for scale in (("--pdo", "inf"), ("--base-odds", "nan"), ("--base-score", "nan")):
         wrong = CliRunner().invoke(app, ["scorecard", str(folder), *scale])
         assert wrong.exit_code != 0 and "all are numbers" in str(wrong.exception)
+
+
+def test_a_card_says_what_to_do_about_hashes():
+    kind = {"party": "shop", "kind": "category", "bin": "", "points": 0.0, "score": 0.0}
+    lines = [
+        Line(**kind, column=name, values=(value,)) for name, value in (("city", "bucket 4"), ("job", "clerk"))
+    ]
+    ((_, words),) = about_buckets(lines)
+    assert "text in city; with a public list" in words and "job" not in words
+    assert about_buckets(lines[1:]) == []
 
 
 def test_the_command_prints_one_object(credit):

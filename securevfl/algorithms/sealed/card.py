@@ -645,16 +645,18 @@ class CardMember(SealedMember):
     def _take_second(self, total: Floats) -> None:
         """Averages both label histograms by what each is worth, in the bins of the first."""
         noise = self.settings.noise
-        std = noise.label_std(self.index)
-        share = (std / noise.std("again", self.index)) ** 2
+        std, again = noise.label_std(self.index), noise.std("again", self.index) ** 2
         for start, feature in zip(self._starts(), self.features, strict=True):
             if feature.counts is None:
                 raise ProtocolError(f"{self.address} has a second label histogram before the first")
             cells, first = total[start : start + feature.bins.size], feature.counts
+            before = first.spreads * noise.std("labels", self.index) ** 2
+            share = before / (before + again)
             feature.counts = replace(
                 first,
                 positive=(1 - share) * first.positive + share * cells[:, 0],
                 negative=(1 - share) * first.negative + share * cells[:, 1],
+                spread=share * again / std**2,
             )
         self._make_tables(total, std if self.features else noise.std("again", self.index))
 
@@ -786,7 +788,7 @@ class CardMember(SealedMember):
                 information=shape.information if self.settings.evaluates else self._information(counts),
                 values=shape.values,
                 errors=shape.errors,
-                evidence=feature.tables[0].values,
+                evidence=feature.tables[0].evidence,
                 positive=counts.positive,
                 negative=counts.negative,
             )

@@ -41,12 +41,14 @@ class ClassFeature:
     Attributes:
         bins: Its bins.
         cells: Noisy records per bin and class; None before they were opened.
+        spread: How many opened cells each bin was joined from.
         tables: Weights of evidence of each class against the rest.
         weight: Of all tables.
     """
 
     bins: NumberBins | CodeBins
     cells: Floats | None = None
+    spread: Floats | None = None
     tables: list[tables.BinTable] = field(default_factory=list)
     weight: float = 0.0
 
@@ -70,6 +72,7 @@ class ClassFeature:
         return {
             "bins": bins_state(self.bins),
             "cells": self.cells,
+            "spread": self.spread,
             "tables": {str(i): dict(vars(table)) for i, table in enumerate(self.tables)},
             "weight": self.weight,
         }
@@ -81,6 +84,7 @@ class ClassFeature:
         return cls(
             bins=bins_of(column, state["bins"]),
             cells=None if state["cells"] is None else np.asarray(state["cells"], np.float64),
+            spread=None if state["spread"] is None else np.asarray(state["spread"], np.float64),
             tables=[tables.BinTable(**found[str(i)]) for i in range(len(found))],
             weight=float(state["weight"]),
         )
@@ -110,6 +114,7 @@ class ClassCardMember(CardMember):
             place = tables.join_weak_bins(counts, std * math.sqrt((rest + 1) / 2))
             feature.bins = feature.bins.joined(place)
             feature.cells = np.stack([np.bincount(place, each) for each in cells.T], 1)
+            feature.spread = np.bincount(place).astype(np.float64)
         rates = self._rates(total, std)
         # Records of other classes weigh 1 / sqrt(rest) in the residuals.
         log_odds = np.log(rates / (1 - rates)) + 0.5 * math.log(rest)
@@ -131,6 +136,7 @@ class ClassCardMember(CardMember):
             negative=cells.sum(axis=1) - mine,
             ordered=feature.bins.ordered,
             own_missing=feature.bins.own_missing,
+            spread=feature.spread,
         )
 
     def _cells(self, feature: ClassFeature) -> Floats:
@@ -142,7 +148,8 @@ class ClassCardMember(CardMember):
         """Shares of the classes, by all columns together, kept away from 0 and 1."""
         records = self.setup.data.n_train
         mine = [self._cells(f) for f in self.features] or [total[:1]]
-        weights = np.array([1 / len(cells) for cells in mine])
+        spreads = [float(np.sum(f.spread)) for f in self.features if f.spread is not None] or [1.0]
+        weights = 1 / np.array(spreads)
         found = np.stack([cells.sum(axis=0) for cells in mine]).T @ weights / weights.sum() / records
         least = max(3 * std / math.sqrt(weights.sum()) / records, 1 / records)
         kept = np.clip(found, min(least, 0.5 / len(found)), 0.9)
@@ -257,7 +264,7 @@ class ClassCardMember(CardMember):
                 information=feature.information,
                 values=feature.weight * feature.values,
                 errors=abs(feature.weight) * errors,
-                evidence=feature.values,
+                evidence=np.stack([table.evidence for table in feature.tables], 1),
                 counts=self._cells(feature),
             )
 

@@ -48,12 +48,19 @@ class Counts:
         negative: Noisy negatives per bin.
         ordered: Whether neighbouring bins are alike.
         own_missing: Whether the last bin is that of missing values, which has no neighbour.
+        spread: Variance of each bin's noise in units of one cell's; None where every bin is one cell.
     """
 
     positive: Floats
     negative: Floats
     ordered: bool
     own_missing: bool = False
+    spread: Floats | None = None
+
+    @property
+    def spreads(self) -> Floats:
+        """Variance of each bin's noise in units of one cell's."""
+        return np.ones(len(self.positive)) if self.spread is None else self.spread
 
     @property
     def total(self) -> Floats:
@@ -67,13 +74,20 @@ class BinTable:
 
     Attributes:
         values: Centred values.
-        errors: Posterior standard deviations.
+        errors: Posterior standard deviations, of the values.
         information: Information value; for residual tables their variance.
+        centre: What was taken off all values; the model's constant has it.
     """
 
     values: Floats
     errors: Floats
     information: float
+    centre: float = 0.0
+
+    @property
+    def evidence(self) -> Floats:
+        """Weights of evidence as they are read: log odds against the overall rate."""
+        return self.values + self.centre
 
     @property
     def used(self) -> bool:
@@ -84,9 +98,9 @@ class BinTable:
 def rate(histograms: Sequence[Counts], records: int, std: float) -> float:
     """The share q of positives from a party's own histograms, kept away from 0 and 1.
 
-    Every feature's positives, and N less its negatives, estimate the same number with variance std^2 per bin.
+    Every feature's positives, and N less its negatives, estimate the same number; variance std^2 per cell.
     """
-    weights = np.array([1 / len(h.positive) for h in histograms])
+    weights = np.array([1 / h.spreads.sum() for h in histograms])
     found = np.array([(h.positive.sum() + records - h.negative.sum()) / 2 for h in histograms])
     q = float(weights @ found / weights.sum() / records)
     least = max(3 * std / math.sqrt(2 * weights.sum()) / records, 1 / records)
@@ -132,6 +146,7 @@ def joined(counts: Counts, place: Indices) -> Counts:
         negative=np.bincount(place, counts.negative, size).astype(np.float64),
         ordered=counts.ordered,
         own_missing=counts.own_missing,
+        spread=np.bincount(place, counts.spreads, size).astype(np.float64),
     )
 
 
@@ -185,14 +200,17 @@ def _differences(
     counts: Counts, q: float, records: int, std: float, *, mean: bool = False, rest: int = 1
 ) -> tuple[Floats, Floats, Floats]:
     """Rates of the bins against q in units of q (1 - q), or of 1/2, their variances, and the bins' counts."""
-    size = len(counts.positive)
-    positive = counts.positive + (q * records - counts.positive.sum()) / size
-    negative = counts.negative + ((1 - q) * records - counts.negative.sum()) / size
+    share = counts.spreads / counts.spreads.sum()
+    # Ordered bins are joined by twos to fives, to neighbours that the prior likens them to; given all of
+    # their noise it shrinks them too far: AUC .8932 instead of .8954 on adult at epsilon 0.25.
+    spread = 1.0 if counts.ordered else counts.spreads
+    positive = counts.positive + (q * records - counts.positive.sum()) * share
+    negative = counts.negative + ((1 - q) * records - counts.negative.sum()) * share
     n = np.maximum(positive + negative, 0.001 * records)
     unit = n / 2 if mean else n * q * (1 - q)
     within = n * q * (1 - q) * (LABEL_SPREAD if mean else 1.0)
     found = ((1 - q) * positive - q * negative) / unit
-    return found, (std**2 * ((1 - q) ** 2 + rest * q**2) + within) / unit**2, n
+    return found, (std**2 * spread * ((1 - q) ** 2 + rest * q**2) + within) / unit**2, n
 
 
 def expected_information(counts: Counts, *, q: float, records: int, std: float) -> float:
@@ -231,10 +249,16 @@ def evidence(counts: Counts, *, q: float, records: int, std: float, rest: int = 
     mean, errors = shrink(found, variance, ordered=counts.ordered, own_missing=counts.own_missing)
     if not mean.any():
         return BinTable(values=np.zeros(size), errors=errors, information=0.0)
+    # Log odds are steep where hardly anybody is positive: half of what a deviation to either side makes of
+    # them, or, where both are cut off, what it makes of them where they are flattest.
+    both = _log_odds(mean + errors, q) - _log_odds(mean - errors, q)
+    errors = np.maximum(both / 2, 4 * q * (1 - q) * errors)
     p = np.clip(q + q * (1 - q) * mean, q / 12, 1 - (1 - q) / 12)
-    values = _centred(_log_odds(mean, q), n)
+    odds = _log_odds(mean, q)
+    values = _centred(odds, n)
     information = float((n / n.sum()) @ ((p - q) / (q * (1 - q)) * values))
-    return BinTable(values=values, errors=errors, information=max(information, 0.0))
+    centre = float(odds[0] - values[0])
+    return BinTable(values=values, errors=errors, information=max(information, 0.0), centre=centre)
 
 
 def means(counts: Counts, *, q: float, records: int, std: float) -> BinTable:
