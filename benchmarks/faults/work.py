@@ -32,6 +32,7 @@ from benchmarks.faults import (  # noqa: F401  (they declare faults)
     sealed,
     sums,
     training,
+    unnamed,
     wider,
 )
 from benchmarks.faults.contract import FAULTS, restore
