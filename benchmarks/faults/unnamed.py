@@ -38,9 +38,10 @@ from securevfl.protocols.sums.noise import DistributedNoise
 DESCRIBED = ("described",)
 
 
-def _first(model: LocalModel) -> Any:
-    """Every training record's first feature."""
-    return model.records[np.arange(model.records.count)].flatten(1)[:, 0].numpy(force=True)
+def _first(model: LocalModel, count: int | None = None) -> Any:
+    """The first feature of every record, or of the first ones, which are those of the training."""
+    rows = np.arange(model.records.count if count is None else count)
+    return model.records[rows].flatten(1)[:, 0].numpy(force=True)
 
 
 # -- sums and messages of variants --------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def pushed_with_fresh_noise() -> None:
 def further_records_by_values() -> None:
     def make(honest: Any) -> Any:
         async def send_others(self: VAFLParty, rows: Any, count: int) -> None:
-            order = np.argsort(-_first(self.model), kind="stable")
+            order = np.argsort(-_first(self.model, self.setup.data.n_train), kind="stable")
             due = np.setdiff1d(np.roll(order, -self.turn)[:count], rows)
             self.turn = (self.turn + count) % len(order)
             if due.size:

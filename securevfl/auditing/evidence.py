@@ -15,7 +15,7 @@ import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,8 +46,8 @@ VARIANCE, REPETITION, LATTICE, VALUES, ROWS, SHAPE = (
 MESSAGES = "correlation of messages"
 SHARED = "noise of other owners"
 COLUMNS = "variance by column"
-FLIPS = "flips"
-"""Of randomised labels: as many as claimed."""
+FLIPS, FLIPPED_TO = "flips", "flipped to"
+"""Of randomised labels: as many as claimed, and to all other classes alike."""
 # What shares the error budget; membership in the lattice never errs.
 NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, MESSAGES, SHAPE, COLUMNS)
 
@@ -71,6 +71,30 @@ def _judged(test: str, violated: bool, reason: str, power: float | None = None) 
 
 def _not_tested(test: str, reason: str) -> Outcome:
     return Outcome(test, Verdict.NOT_TESTED, reason)
+
+
+def judge_flips_to(exact: NDArray[Any], released: NDArray[Any], classes: int, level: float) -> Outcome:
+    """Whether labels that were flipped are each of the other classes equally often.
+
+    Each flip goes to any other class with the same chance, independently, so that from one class to another,
+    and over a distance counted round all classes, there are binomially many.
+
+    Args:
+        exact: Class codes.
+        released: The codes after flipping.
+        classes: Number of classes, at least 2.
+        level: Probability of a false `violated`.
+    """
+    flipped = released != exact
+    before, after = np.rint(exact[flipped]).astype(np.int64), np.rint(released[flipped]).astype(np.int64)
+    pairs = np.zeros((classes, classes), np.int64)
+    np.add.at(pairs, (before, (after - before) % classes), 1)
+    jumps, chance = pairs[:, 1:], 1 / (classes - 1)
+    counts = np.concatenate([jumps.ravel(), jumps.sum(axis=0)])
+    trials = np.concatenate([np.repeat(jumps.sum(axis=1), classes - 1), np.full(classes - 1, len(before))])
+    chances = stats.binom.sf(counts - 1, trials, chance)
+    biased = classes > 2 and bool(chances.min() < level / len(chances))
+    return _judged(FLIPPED_TO, biased, "labels were flipped to some classes more often than to others")
 
 
 def _check_level(level: float) -> None:

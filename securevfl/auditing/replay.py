@@ -39,6 +39,7 @@ from securevfl.auditing.evidence import (
     ERROR_LIMIT,
     FINE_ERROR,
     FINE_VALUES,
+    FLIPPED_TO,
     FLIPS,
     NOISE_TESTS,
     REPETITION,
@@ -51,6 +52,7 @@ from securevfl.auditing.evidence import (
     SquaresTest,
     VarianceTest,
     conclude,
+    judge_flips_to,
 )
 from securevfl.auditing.index import Lines
 from securevfl.auditing.own_noise import TESTS as OWN_TESTS
@@ -1061,17 +1063,31 @@ class _Judge:
     def _other_models(
         self, second: _Replayed | None, both: dict[str, tuple[Floats, Floats]]
     ) -> dict[str, str]:
-        """Owners whose models are not those that the replay ends with, by more than rounding."""
+        """Owners whose models are not those that the replay ends with, by more than rounding.
+
+        Encoders that never learn are the first models, to the last bit.
+        """
         if second is None:
             return {}
         _, again = self._compare(second)
         found = {}
         for name, (kept, mine) in both.items():
+            if self._is_fixed(name) and not np.array_equal(kept, mine, equal_nan=True):
+                found[name] = "the model that was kept is not the one that should have stayed as it was"
+                continue
             rounding = _furthest(again[name][1], mine)
             scale = float(np.abs(mine[np.isfinite(mine)]).max(initial=0.0))
             if _furthest(kept, mine) > _MORE_ROUNDING * rounding + 1e-4 * scale:
                 found[name] = "the model that was kept is not the one that its updates lead to"
         return found
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether all that an organisation has is an encoder that never learns."""
+        return (
+            self.source.plan.mode == "frozen"
+            and name in self.source.parties
+            and name != self.source.label_holder
+        )
 
     def _ledger(self, name: str, carrier: _Replayed) -> str:
         """How the owner's ledger differs from what the same roles write; empty if it does not."""
@@ -1120,7 +1136,7 @@ class _Judge:
                 self._inner(name, std, released)
                 continue
             if kind == LABELS:
-                judged[name, kind] = [self._flips(name, released, exact)], 0
+                judged[name, kind] = self._flips(name, released, exact), 0
             if kind == TOTAL and self.source.plan.mode == "sealed":  # one vector, however its model folds it
                 released, exact = released.reshape(1, -1), exact.reshape(1, -1)
             if std > 0 and not (kind == TOTAL and self.own is not None):
@@ -1211,13 +1227,17 @@ class _Judge:
         test.add(values / std)
         again.add(values.reshape(len(values), -1) / std)
 
-    def _flips(self, name: str, released: Array, exact: Array) -> Outcome:
-        """Whether as many labels were flipped as randomised response flips."""
+    def _flips(self, name: str, released: Array, exact: Array) -> list[Outcome]:
+        """Whether as many labels were flipped as randomised response flips, and to all classes alike."""
         plan, classes = self.source.plan, len(self.source.known.classes)
         chance = 1 - keep_probability(plan.label_epsilon, classes)
         flips = int((released != exact).sum())
         few = stats.binom.cdf(flips, len(exact), chance) < self.levels[_test(name, LABELS, FLIPS)]
-        return _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed")
+        level = self.levels[_test(name, LABELS, FLIPPED_TO)]
+        return [
+            _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed"),
+            judge_flips_to(exact, released, classes, level),
+        ]
 
 
 def _story(records: Iterable[ReleaseRecord], passing: tuple[str, ...]) -> array[int]:
@@ -1240,7 +1260,7 @@ def _violated(promise: str, path: str, reason: str) -> Finding:
 
 
 def _tests_of(kind: str) -> tuple[str, ...]:
-    return {LABELS: (FLIPS,), INNER: (VARIANCE, REPETITION)}.get(kind, _TESTS)
+    return {LABELS: (FLIPS, FLIPPED_TO), INNER: (VARIANCE, REPETITION)}.get(kind, _TESTS)
 
 
 def _test(name: str, kind: str, test: str) -> str:

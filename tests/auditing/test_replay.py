@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from securevfl import Plan, VerticalData, load_run, train
 from securevfl.algorithms import local
@@ -307,6 +308,17 @@ def test_what_no_single_owner_shows_all_of_them_together_may() -> None:
     assert {replays._lean([each], level).verdict for each in leaning} == {Verdict.HOLDS}
     assert replays._lean(leaning, level).verdict is Verdict.VIOLATED
     assert replays._lean(honest, level).verdict is Verdict.HOLDS
+
+
+def test_encoders_that_never_learn_are_kept_to_the_last_bit(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **FROZEN)
+    path = RunFolder(folder).model("p1")
+    state = load_file(path)
+    name = min(state)
+    state[name].view(-1)[0] *= 1 + 2**-20
+    save_file(state, path)
+    (found,) = [f for f in judged(folder) if f.verdict is Verdict.VIOLATED]
+    assert found.promise == "p1 against p0" and "stayed as it was" in found.reasons[0]
 
 
 # -- what is not tested, and what must not be said -----------------------------------------------------------
