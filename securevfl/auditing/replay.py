@@ -61,6 +61,8 @@ from securevfl.auditing.predicted import Predicted
 from securevfl.auditing.reconciliation import was_resumed
 from securevfl.auditing.shares import FRESH, MemberNoise
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.data.described import files_digest
+from securevfl.data.description import is_description
 from securevfl.errors import ProtocolError, SecureVFLError
 from securevfl.federation.clock import VirtualClock, run_virtual
 from securevfl.federation.recorder import DECLARED
@@ -74,6 +76,7 @@ from securevfl.privacy.gate import HANDED_ON, Gate, Mechanism, clip_exactly
 from securevfl.privacy.journal import (
     AS_GIVEN,
     DATA,
+    FILES,
     GIVEN,
     GRADIENT,
     INNER,
@@ -159,8 +162,7 @@ def replay(source: Source, budget: ErrorBudget, *, audience: str = VISIBLE) -> l
         A finding for each owner, observer and path; `not tested` with the reason where evidence is missing.
     """
     promises, predicted = _promises(source.records), Predicted(source)
-    if promises and (others := _other_rows(source)):
-        reason = f"{', '.join(others)} trained on other rows than the plan makes of those that were given"
+    if promises and (reason := _other_than_given(source)):
         return [_violated(f"{owner} against {observer}", WHOLE, reason) for owner, observer in promises]
     missing = _missing(source) if promises else ""
     if missing or not promises:
@@ -232,6 +234,15 @@ def digests(source: Source, name: str) -> dict[str, Array]:
     return {str(seen.fields["where"]): seen.fields["values"] for seen in lines}
 
 
+def _other_than_given(source: Source) -> str:
+    """Why rows are not the plan's although the audit has been given the run's own data; empty if they are."""
+    if others := _other_rows(source):
+        return f"{', '.join(others)} trained on other rows than the plan makes of those that were given"
+    if others := _read_otherwise(source):
+        return f"{', '.join(others)} trained on other rows than the description makes of the run's own files"
+    return ""
+
+
 def _other_rows(source: Source) -> list[str]:
     """Organisations that were given these very rows, and trained on others than the plan makes of them.
 
@@ -251,6 +262,28 @@ def _other_rows(source: Source) -> list[str]:
         rows = fingerprint(own_arrays(data, name, hosts))
         if same and any(not np.array_equal(each, rows) for where, each in kept.items() if where == ROWS):
             found.append(name)
+    return found
+
+
+def _read_otherwise(source: Source) -> list[str]:
+    """Organisations whose rows are not what the description makes of the very files that the run has read.
+
+    Not where columns are on a logarithmic scale, which rounds differently on other machines.
+    """
+    given = source.given
+    if given is None or not given.described or not is_description(given.described[0].source):
+        return []
+    if any(column.scale == "log" for own in given.described for column in own.columns):
+        return []
+    hosts, found = hosts_of(source.plan, given, find_algorithm(source.plan.algorithm)), []
+    files: Array | None = None
+    for name in sorted({name for name in hosts.values() if _has_journal(source.files.journal(name))}):
+        kept = digests(source, name)
+        if FILES in kept and AS_GIVEN in kept:
+            files = files_digest(given.described[0].source) if files is None else files
+            rows = fingerprint(own_arrays(given, name, hosts))
+            if np.array_equal(kept[FILES], files) and not np.array_equal(kept[AS_GIVEN], rows):
+                found.append(name)
     return found
 
 
