@@ -12,7 +12,8 @@ from benchmarks.faults.work import WITHOUT, outcome
 from benchmarks.papers.common import table
 from securevfl import __version__
 
-OUTCOMES = ("refused", "violated", "mentioned", "not tested", "silent")
+SILENT, IDLE = "silent", "does nothing"
+OUTCOMES = ("refused", "violated", "mentioned", "not tested", SILENT, IDLE)
 CAUGHT = ("refused", "violated")
 NOTES = Path(__file__).parent / "notes.md"
 """What somebody wrote down about runs: rates before and after a change, false alarms."""
@@ -26,6 +27,8 @@ def results(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if each["fault"] == WITHOUT:
             continue
         said = {who: _said(each, who, sound[each["case"]]) for who in ("faulty", "clean")}
+        if said["clean"] == SILENT and each.get("idle"):
+            said["clean"] = IDLE
         found.append({"fault": FAULTS[each["fault"]], "case": each["case"], **said})
     return found
 
@@ -75,7 +78,7 @@ def _row(name: str, pairs: list[dict[str, Any]]) -> list[Any]:
     count = Counter(each["clean"] for each in pairs)
     own = sum(each["faulty"] in CAUGHT for each in pairs)
     caught = sum(count[each] for each in CAUGHT)
-    of = max(1, len(pairs))
+    of = max(1, len(pairs) - count[IDLE])
     return [
         name,
         len({each["fault"].name for each in pairs}),
@@ -89,7 +92,7 @@ def _row(name: str, pairs: list[dict[str, Any]]) -> list[Any]:
 def _missed(found: list[dict[str, Any]]) -> str:
     missed: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in found:
-        if each["clean"] not in CAUGHT:
+        if each["clean"] not in (*CAUGHT, IDLE):
             missed[each["fault"].name][each["clean"]].append(each["case"])
     rows = [
         [
@@ -139,8 +142,9 @@ Made with `python -m benchmarks.faults` (securevfl {__version__}, commit {_commi
 into the code of a process that trains on at most 200 records and audits its own run (attacks `none`); then
 sound code audits the folder that was left behind. *Refused*: the run, or the audit of it, stops with an
 error. *Violated*: the verdict. *Mentioned*: the report has words or a lesser verdict that a sound run's has
-not. *Not tested*: a promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns
-are those of the sound audit but for the last.{broken}
+not. *Not tested*: a promise is reported so. *Silent*: nothing. *Does nothing*: silent, and with all entropy
+fixed the fault leaves what a sound run leaves (`--idle`); such a pair counts for nothing. Caught is refused
+or violated, of all that do something. The columns are those of the sound audit but for the last.{broken}
 
 {NOTES.read_text(encoding="utf-8")}
 {tables(lines)}"""
