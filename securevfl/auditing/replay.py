@@ -289,7 +289,7 @@ def _read_otherwise(source: Source) -> list[str]:
 
 def _has_journal(folder: Path) -> bool:
     """Whether a journal of the training is here; one of predictions alone may have been begun later."""
-    return folder.is_dir() and any(View(folder).messages(DATA))
+    return folder.is_dir() and any(any(View(folder).messages(kind)) for kind in (DATA, ORIGIN))
 
 
 def _alone(source: Source) -> str | None:

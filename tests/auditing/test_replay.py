@@ -28,6 +28,7 @@ from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import Site
 from securevfl.models import load_module, save_module
 from securevfl.privacy import gate as gates
+from securevfl.privacy import journal as journals
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import ORIGIN
 from securevfl.privacy.ledger import Ledger
@@ -563,6 +564,21 @@ def test_rows_that_were_scaled_by_their_own_statistics_are_not_the_plans(
     found = replay(Source(folder, given or make_data(parties=3, width=4).scaled("public")), BUDGET)
     assert {each.verdict for each in found} == {verdict}, found
     assert "trained on" in found[0].reasons[0]
+
+
+def test_a_journal_that_has_lost_lines_is_no_absent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, lost = journals.Journal.keep, (journals.DATA, journals.MODEL)
+
+    def losing(self: journals.Journal, kind: str, values: Any, **said: Any) -> Any:
+        return values if kind in lost else keep(self, kind, values, **said)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.Journal, "keep", losing)
+        folder = trained(tmp_path, **STRICT)
+    found = judged(folder)
+    assert worst(found) is Verdict.VIOLATED and "kept no model" in str(found)
 
 
 @pytest.mark.parametrize("change", ["rows", "files", "nothing"])
