@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ def _rooms(found: list[dict[str, Any]]) -> str:
 
 def _row(name: str, pairs: list[dict[str, Any]]) -> list[Any]:
     count = Counter(each["clean"] for each in pairs)
-    own = sum(each["faulty"] in CAUGHT for each in pairs)
+    own = sum(each["faulty"] in CAUGHT and each["clean"] != IDLE for each in pairs)
     caught = sum(count[each] for each in CAUGHT)
     of = max(1, len(pairs) - count[IDLE])
     return [
@@ -137,7 +136,7 @@ def page(lines: list[dict[str, Any]]) -> str:
     seconds = sum(each["seconds"] for each in lines)
     return f"""# Seeded faults
 
-Made with `python -m benchmarks.faults` (securevfl {__version__}, commit {_commit()}): {len(FAULTS)} faults,
+Made with `python -m benchmarks.faults` (securevfl {__version__}): {len(FAULTS)} faults,
 {pairs} of {every} pairs of a fault and a case, {seconds / 60:.0f} minutes of processes. Each fault is put
 into the code of a process that trains on at most 200 records and audits its own run (attacks `none`); then
 sound code audits the folder that was left behind. *Refused*: the run, or the audit of it, stops with an
@@ -169,10 +168,3 @@ def _broken(lines: list[dict[str, Any]]) -> str:
 
 def _is_broken(line: dict[str, Any], who: str) -> bool:
     return line.get(who, {}).get("verdict") == "broken"
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"

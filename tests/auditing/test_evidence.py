@@ -25,6 +25,7 @@ from securevfl.auditing.evidence import (
     CorrelationTest,
     NoiseEvidence,
     RepetitionTest,
+    ShapeTest,
     SharedTest,
     SquaresTest,
     VarianceTest,
@@ -344,6 +345,21 @@ def test_each_fault_is_noticed(fault: Callable[[Floats], Floats], test: str) -> 
     finding = evidence.finding("p1 against p0", "embeddings", LEVELS)
     assert finding.verdict is Verdict.VIOLATED
     assert any(reason.startswith(test) for reason in finding.reasons)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_noise_that_ends_somewhere_takes_few_values(error: float) -> None:
+    """By chance as rarely as the level says, which exact values meet and errors of replay stay below."""
+    level, wrong, rng = 0.1, 0, np.random.default_rng(3)
+    for _ in range(2_000):
+        test = ShapeTest()
+        test.add(rng.normal(size=(1, 60)) + error)
+        wrong += test.judge(level, error).verdict is Verdict.VIOLATED
+    assert wrong <= 2_000 * level / 2 + 4 * math.sqrt(2_000 * level / 2)  # the other half is for the middle
+    assert error or wrong >= 2_000 * level / 2 - 4 * math.sqrt(2_000 * level / 2)
+    ending = ShapeTest()
+    ending.add(rng.uniform(-1, 1, (10, 30)) * math.sqrt(3))
+    assert ending.judge(ALPHA, error).reason == "the noise ends where it should go on"
 
 
 def test_values_off_the_lattice_are_noticed_even_where_replay_is_not_exact() -> None:
