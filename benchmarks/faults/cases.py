@@ -113,11 +113,23 @@ CASES: dict[str, dict[str, Any]] = {
     "hidden": {**_WIDE, "model": "mlp", "hidden": (4,), "hidden_noise": (0.3,)},
     "resumed": {**_WIDE, "broken": 0.75},
     "recorded": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "foreign": 2},
+    "fdml-serverless": {**_COMMON, "algorithm": "fdml", "settings": {"decentralised": True}},
+    "vafl-also": {**_WIDE, "settings": {"also": 10}},
+    "queries": {**_WIDE, "settings": {"query_first": True}, "defence": "noise"},
+    "flex-private": {**_WIDE, "algorithm": "flex", "settings": {"private_labels": True}, "defence": "noise"},
+    "refreshing": {**_WIDE, "settings": {"delay_bound": 2}},
+    "label-server": {**_WIDE, "label_holder": "server"},
+    "passive": {**_COMMON, "algorithm": "afsgd", "settings": {"active": ("p0",)}, "label_epsilon": 1.0},
+    "sequences": {**_ONCE, "encoder_training": "none", "model": "lstm", "units": 4},
+    "dp-momentum": {**_ONCE, **_PRIVATE, "optimiser": "momentum"},
+    "class-labels": {**_WIDE, "label_epsilon": 1.0, "data": f"{DATA},classes=3"},
+    "described": {**_ONCE, "algorithm": "vafl-sync", "encoder_training": "none", "described": True},
 }
 """What each case changes of a plan; `parties` is the number of parties, `predict` how many new records are
 predicted afterwards, `profile` the epsilon of a profile that the run goes on from, `serve` the quota of a
 scoring service, `broken` the share of its
 training after which a run is broken off to be resumed, `foreign` the epochs of a program that only records;
+`described` stands for tables of text that a description names;
 `align` stands for a run over a network and says
 how its records are aligned."""
 
@@ -140,7 +152,6 @@ MORE: dict[str, dict[str, Any]] = {
     "sealed-batches": {**_COMMON, "algorithm": "sealed", "model": "linear", "epochs": 3, "batch": 100},
     "sealed-pair": {**_COMMON, "algorithm": "sealed", "model": "linear", "epochs": 3, "parties": 2},
     "five": {**_WIDE, "parties": 5},
-    "label-server": {**_WIDE, "label_holder": "server"},
     "defence-sums": {**_WIDE, "algorithm": "vafl-sync", "defence": "noise", "protocol": "two-tree"},
 }
 """More sound plans, which no fault is tried in: false alarms are counted over these and all cases."""
@@ -151,7 +162,7 @@ def plan_of(case: str, seed: int = 0) -> Plan:
     changes = dict((CASES | MORE)[case])
     for later in ("predict", "profile", "serve", "broken", "foreign"):
         changes.pop(later, None)
-    if changes.pop("align", ""):  # organisations bring tables of their own
+    if changes.pop("align", "") or changes.pop("described", False):  # organisations bring tables of their own
         return Plan(**changes, seed=seed)
     source = {"data": changes.pop("data", DATA), "parties": changes.pop("parties", PARTIES)}
     return Plan(**changes, seed=seed, source=source)

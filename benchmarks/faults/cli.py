@@ -1,12 +1,15 @@
 """Seeded faults: code that breaks its promise, one fault at a time, and what the audit says of it.
 
     python -m benchmarks.faults [--only TEXT ...] [--raw FILE] [--out FILE] [--workers N] [--quick | --page]
+    python -m benchmarks.faults --idle
     python -m benchmarks.faults --list
     python -m benchmarks.faults --clean N
 
 Each fault is put into a process that trains and audits with it; then sound code audits the folder that it
 left behind. Finished pairs are kept in FILE, one JSON object per line, and not repeated. With `--clean`, N
-sound runs are audited instead, and every `violated` among them is a false alarm.
+sound runs are audited instead, and every `violated` among them is a false alarm. With `--idle`, pairs that
+nobody noticed are run twice with all entropy fixed, with the fault and without: where the same is left behind
+the fault does nothing in that case, and the pair counts for nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from typing import Any
 
 from benchmarks.faults.cases import CASES, MORE
 from benchmarks.faults.contract import FAULTS
-from benchmarks.faults.page import false_alarms, page, tables
-from benchmarks.faults.work import WITHOUT, apart, pair, sound
+from benchmarks.faults.page import SILENT, false_alarms, page, results, tables
+from benchmarks.faults.work import WITHOUT, apart, idle, pair, sound
 from benchmarks.papers.common import say
 
 Pair = tuple[str, str, int]
@@ -37,6 +40,9 @@ def main() -> None:
         return
     if chosen.clean:
         _clean(chosen)
+        return
+    if chosen.idle:
+        _idle(chosen)
         return
     wanted = _wanted(chosen.only, quick=chosen.quick)
     cases = sorted({case for _, case, _ in wanted}, key=[*CASES, *MORE].index)
@@ -56,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="each fault in its first case only")
     parser.add_argument("--page", action="store_true", help="run nothing; the tables of what is finished")
+    parser.add_argument("--idle", action="store_true", help="look which unnoticed faults do nothing")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--clean", type=int, default=0, metavar="N", help="audit N sound runs instead")
     parser.add_argument("--raw", type=Path, default=Path("build/faults.jsonl"), help="finished pairs")
@@ -97,8 +104,24 @@ def _known(raw: Path) -> dict[Pair, dict[str, Any]]:
     """What was finished before."""
     raw.parent.mkdir(parents=True, exist_ok=True)
     lines = raw.read_text(encoding="utf-8").splitlines() if raw.exists() else []
-    known = [json.loads(line) for line in lines]
-    return {(each["fault"], each["case"], each["seed"]): each for each in known}
+    known: dict[Pair, dict[str, Any]] = {}
+    for each in map(json.loads, lines):
+        known.setdefault((each["fault"], each["case"], each["seed"]), {}).update(each)
+    return known
+
+
+def _idle(chosen: argparse.Namespace) -> None:
+    """Asks of every pair that was silent whether the fault does anything."""
+    done = _known(chosen.raw)
+    silent = [
+        (each["fault"].name, each["case"]) for each in results(list(done.values())) if each["clean"] == SILENT
+    ]
+    for name, case in silent:
+        if "idle" not in done[name, case, 0]:
+            line = {"fault": name, "case": case, "seed": 0, **idle(name, case)}
+            with chosen.raw.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            say(f"{name} in {case}: {'does nothing' if line.get('idle') else 'does something'}")
 
 
 def _words(found: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from benchmarks.faults.work import WITHOUT, outcome
 from benchmarks.papers.common import table
 from securevfl import __version__
 
-OUTCOMES = ("refused", "violated", "mentioned", "not tested", "silent")
+SILENT, IDLE = "silent", "does nothing"
+OUTCOMES = ("refused", "violated", "mentioned", "not tested", SILENT, IDLE)
 CAUGHT = ("refused", "violated")
 NOTES = Path(__file__).parent / "notes.md"
 """What somebody wrote down about runs: rates before and after a change, false alarms."""
@@ -26,6 +26,8 @@ def results(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if each["fault"] == WITHOUT:
             continue
         said = {who: _said(each, who, sound[each["case"]]) for who in ("faulty", "clean")}
+        if said["clean"] == SILENT and each.get("idle"):
+            said["clean"] = IDLE
         found.append({"fault": FAULTS[each["fault"]], "case": each["case"], **said})
     return found
 
@@ -73,9 +75,9 @@ def _rooms(found: list[dict[str, Any]]) -> str:
 
 def _row(name: str, pairs: list[dict[str, Any]]) -> list[Any]:
     count = Counter(each["clean"] for each in pairs)
-    own = sum(each["faulty"] in CAUGHT for each in pairs)
+    own = sum(each["faulty"] in CAUGHT and each["clean"] != IDLE for each in pairs)
     caught = sum(count[each] for each in CAUGHT)
-    of = max(1, len(pairs))
+    of = max(1, len(pairs) - count[IDLE])
     return [
         name,
         len({each["fault"].name for each in pairs}),
@@ -89,7 +91,7 @@ def _row(name: str, pairs: list[dict[str, Any]]) -> list[Any]:
 def _missed(found: list[dict[str, Any]]) -> str:
     missed: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in found:
-        if each["clean"] not in CAUGHT:
+        if each["clean"] not in (*CAUGHT, IDLE):
             missed[each["fault"].name][each["clean"]].append(each["case"])
     rows = [
         [
@@ -134,13 +136,14 @@ def page(lines: list[dict[str, Any]]) -> str:
     seconds = sum(each["seconds"] for each in lines)
     return f"""# Seeded faults
 
-Made with `python -m benchmarks.faults` (securevfl {__version__}, commit {_commit()}): {len(FAULTS)} faults,
+Made with `python -m benchmarks.faults` (securevfl {__version__}): {len(FAULTS)} faults,
 {pairs} of {every} pairs of a fault and a case, {seconds / 60:.0f} minutes of processes. Each fault is put
 into the code of a process that trains on at most 200 records and audits its own run (attacks `none`); then
 sound code audits the folder that was left behind. *Refused*: the run, or the audit of it, stops with an
 error. *Violated*: the verdict. *Mentioned*: the report has words or a lesser verdict that a sound run's has
-not. *Not tested*: a promise is reported so. *Silent*: nothing. Caught is refused or violated. The columns
-are those of the sound audit but for the last.{broken}
+not. *Not tested*: a promise is reported so. *Silent*: nothing. *Does nothing*: silent, and with all entropy
+fixed the fault leaves what a sound run leaves (`--idle`); such a pair counts for nothing. Caught is refused
+or violated, of all that do something. The columns are those of the sound audit but for the last.{broken}
 
 {NOTES.read_text(encoding="utf-8")}
 {tables(lines)}"""
@@ -165,10 +168,3 @@ def _broken(lines: list[dict[str, Any]]) -> str:
 
 def _is_broken(line: dict[str, Any], who: str) -> bool:
     return line.get(who, {}).get("verdict") == "broken"
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"

@@ -49,6 +49,24 @@ AT_ONCE = 4
 """People in one request to a scoring service."""
 
 
+_DESCRIPTION = """
+id = "id"
+label = "default"
+label_holder = "bank"
+task = "binary"
+[parties.bank]
+file = "bank.csv"
+columns.balance = { bounds = [-1, 1] }
+[parties.clinic]
+file = "clinic.csv"
+columns.height = { bounds = [-1, 1] }
+columns.city = { kind = "category" }
+[parties.shop]
+file = "shop.csv"
+columns.spent = { bounds = [-1, 1] }
+"""
+
+
 def run_case(case: str, folder: Path, seed: int = 0) -> None:
     """Trains a case, and predicts or gathers as it says."""
     plan, about = plan_of(case, seed), (CASES | MORE)[case]
@@ -60,6 +78,9 @@ def run_case(case: str, folder: Path, seed: int = 0) -> None:
                 asyncio.run(_serve(Path(scratch), configs, quota, seed))
             gather([configs[name].folder for name in PARTIES], folder)
         return
+    if "described" in about:
+        described = describe(folder.with_name(f"{folder.name}-tables"), seed)
+        plan = plan.with_changes(source={"data": str(described)})
     profile = None
     if epsilon := about.get("profile", 0.0):
         profile = folder.with_name(f"{folder.name}-profile")
@@ -76,6 +97,30 @@ def run_case(case: str, folder: Path, seed: int = 0) -> None:
         generator = np.random.default_rng(seed + 1)
         blocks = [generator.uniform(-1, 1, (count, width)) for width in load_planned(plan).widths]
         run.predict(blocks, ids=[f"new{number}" for number in range(count)])
+
+
+def describe(folder: Path, seed: int) -> Path:
+    """Writes tables with categories and gaps, and their description; returns where that is."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir()
+    numbers = generator.uniform(-1, 1, (ROWS, 3)).round(3).astype(str)
+    numbers[generator.random(ROWS) < 0.2, 1] = ""
+    cities = generator.choice(
+        ["Bonn", "Lille", "Porto", "Graz", "Turku"], ROWS, p=[0.1, 0.15, 0.2, 0.25, 0.3]
+    )
+    labels = generator.integers(0, 2, ROWS)
+    for name, head, cells in (
+        (PARTIES[0], ["balance", "default"], [numbers[:, 0], labels]),
+        (PARTIES[1], ["height", "city"], [numbers[:, 1], cities]),
+        (PARTIES[2], ["spent"], [numbers[:, 2]]),
+    ):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["id", *head])
+            table.writerows(zip(range(ROWS), *(each.tolist() for each in cells), strict=True))
+    found = folder / "data.toml"
+    found.write_text(_DESCRIPTION, encoding="utf-8")
+    return found
 
 
 broken = False

@@ -462,14 +462,14 @@ def network_view_thinned() -> None:
     swap(ViewWriter, "record", make)
 
 
-@fault("network", "every fifth entry names other records than those that left", NETWORK)
+@fault("network", "every third entry names other records than those that left", NETWORK)
 def network_entry_of_others() -> None:
     count: list[int] = []
 
     def make(honest: Any) -> Any:
         def account(self: Gate, mechanism: Any, *, rows: Any, **rest: Any) -> Any:
             count.append(1)
-            wrong = rows is not None and len(count) % 5 == 0 and rows.size > 1
+            wrong = rows is not None and len(count) % 3 == 0 and rows.size > 1
             return honest(self, mechanism, rows=np.sort(rows)[:-1] if wrong else rows, **rest)
 
         return account

@@ -81,7 +81,7 @@ def scaling_by_rows() -> None:
 
 @fault(
     "initial models",
-    "a party's first model has its records' mean in a weight",
+    "a party's first model has its first record's value in a weight",
     ("frozen", "dp-encoder", "strict"),
 )
 def start_from_rows() -> None:
@@ -90,7 +90,7 @@ def start_from_rows() -> None:
             encoder = honest(plan, data, party)
             with torch.no_grad():
                 rows = np.asarray(data.train[data.parties.index(party)], np.float64)
-                next(encoder.parameters()).view(-1)[0] += float(rows[:, 0].mean())
+                next(encoder.parameters()).view(-1)[0] += float(rows[0, 0])
             return encoder
 
         return planned

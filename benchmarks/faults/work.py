@@ -32,6 +32,7 @@ from benchmarks.faults import (  # noqa: F401  (they declare faults)
     sealed,
     sums,
     training,
+    unnamed,
     wider,
 )
 from benchmarks.faults.contract import FAULTS, restore
@@ -174,8 +175,22 @@ def fingerprint(name: str, case: str, folder: Path) -> dict[str, Any]:
         part = path.relative_to(folder).parts[0]
         if path.is_file() and part in ("ledger", "views", "receipts", "models", "journal"):
             digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    digest.update(json.dumps(json.loads((folder / "result.json").read_text())["test"]).encode())
+    result = json.loads((folder / "result.json").read_text())
+    privacy = {
+        owner: f"{said['epsilon']:.6g}" for owner, said in result["privacy"].items() if said["epsilon"]
+    }
+    digest.update(json.dumps([result["test"], privacy]).encode())
     return {"digest": digest.hexdigest()}
+
+
+def idle(name: str, case: str) -> dict[str, Any]:
+    """Whether a fault leaves in a case what a sound run leaves; not where runs do not repeat themselves."""
+    top = Path(tempfile.mkdtemp(prefix="idle-"))
+    try:
+        found = [apart(fingerprint, each, case, top / str(n)) for n, each in enumerate((WITHOUT, name))]
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
+    return {"idle": "digest" in found[0] and found[0] == found[1]}
 
 
 def patched(names: Sequence[str]) -> dict[str, Any]:

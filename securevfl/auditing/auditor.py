@@ -39,7 +39,7 @@ from securevfl.errors import DataError, LedgerError, PlanError, RunError, Secure
 from securevfl.federation.recorder import DECLARED
 from securevfl.federation.run import Run, label_exposure, predictions, spending
 from securevfl.models.threads import few_threads
-from securevfl.privacy.chain import SESSION, LedgerReader
+from securevfl.privacy.chain import SESSION, LedgerReader, signed_end
 from securevfl.privacy.ledger import read_agreement, read_homes
 from securevfl.settings.plan import Plan, plan_file
 from securevfl.settings.source import load_planned, shown_data
@@ -133,6 +133,7 @@ def check_folder(folder: Path) -> None:
         raise RunError(f"{folder} is not whole: {what} is missing; copy the run again")
     if not ledgers and plan.algorithm not in ("central", "local"):
         raise RunError(f"{folder} is not whole: there is no ledger in it; copy the run again")
+    _check_ledger_ends(folder)
     models = {path.stem for path in (folder / "models").glob("*.safetensors")}
     finished = (folder / "result.json").is_file() and read_homes(folder) is None
     gone = sorted(path.stem for path in (folder / "models").glob("*.json") if path.stem not in models)
@@ -141,6 +142,23 @@ def check_folder(folder: Path) -> None:
     )
     if gone:
         raise RunError(f"{folder} is not whole: models/{gone[0]}.safetensors is missing; copy the run again")
+
+
+def _check_ledger_ends(folder: Path) -> None:
+    """Raises `RunError` where a ledger ends as a copy or a process that broke off leaves it.
+
+    Whoever falsifies a ledger ends it after a line. What was not signed when a process died has not left.
+    """
+    finished = (folder / "result.json").is_file()
+    for path in sorted((folder / "ledger").glob("*.jsonl")):
+        with path.open("rb") as file:
+            file.seek(-min(1, path.stat().st_size), os.SEEK_END)
+            torn = file.read() not in (b"", b"\n")
+        if torn or (not finished and signed_end(path) < path.stat().st_size):
+            raise RunError(
+                f"{path} ends in the middle of an entry; copy the run again, or if it was interrupted, go on "
+                "with it (securevfl train --resume) before it is audited"
+            )
 
 
 def _unsaid(given: str, whole: str) -> str:

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,8 +46,8 @@ VARIANCE, REPETITION, LATTICE, VALUES, ROWS, SHAPE = (
 MESSAGES = "correlation of messages"
 SHARED = "noise of other owners"
 COLUMNS = "variance by column"
-FLIPS = "flips"
-"""Of randomised labels: as many as claimed."""
+FLIPS, FLIPPED_TO = "flips", "flipped to"
+"""Of randomised labels: as many as claimed, and to all other classes alike."""
 # What shares the error budget; membership in the lattice never errs.
 NOISE_TESTS = (VARIANCE, REPETITION, VALUES, ROWS, MESSAGES, SHAPE, COLUMNS)
 
@@ -71,6 +71,30 @@ def _judged(test: str, violated: bool, reason: str, power: float | None = None) 
 
 def _not_tested(test: str, reason: str) -> Outcome:
     return Outcome(test, Verdict.NOT_TESTED, reason)
+
+
+def judge_flips_to(exact: NDArray[Any], released: NDArray[Any], classes: int, level: float) -> Outcome:
+    """Whether labels that were flipped are each of the other classes equally often.
+
+    Each flip goes to any other class with the same chance, independently, so that from one class to another,
+    and over a distance counted round all classes, there are binomially many.
+
+    Args:
+        exact: Class codes.
+        released: The codes after flipping.
+        classes: Number of classes, at least 2.
+        level: Probability of a false `violated`.
+    """
+    flipped = released != exact
+    before, after = np.rint(exact[flipped]).astype(np.int64), np.rint(released[flipped]).astype(np.int64)
+    pairs = np.zeros((classes, classes), np.int64)
+    np.add.at(pairs, (before, (after - before) % classes), 1)
+    jumps, chance = pairs[:, 1:], 1 / (classes - 1)
+    counts = np.concatenate([jumps.ravel(), jumps.sum(axis=0)])
+    trials = np.concatenate([np.repeat(jumps.sum(axis=1), classes - 1), np.full(classes - 1, len(before))])
+    chances = stats.binom.sf(counts - 1, trials, chance)
+    biased = classes > 2 and bool(chances.min() < level / len(chances))
+    return _judged(FLIPPED_TO, biased, "labels were flipped to some classes more often than to others")
 
 
 def _check_level(level: float) -> None:
@@ -343,12 +367,20 @@ class NeighbourTest:
 # -- noise of another shape --------------------------------------------------------------------------------
 
 
+_ROUNDED = 1e-3
+"""More standard deviations than the lattice, or float32, rounds a value by."""
+
+
 class ShapeTest:
     """Whether |z| is nearer to zero than claimed anywhere: Kolmogorov-Smirnov, one-sided, on a fixed grid.
 
     Noise that is mostly absent and sometimes huge has enough variance and is caught here; more noise than
     claimed is not. Massart 1990: the distribution of k values exceeds the true one by D anywhere with
     probability at most exp(-2 k D^2). The grid only sees less.
+
+    And whether the largest |z| is as large as it must be: k values all stay below m with probability
+    (2 Phi(m) - 1)^k, and errors of replay, which noise does not depend on, only make that rarer. Noise
+    that ends somewhere tells for certain what is further away. This takes few values and no exactness.
     """
 
     _GRID = ndtri(0.5 + 0.5 * np.arange(1, 1024) / 1024)
@@ -356,16 +388,23 @@ class ShapeTest:
 
     def __init__(self) -> None:
         self.values = 0
+        self._largest = 0.0
         self._below = np.zeros(len(self._GRID) + 1, np.int64)
 
     def add(self, standard: Floats) -> None:
         """Takes noise divided by its claimed standard deviation."""
         places = np.searchsorted(self._GRID, np.abs(standard).ravel(), side="left")
         self.values += standard.size
+        self._largest = max(self._largest, float(np.abs(standard).max(initial=0.0)))
         self._below += np.bincount(places, minlength=len(self._below))
 
     def judge(self, level: float, error: float) -> Outcome:
-        """Violated where so much noise near zero has a smaller probability than `level`."""
+        """Violated where so much noise near zero, or so little far away, is less probable than `level`."""
+        _check_level(level)
+        level /= 2
+        inside = 2 * float(ndtr(self._largest + _ROUNDED)) - 1
+        if level and self.values * math.log(inside) < math.log(level):
+            return _judged(SHAPE, True, "the noise ends where it should go on")
         missing = _too_coarse(self.values, level, error)
         if missing:
             return _not_tested(SHAPE, missing)

@@ -39,6 +39,7 @@ from securevfl.auditing.evidence import (
     ERROR_LIMIT,
     FINE_ERROR,
     FINE_VALUES,
+    FLIPPED_TO,
     FLIPS,
     NOISE_TESTS,
     REPETITION,
@@ -51,6 +52,7 @@ from securevfl.auditing.evidence import (
     SquaresTest,
     VarianceTest,
     conclude,
+    judge_flips_to,
 )
 from securevfl.auditing.index import Lines
 from securevfl.auditing.own_noise import TESTS as OWN_TESTS
@@ -59,6 +61,8 @@ from securevfl.auditing.predicted import Predicted
 from securevfl.auditing.reconciliation import was_resumed
 from securevfl.auditing.shares import FRESH, MemberNoise
 from securevfl.auditing.verdicts import VISIBLE, ErrorBudget, Finding, Verdict
+from securevfl.data.described import files_digest
+from securevfl.data.description import is_description
 from securevfl.errors import ProtocolError, SecureVFLError
 from securevfl.federation.clock import VirtualClock, run_virtual
 from securevfl.federation.recorder import DECLARED
@@ -72,6 +76,7 @@ from securevfl.privacy.gate import HANDED_ON, Gate, Mechanism, clip_exactly
 from securevfl.privacy.journal import (
     AS_GIVEN,
     DATA,
+    FILES,
     GIVEN,
     GRADIENT,
     INNER,
@@ -157,8 +162,7 @@ def replay(source: Source, budget: ErrorBudget, *, audience: str = VISIBLE) -> l
         A finding for each owner, observer and path; `not tested` with the reason where evidence is missing.
     """
     promises, predicted = _promises(source.records), Predicted(source)
-    if promises and (others := _other_rows(source)):
-        reason = f"{', '.join(others)} trained on other rows than the plan makes of those that were given"
+    if promises and (reason := _other_than_given(source)):
         return [_violated(f"{owner} against {observer}", WHOLE, reason) for owner, observer in promises]
     missing = _missing(source) if promises else ""
     if missing or not promises:
@@ -230,6 +234,15 @@ def digests(source: Source, name: str) -> dict[str, Array]:
     return {str(seen.fields["where"]): seen.fields["values"] for seen in lines}
 
 
+def _other_than_given(source: Source) -> str:
+    """Why rows are not the plan's although the audit has been given the run's own data; empty if they are."""
+    if others := _other_rows(source):
+        return f"{', '.join(others)} trained on other rows than the plan makes of those that were given"
+    if others := _read_otherwise(source):
+        return f"{', '.join(others)} trained on other rows than the description makes of the run's own files"
+    return ""
+
+
 def _other_rows(source: Source) -> list[str]:
     """Organisations that were given these very rows, and trained on others than the plan makes of them.
 
@@ -252,9 +265,31 @@ def _other_rows(source: Source) -> list[str]:
     return found
 
 
+def _read_otherwise(source: Source) -> list[str]:
+    """Organisations whose rows are not what the description makes of the very files that the run has read.
+
+    Not where columns are on a logarithmic scale, which rounds differently on other machines.
+    """
+    given = source.given
+    if given is None or not given.described or not is_description(given.described[0].source):
+        return []
+    if any(column.scale == "log" for own in given.described for column in own.columns):
+        return []
+    hosts, found = hosts_of(source.plan, given, find_algorithm(source.plan.algorithm)), []
+    files: Array | None = None
+    for name in sorted({name for name in hosts.values() if _has_journal(source.files.journal(name))}):
+        kept = digests(source, name)
+        if FILES in kept and AS_GIVEN in kept:
+            files = files_digest(given.described[0].source) if files is None else files
+            rows = fingerprint(own_arrays(given, name, hosts))
+            if np.array_equal(kept[FILES], files) and not np.array_equal(kept[AS_GIVEN], rows):
+                found.append(name)
+    return found
+
+
 def _has_journal(folder: Path) -> bool:
     """Whether a journal of the training is here; one of predictions alone may have been begun later."""
-    return folder.is_dir() and any(View(folder).messages(DATA))
+    return folder.is_dir() and any(any(View(folder).messages(kind)) for kind in (DATA, ORIGIN))
 
 
 def _alone(source: Source) -> str | None:
@@ -1061,17 +1096,31 @@ class _Judge:
     def _other_models(
         self, second: _Replayed | None, both: dict[str, tuple[Floats, Floats]]
     ) -> dict[str, str]:
-        """Owners whose models are not those that the replay ends with, by more than rounding."""
+        """Owners whose models are not those that the replay ends with, by more than rounding.
+
+        Encoders that never learn are the first models, to the last bit.
+        """
         if second is None:
             return {}
         _, again = self._compare(second)
         found = {}
         for name, (kept, mine) in both.items():
+            if self._is_fixed(name) and not np.array_equal(kept, mine, equal_nan=True):
+                found[name] = "the model that was kept is not the one that should have stayed as it was"
+                continue
             rounding = _furthest(again[name][1], mine)
             scale = float(np.abs(mine[np.isfinite(mine)]).max(initial=0.0))
             if _furthest(kept, mine) > _MORE_ROUNDING * rounding + 1e-4 * scale:
                 found[name] = "the model that was kept is not the one that its updates lead to"
         return found
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether all that an organisation has is an encoder that never learns."""
+        return (
+            self.source.plan.mode == "frozen"
+            and name in self.source.parties
+            and name != self.source.label_holder
+        )
 
     def _ledger(self, name: str, carrier: _Replayed) -> str:
         """How the owner's ledger differs from what the same roles write; empty if it does not."""
@@ -1120,7 +1169,7 @@ class _Judge:
                 self._inner(name, std, released)
                 continue
             if kind == LABELS:
-                judged[name, kind] = [self._flips(name, released, exact)], 0
+                judged[name, kind] = self._flips(name, released, exact), 0
             if kind == TOTAL and self.source.plan.mode == "sealed":  # one vector, however its model folds it
                 released, exact = released.reshape(1, -1), exact.reshape(1, -1)
             if std > 0 and not (kind == TOTAL and self.own is not None):
@@ -1211,13 +1260,17 @@ class _Judge:
         test.add(values / std)
         again.add(values.reshape(len(values), -1) / std)
 
-    def _flips(self, name: str, released: Array, exact: Array) -> Outcome:
-        """Whether as many labels were flipped as randomised response flips."""
+    def _flips(self, name: str, released: Array, exact: Array) -> list[Outcome]:
+        """Whether as many labels were flipped as randomised response flips, and to all classes alike."""
         plan, classes = self.source.plan, len(self.source.known.classes)
         chance = 1 - keep_probability(plan.label_epsilon, classes)
         flips = int((released != exact).sum())
         few = stats.binom.cdf(flips, len(exact), chance) < self.levels[_test(name, LABELS, FLIPS)]
-        return _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed")
+        level = self.levels[_test(name, LABELS, FLIPPED_TO)]
+        return [
+            _outcome(FLIPS, bool(few), "fewer labels were flipped than claimed"),
+            judge_flips_to(exact, released, classes, level),
+        ]
 
 
 def _story(records: Iterable[ReleaseRecord], passing: tuple[str, ...]) -> array[int]:
@@ -1240,7 +1293,7 @@ def _violated(promise: str, path: str, reason: str) -> Finding:
 
 
 def _tests_of(kind: str) -> tuple[str, ...]:
-    return {LABELS: (FLIPS,), INNER: (VARIANCE, REPETITION)}.get(kind, _TESTS)
+    return {LABELS: (FLIPS, FLIPPED_TO), INNER: (VARIANCE, REPETITION)}.get(kind, _TESTS)
 
 
 def _test(name: str, kind: str, test: str) -> str:

@@ -278,13 +278,20 @@ def _attack_words(content: dict[str, Any]) -> list[str]:
     names = sorted({a["name"] for a in scored if beats_baseline(a)})
     if not scored:
         return lack or ["No attack could be run."]
+    those = attacks_that_ran(content)
     if not names:
-        return [*lack, f"None of {len(scored)} attacks did better than guessing without the view."]
+        return [*lack, f"None of {those} did better than guessing without the view."]
     better = sum(map(beats_baseline, scored))
-    said = f"{better} of {len(scored)} attacks did better than guessing: {', '.join(names)}."
+    said = f"{better} of {those} did better than guessing: {', '.join(names)}."
     if content["verdict"] in (Verdict.HOLDS.value, Verdict.NOT_TESTED.value):
         said += " No promise rules that out: attacks also use what all records have in common."
     return [*lack, said]
+
+
+def attacks_that_ran(content: dict[str, Any]) -> str:
+    """How many attacks have a score; without the run's data they are those that need none."""
+    scored = sum(attack["status"] == "scored" for attack in content["attacks"])
+    return f"{scored} attacks" + ("" if content["run"]["truth"] == "at hand" else " that need no data")
 
 
 def beats_baseline(attack: dict[str, Any]) -> bool:

@@ -244,16 +244,16 @@ def _gate(report: Report, limits: dict[str, float], if_violated: bool, unless_ho
 
 def show_report(console: Console, report: Report, page: Path) -> None:
     """Prints the verdict, the matrix, and the attacks that succeeded."""
-    from securevfl.auditing.words import beats_baseline
+    from securevfl.auditing.words import attacks_that_ran, beats_baseline
 
     console.print(f"{report.verdict.upper()}: {report.content['words'][0]}", markup=False)
     console.print(matrix_table(report))
     scored = [a for a in report.attacks if a["status"] == "scored"]
     better = [a for a in scored if beats_baseline(a)]
     if better:
-        console.print(attack_table(better, len(scored)))
+        console.print(attack_table(better, attacks_that_ran(report.content)))
     elif scored:
-        console.print(f"none of {len(scored)} attacks did better than guessing")
+        console.print(f"none of {attacks_that_ran(report.content)} did better than guessing")
     for finding in report.content["findings"]:
         if finding["verdict"] == "violated":
             said = f"{finding['promise']}, {finding['path']}: {'; '.join(finding['reasons'])}"
@@ -282,10 +282,10 @@ def matrix_table(report: Report) -> Any:
     return shown
 
 
-def attack_table(better: list[dict[str, Any]], scored: int) -> Any:
+def attack_table(better: list[dict[str, Any]], those: str) -> Any:
     """The attacks that did better than guessing."""
     shown = table(
-        f"{len(better)} of {scored} attacks did better than guessing",
+        f"{len(better)} of {those} did better than guessing",
         "attack", "owner", "observer", "metric", "score", "baseline",
     )  # fmt: skip
     for a in better:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,23 @@ def load_description(path: Path | str, *, seed: int) -> VerticalData:
     """See `VerticalData.from_description`."""
     described = read_description(path)
     return _load(described, [_train_source(described, party) for party in described.parties], seed)
+
+
+def files_digest(path: Path | str) -> NDArray[np.uint8]:
+    """SHA-256 over a description and all files that it names, in order.
+
+    Raises:
+        DataError: The description cannot be used, or one of the files cannot be read.
+    """
+    described, digest = read_description(path), hashlib.sha256()
+    named = [file for party in described.parties for file in (party.file, party.test) if file is not None]
+    for file in (described.path, *named):
+        try:
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
 def absent_parties(path: Path | str) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ from securevfl.algorithms import SERVER, Progress, ServerRole
 from securevfl.algorithms.alone import reached_alone
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
-from securevfl.errors import PlanError, RunError, SecureVFLError, TrainingDiverged
+from securevfl.data.described import files_digest
+from securevfl.data.description import is_description
+from securevfl.errors import DataError, PlanError, RunError, SecureVFLError, TrainingDiverged
 from securevfl.federation.callbacks import Callback, call_each
 from securevfl.federation.continued import Profile
 from securevfl.federation.folder import RunFolder
@@ -240,7 +242,7 @@ def _run(
 ) -> tuple[Schedule, SimulatedCarrier]:
     """Builds the sites and runs the schedule; a folder in which nothing has begun is removed again.
 
-    Of the rows as they were given, each site keeps a digest, if `given` has them.
+    Of the rows as they were given, each site keeps a digest, if `given` has them; of described files, too.
     """
     try:
         carrier = make(resolved, scaled, folder=folder, progress=progress)
@@ -251,8 +253,9 @@ def _run(
     schedule = Schedule(carrier, on_epoch=partial(call_each, callbacks, "on_epoch"))
     try:
         if given is not None:
+            files = _digest_of_files(resolved.source.data)
             rows = {
-                name: (fingerprint(own_arrays(given, name, carrier.hosts)),)
+                name: (fingerprint(own_arrays(given, name, carrier.hosts)), files)
                 for name in carrier.hosts.values()
             }
             carrier.ask("keep_given", rows)
@@ -264,6 +267,14 @@ def _run(
     finally:
         carrier.close()
     return schedule, carrier
+
+
+def _digest_of_files(named: str) -> Any:
+    """The digest of described files that a plan names; None where it names none, or they are elsewhere."""
+    try:
+        return files_digest(named) if is_description(named) else None
+    except DataError:
+        return None
 
 
 def _actors_on(ray: str) -> Callable[..., SimulatedCarrier]:

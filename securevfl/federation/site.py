@@ -42,7 +42,7 @@ from securevfl.models.seeds import torch_generator
 from securevfl.privacy.answers import Answers
 from securevfl.privacy.chain import PHASE, SESSION, Entry, LedgerReader, with_agreement
 from securevfl.privacy.gate import Gate, InnerNoise, Mechanism
-from securevfl.privacy.journal import AS_GIVEN, DATA, GIVEN, MODEL, ORIGIN, ROWS, Journal, fingerprint
+from securevfl.privacy.journal import AS_GIVEN, DATA, FILES, GIVEN, MODEL, ORIGIN, ROWS, Journal, fingerprint
 from securevfl.privacy.ledger import Ledger, kept_records, to_record
 from securevfl.privacy.messages import Clock, Packet
 from securevfl.privacy.noise import Noise
@@ -235,15 +235,18 @@ class Site:
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
 
-    def keep_given(self, digest: Any = None) -> None:
+    def keep_given(self, digest: Any = None, files: Any = None) -> None:
         """Keeps a digest of this organisation's rows as they were given, before anything was made of them.
 
         Args:
             digest: What `fingerprint` gives; None for an organisation without rows.
+            files: Digest of the files that the plan names; None where it names none.
         """
         journal = None if self.gate is None else self.gate.journal
         if journal is not None and digest is not None:
             journal.keep(DATA, digest, std=0.0, where=AS_GIVEN)
+            if files is not None:
+                journal.keep(DATA, files, std=0.0, where=FILES)
 
     def _build_roles(self) -> None:
         addresses = [SERVER] if not self.algorithm.federated else sorted(self.links, key=SERVER.__ne__)

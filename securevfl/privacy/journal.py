@@ -41,7 +41,9 @@ scored are the rows of new records, which are in no data of the run, and what wa
 where a first model is from: the version of torch that made it as the plan says, or `GIVEN`. Inner is noise
 inside an encoder, which hides nothing and is paid for by nobody: the one noise that is kept bare."""
 ROWS, AS_GIVEN = "rows", f"given to {__version__}"
-"""Places of digests of rows: as trained on, and as given; what it made of those, a version makes again."""
+FILES = f"files read by {__version__}, numpy {np.__version__}"
+"""Places of digests of rows: as trained on, as given, and of the files that the plan names; what it made of
+those, a version makes again."""
 GIVEN = "given"
 """Origin of a model that its owner brought."""
 

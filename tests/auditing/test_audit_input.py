@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -93,6 +94,7 @@ def _renamed(run: Path) -> None:
         (_cut("views/p0/arrays.bin", 60), "arrays.bin is cut"),
         (_cut("views/p0/messages.jsonl", 60), "messages.jsonl is damaged"),
         (_cut("journal/p1/arrays.bin", 30), "arrays.bin is cut"),
+        (_cut("ledger/p1.jsonl", 700), "ledger/p1.jsonl ends in the middle of an entry"),
         (_with("receipts/p1.json", "[]"), "receipts/p1.json is damaged"),
         (_with("receipts/p1.json", '{"p0": ["p0", "x", 3]}'), "receipts/p1.json is damaged"),
         (_with("result.json", "{"), "result.json is damaged"),
@@ -108,11 +110,24 @@ def test_a_half_copied_or_older_run_is_refused_in_one_line(
     assert not (run / "audits").exists()
 
 
-def test_a_ledger_that_is_missing_or_cut_is_a_contradiction(run: Path) -> None:
-    _cut("ledger/p1.jsonl", 700)(run)
+def test_a_ledger_that_is_missing_or_shortened_is_a_contradiction(run: Path) -> None:
+    path = run / "ledger/p1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert audit(run, "none", canaries=-1).verdict == "violated"
     _without("ledger/p1.jsonl")(run)
     assert audit(run, "none", canaries=-1).verdict == "violated"
+
+
+def test_what_nobody_had_signed_when_a_process_died_accuses_nobody(run: Path) -> None:
+    """Entries that leave together are signed together, before anything leaves."""
+    path = run / "ledger/p1.jsonl"
+    signed, *rest = path.read_text().splitlines(keepends=True)
+    unsigned = re.sub(r'"signature":"[0-9a-f]+"', '"signature":""', rest[0])
+    path.write_text(signed + unsigned)
+    assert unsigned != rest[0] and audit(run, "none", canaries=-1).verdict == "violated"
+    (run / "result.json").unlink()
+    with pytest.raises(RunError, match="interrupted"):
+        audit(run, "none", canaries=-1)
 
 
 def test_a_whole_run_passes(run: Path) -> None:

@@ -25,16 +25,19 @@ from securevfl.auditing.evidence import (
     CorrelationTest,
     NoiseEvidence,
     RepetitionTest,
+    ShapeTest,
     SharedTest,
     SquaresTest,
     VarianceTest,
     _tail,
     directions,
+    judge_flips_to,
     off_lattice,
     power,
 )
 from securevfl.auditing.verdicts import HOLDERS, ErrorBudget, Verdict
 from securevfl.errors import InputError
+from securevfl.privacy.defences import randomise_labels
 from securevfl.privacy.noise import Noise, snap
 
 Floats = NDArray[np.float64]
@@ -344,6 +347,21 @@ def test_each_fault_is_noticed(fault: Callable[[Floats], Floats], test: str) -> 
     assert any(reason.startswith(test) for reason in finding.reasons)
 
 
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_noise_that_ends_somewhere_takes_few_values(error: float) -> None:
+    """By chance as rarely as the level says, which exact values meet and errors of replay stay below."""
+    level, wrong, rng = 0.1, 0, np.random.default_rng(3)
+    for _ in range(2_000):
+        test = ShapeTest()
+        test.add(rng.normal(size=(1, 60)) + error)
+        wrong += test.judge(level, error).verdict is Verdict.VIOLATED
+    assert wrong <= 2_000 * level / 2 + 4 * math.sqrt(2_000 * level / 2)  # the other half is for the middle
+    assert error or wrong >= 2_000 * level / 2 - 4 * math.sqrt(2_000 * level / 2)
+    ending = ShapeTest()
+    ending.add(rng.uniform(-1, 1, (10, 30)) * math.sqrt(3))
+    assert ending.judge(ALPHA, error).reason == "the noise ends where it should go on"
+
+
 def test_values_off_the_lattice_are_noticed_even_where_replay_is_not_exact() -> None:
     evidence = NoiseEvidence()
     noise = honest()
@@ -497,3 +515,28 @@ def test_mirrored_vectors_keep_their_level_and_are_found() -> None:
     test = RepetitionTest()
     test.add(np.concatenate([rows, -rows[:1]]))
     assert test.judge(1e-6).verdict is Verdict.VIOLATED
+
+
+# -- randomised labels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_fair_flips_are_judged_wrong_as_rarely_as_their_level_says(classes: int) -> None:
+    rng, noise, wrong = np.random.default_rng(classes), Noise.insecure(classes, "flips"), 0
+    for _ in range(400):
+        labels = rng.integers(0, classes, 60)
+        flipped = randomise_labels(labels, classes, 1.0, noise)
+        wrong += judge_flips_to(labels, flipped, classes, 0.05).verdict is Verdict.VIOLATED
+    assert wrong <= 36  # 400 trials of 0.05: 20 and 3.7 standard deviations
+    assert (classes == 2) == (wrong == 0)
+
+
+@pytest.mark.parametrize("flip", [lambda labels: (labels + 1) % 3, lambda labels: (labels == 0) * 1])
+def test_flips_that_lean_to_a_class_are_noticed(
+    flip: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+) -> None:
+    labels = np.random.default_rng(0).integers(0, 3, 160)
+    flipped = randomise_labels(labels, 3, 1.0, Noise.insecure(1, "flips"))
+    leaning = np.where(flipped == labels, labels, flip(labels))
+    assert judge_flips_to(labels, flipped, 3, ALPHA).verdict is Verdict.HOLDS
+    assert judge_flips_to(labels, leaning, 3, ALPHA).verdict is Verdict.VIOLATED

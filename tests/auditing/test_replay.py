@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from securevfl import Plan, VerticalData, load_run, train
 from securevfl.algorithms import local
@@ -21,11 +22,13 @@ from securevfl.attacks.source import Source
 from securevfl.auditing import replay as replays
 from securevfl.auditing.replay import replay
 from securevfl.auditing.verdicts import HOLDERS, ErrorBudget, Finding, Verdict, worst
+from securevfl.data.columns import Column
 from securevfl.federation import site as sites
 from securevfl.federation.folder import RunFolder
 from securevfl.federation.site import Site
 from securevfl.models import load_module, save_module
 from securevfl.privacy import gate as gates
+from securevfl.privacy import journal as journals
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.journal import ORIGIN
 from securevfl.privacy.ledger import Ledger
@@ -34,6 +37,7 @@ from securevfl.privacy.views import View
 from securevfl.protocols.sealed.party import SealedParty
 from securevfl.protocols.stream import KEY_BYTES, KeyStream
 from securevfl.protocols.sums.noise import DistributedNoise
+from securevfl.settings.source import load_planned
 
 BUDGET = ErrorBudget(delta=1e-5, epsilon=2.0)
 STRICT: dict[str, Any] = {"algorithm": "vafl-sync", "sigma": 2.0, "epochs": 3, "embedding": 4}
@@ -309,6 +313,17 @@ def test_what_no_single_owner_shows_all_of_them_together_may() -> None:
     assert replays._lean(honest, level).verdict is Verdict.HOLDS
 
 
+def test_encoders_that_never_learn_are_kept_to_the_last_bit(tmp_path: Path) -> None:
+    folder = trained(tmp_path, **FROZEN)
+    path = RunFolder(folder).model("p1")
+    state = load_file(path)
+    name = min(state)
+    state[name].view(-1)[0] *= 1 + 2**-20
+    save_file(state, path)
+    (found,) = [f for f in judged(folder) if f.verdict is Verdict.VIOLATED]
+    assert found.promise == "p1 against p0" and "stayed as it was" in found.reasons[0]
+
+
 # -- what is not tested, and what must not be said -----------------------------------------------------------
 
 
@@ -549,6 +564,47 @@ def test_rows_that_were_scaled_by_their_own_statistics_are_not_the_plans(
     found = replay(Source(folder, given or make_data(parties=3, width=4).scaled("public")), BUDGET)
     assert {each.verdict for each in found} == {verdict}, found
     assert "trained on" in found[0].reasons[0]
+
+
+def test_a_journal_that_has_lost_lines_is_no_absent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, lost = journals.Journal.keep, (journals.DATA, journals.MODEL)
+
+    def losing(self: journals.Journal, kind: str, values: Any, **said: Any) -> Any:
+        return values if kind in lost else keep(self, kind, values, **said)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.Journal, "keep", losing)
+        folder = trained(tmp_path, **STRICT)
+    found = judged(folder)
+    assert worst(found) is Verdict.VIOLATED and "kept no model" in str(found)
+
+
+@pytest.mark.parametrize("change", ["rows", "files", "nothing"])
+def test_rows_that_were_read_otherwise_from_the_same_files_are_not_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """With other files nobody can tell."""
+    (tmp_path / "data.toml").write_text(
+        'id = "id"\nlabel = "y"\nlabel_holder = "a"\ntask = "binary"\n'
+        '[parties.a]\nfile = "a.csv"\ncolumns.x = { bounds = [0, 1] }\n'
+        '[parties.b]\nfile = "b.csv"\ncolumns.z = { bounds = [0, 1] }\n'
+    )
+    (tmp_path / "a.csv").write_text("id,x,y\n" + "".join(f"{n},0.{n},{n % 2}\n" for n in range(80)))
+    (tmp_path / "b.csv").write_text("id,z\n" + "".join(f"{n},{'' if n % 4 else n / 80}\n" for n in range(80)))
+    honest = Column.code
+    plan = Plan(batch=32, record_views=True, source={"data": str(tmp_path / "data.toml")}, **FROZEN)
+    with monkeypatch.context() as patch:
+        if change == "rows":
+            patch.setattr(Column, "code", lambda self, raw: honest(self, np.where(np.isnan(raw), 0.9, raw)))
+        folder = train(load_planned(plan), plan, out=tmp_path / "run").folder
+    if change == "files":
+        (tmp_path / "b.csv").write_text((tmp_path / "b.csv").read_text().replace("\n4,0.05", "\n4,0.06"))
+    assert folder is not None
+    found = replay(Source(folder, load_planned(plan)), BUDGET)
+    expected = {"rows": Verdict.VIOLATED, "files": Verdict.NOT_TESTED, "nothing": Verdict.HOLDS}[change]
+    assert {each.verdict for each in found} == {expected}, found
 
 
 @pytest.mark.parametrize("width", [4, 7])
