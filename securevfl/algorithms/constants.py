@@ -92,7 +92,8 @@ def _squared_norms(block: Any) -> npt.NDArray[np.float64]:
     """Of every row; sparse ones stay sparse."""
     if sparse.issparse(block):
         return np.asarray(block.astype(np.float64).power(2).sum(axis=1)).ravel()
-    return np.square(np.asarray(block, np.float64)).sum(axis=1)
+    squares: npt.NDArray[np.float64] = np.square(np.asarray(block, np.float64)).sum(axis=1)
+    return squares
 
 
 def theory_notes(plan: Plan, data: VerticalData) -> tuple[str, ...]:
