@@ -326,10 +326,13 @@ class Tables:
     def favour(self, points: Points, problem: Problem, estimator: str) -> None:
         """The same with the best factor on the straggler's rate, where the speed-up is below the paper's."""
         bench = Bench(points=points, problem=problem, estimator=estimator)
-        plain = [bench.reported(method).times for method in (SYNCHRONOUS, ASYNCHRONOUS)]
-        if ratio(*plain)[0] >= PAPER[problem.name][tuple(ESTIMATORS).index(estimator)]:
+        plain = {method: bench.reported(method) for method in (SYNCHRONOUS, ASYNCHRONOUS)}
+        gained = ratio(plain[SYNCHRONOUS].times, plain[ASYNCHRONOUS].times)[0]
+        if gained >= PAPER[problem.name][tuple(ESTIMATORS).index(estimator)]:
             return
         found = {method: bench.reported(method, FACTORS) for method in (SYNCHRONOUS, ASYNCHRONOUS)}
+        # The tuning seed may have chosen a factor that is worse on the others: no gain for asynchrony.
+        found[SYNCHRONOUS] = min(plain[SYNCHRONOUS], found[SYNCHRONOUS], key=lambda each: sum(each.times))
         label = f"{problem.name}, {estimator.upper()}"
         theirs = self.compare("favoured", label, problem, estimator, found)
         gain = times_faster(found[SYNCHRONOUS].times, found[ASYNCHRONOUS].times)
@@ -428,7 +431,7 @@ def main() -> None:
         counts = (2, 4) if chosen.quick else (2, 4, 8, 16)
         six, lines = figure_six(points, chosen.data_folder, chosen.quick, counts)
         plot(chosen.out / "afsgd-workers.png", {"SGD on uci-credit": lines}, x="workers", y="speed-up over 2")
-        return [WORKERS, six, "![Speed-up against workers](afsgd-workers.png)"]
+        return [WORKERS, six, "![Speed-up against workers](afsgd-workers.png)", SIX]
 
     tables = Tables()
     axes = {"x": "time (steps of a fast worker)", "y": "sub-optimality", "scale": "log"}
@@ -504,7 +507,7 @@ logarithms (Welch).
 | set | records, columns, workers | what it is |
 | --- | --- | --- |
 | uci-credit | 24,000, 90, 4 | the paper's |
-| give-me-some-credit | 96,216, 92, 4 | the paper's: records without gaps, a 0/1 column for each age |
+| give-me-some-credit | 96,144, 92, 4 | the paper's: records without gaps, a 0/1 column for each age |
 | sparse | 400, 1,355,191, 8 | as wide as news20; words drawn from a power law, weighed as in rcv1 |
 | sparse-16 | 400, 3,231,961, 16 | the same as wide as url |
 | sparse-regression | 400, 150,360, 4 | the same as wide as E2006-tfidf, with a number to predict |
@@ -520,14 +523,15 @@ BELOW = """Where it is below, the three differences one after the other, each ti
 
 WHY = """On `uci-credit` old sums cost SVRG a third, by the smaller rate that they bear. In the other rows
 neither batches of one's own nor old sums cost anything beyond chance. What is missing is missing at *own
-pace*: the straggler's block must get there too, with steps that asynchrony does not make faster. SVRG and
-SAGA begin with a full gradient, which takes it 400 units with and without a barrier, in `regression` most of
-the asynchronous time."""
+pace*: the straggler's block must get there too, with steps that asynchrony does not make faster; where it may
+take larger ones, below, some of it comes back. SVRG and SAGA begin with a full gradient, which takes it 400
+units with and without a barrier, in `regression` most of the asynchronous time."""
 
 FAVOURED = """A straggler makes fewer steps than the others, and the objective waits for its block. It may
 then take larger ones (field `learning_rates`): the straggler's rate multiplied by 1, 2 or 4, whichever is
 best for each algorithm on the tuning seed; in brackets the rate of the others and that factor, if it is not
-1. The rows that are below the paper's; seeds and all else as above."""
+1. Where the factor made the synchronous algorithm slower on the reported seeds, it has none. The rows are
+those below the paper's; seeds and all else as above."""
 
 DIFFERENCES = """## Where it differs from the paper, and why
 
@@ -557,6 +561,11 @@ units, in which the others make several passes. `uci-credit`:"""
 WORKERS = """SGD on `uci-credit` to 10^-1.5, to stay for one pass. A worker's step takes as long as its
 share of the features; each has its best rate (in brackets). Speed-ups in the plot are each algorithm's own
 over two workers."""
+
+SIX = """Asynchronous training is about three times as fast at every number of workers. Over its own time with
+two workers it keeps up with the ideal line to about 8 and falls behind at 16, as the paper's deviates in the
+end. That synchronous training behaves poorly is not seen in such a plot: its straggler is as much slower with
+two workers as with 16."""
 
 SEVEN = """Eight workers, as the paper has them on url; by the clock alone, which is exact here. Times of one
 step and steps are parts of the straggler's in synchronous training."""
