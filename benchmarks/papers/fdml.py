@@ -57,7 +57,7 @@ PAPER = {
     ("NN", "central"): (0.4008, 0.3235, 0.9042),
     ("NN", "fdml"): (0.4170, 0.3272, 0.9035),
 }
-TUNING, SEEDS, NOISY_SEEDS = 100, 5, 3
+TUNING, SEEDS, NOISY_SEEDS = 100, 3, 3
 NOISE = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0)
 CLIP = 5.0
 
