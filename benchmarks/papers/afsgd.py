@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ FINE = {"sgd": 10**-2.5, "svrg": 1e-4, "saga": 1e-4}
 COARSE = {"sgd": 10**-1.5, "svrg": 1e-2, "saga": 1e-2}
 STEPS = 100  # per pass; a batch is that part of the records
 TUNING, SEEDS = 100, tuple(range(5))  # the seed on which rates are chosen, and the others, which are reported
-RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 START = {"sgd": 0.5, "svrg": 1.0, "saga": 1.0}
 """Where tuning begins; 5 on sparse sets."""
 LOOKS = {"sgd": 25, "svrg": 10, "saga": 10}
@@ -255,26 +256,54 @@ def parts_of(points: Points, problem: Problem, estimator: str, paper: float) -> 
     return [*rows, [estimator.upper(), "all three", "", "", f"{whole}; paper {paper}"]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """A speed-up beside the paper's.
+
+    Attributes:
+        label: Of its row.
+        ours: The speed-up.
+        high: Where its interval ends.
+        paper: The paper's.
+    """
+
+    label: str
+    ours: float
+    high: float
+    paper: float
+
+    @property
+    def below(self) -> bool:
+        """Whether the paper's is larger."""
+        return not self.ours >= self.paper
+
+    def said(self) -> str:
+        """How far it is below."""
+        ends = "has it" if self.high >= self.paper else "ends below it"
+        return f"{self.label} ({self.ours:.2f} against {self.paper}, its interval {ends})"
+
+
 class Tables:
     """Table 2, the same with a larger rate for the straggler, and the curves."""
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
         self.favoured: list[list[Any]] = []
-        self.met: dict[str, list[tuple[str, float, float, float]]] = {"rows": [], "favoured": []}
+        self.explained: list[list[Any]] = []
+        self.met: dict[str, list[Met]] = {"rows": [], "favoured": []}
         self.panels: dict[str, dict[str, Curve]] = {}
 
     def add(self, points: Points, problem: Problem, estimator: str) -> None:
         """Measures one set and estimator."""
         bench = Bench(points=points, problem=problem, estimator=estimator)
         found = {method: bench.reported(method) for method in (SYNCHRONOUS, CONTROL, ASYNCHRONOUS)}
+        label = f"{problem.name}, {estimator.upper()}"
         whole, own = (
             times_faster(found[SYNCHRONOUS].times, found[method].times) for method in (ASYNCHRONOUS, CONTROL)
         )
-        label = f"{problem.name}, {estimator.upper()}"
-        bound = clock_bound(len(problem.data.parties), bench.slower)
+        bound = f"{clock_bound(len(problem.data.parties), bench.slower):.2f}"
         theirs = self.compare("rows", label, problem, estimator, found)
-        cells = [found[SYNCHRONOUS].cell(), found[ASYNCHRONOUS].cell(), whole, own, f"{bound:.2f}", theirs]
+        cells = [found[SYNCHRONOUS].cell(), found[ASYNCHRONOUS].cell(), whole, own, bound, theirs]
         self.rows.append([label, *cells])
         for method, word in ((SYNCHRONOUS, "synchronous"), (ASYNCHRONOUS, "asynchronous")):
             mine = found[method]
@@ -284,10 +313,26 @@ class Tables:
             self.panels.setdefault(problem.name, {})[f"{word} {estimator}"] = drawn["curve"]
         say(f"{self.rows[-1]}")
 
+    def explain(self, points: Points, problem: Problem, estimator: str) -> None:
+        """Each difference alone, where the speed-up is below the paper's."""
+        label = f"{problem.name}, {estimator.upper()}"
+        if any(each.label == label and each.below for each in self.met["rows"]):
+            bench = Bench(points=points, problem=problem, estimator=estimator)
+            times = [bench.reported(method).times for method in METHODS]
+            alone = [times_faster(*pair) for pair in itertools.pairwise(times)]
+            bound = f"{clock_bound(len(problem.data.parties), bench.slower):.2f}"
+            self.explained.append([label, *alone, bound])
+
     def favour(self, points: Points, problem: Problem, estimator: str) -> None:
-        """The same with the best factor on the straggler's rate."""
+        """The same with the best factor on the straggler's rate, where the speed-up is below the paper's."""
         bench = Bench(points=points, problem=problem, estimator=estimator)
+        plain = {method: bench.reported(method) for method in (SYNCHRONOUS, ASYNCHRONOUS)}
+        gained = ratio(plain[SYNCHRONOUS].times, plain[ASYNCHRONOUS].times)[0]
+        if gained >= PAPER[problem.name][tuple(ESTIMATORS).index(estimator)]:
+            return
         found = {method: bench.reported(method, FACTORS) for method in (SYNCHRONOUS, ASYNCHRONOUS)}
+        # The tuning seed may have chosen a factor that is worse on the others: no gain for asynchrony.
+        found[SYNCHRONOUS] = min(plain[SYNCHRONOUS], found[SYNCHRONOUS], key=lambda each: sum(each.times))
         label = f"{problem.name}, {estimator.upper()}"
         theirs = self.compare("favoured", label, problem, estimator, found)
         gain = times_faster(found[SYNCHRONOUS].times, found[ASYNCHRONOUS].times)
@@ -301,18 +346,13 @@ class Tables:
             return "-"
         theirs = PAPER[problem.name][tuple(ESTIMATORS).index(estimator)]
         middle, _, high = ratio(found[SYNCHRONOUS].times, found[ASYNCHRONOUS].times)
-        self.met[which].append((label, middle, high, theirs))
+        self.met[which].append(Met(label=label, ours=middle, high=high, paper=theirs))
         return theirs
 
     def verdict(self, which: str) -> str:
         """In how many rows the paper's speed-up is reached."""
         rows = self.met[which]
-        below = [
-            f"{label} ({middle:.2f} against {goal}; its interval "
-            f"{'has it' if high >= goal else 'ends below it'})"
-            for label, middle, high, goal in rows
-            if not middle >= goal
-        ]
+        below = [each.said() for each in rows if each.below]
         return GOALS.format(met=len(rows) - len(below), rows=len(rows), below="; ".join(below) or "none")
 
 
@@ -370,11 +410,9 @@ def loops_table(points: Points, problem: Problem) -> str:
         for method, each in found.items():
             best[method] = min(best.get(method, each.times), each.times, key=sum)
         gain = times_faster(*(each.times for each in found.values()))
-        rows.append([problem.name, inner, *(each.cell() for each in found.values()), gain])
-    rows.append([problem.name, "best of each", "", "", times_faster(*best.values())])
-    return table(
-        ["set", "passes between full gradients", "synchronous", "asynchronous", "times faster"], rows
-    )
+        rows.append([inner, *(each.cell() for each in found.values()), gain])
+    rows.append(["best of each", "", "", times_faster(*best.values())])
+    return table(["passes between full gradients", "synchronous", "asynchronous", "times faster"], rows)
 
 
 def main() -> None:
@@ -393,7 +431,7 @@ def main() -> None:
         counts = (2, 4) if chosen.quick else (2, 4, 8, 16)
         six, lines = figure_six(points, chosen.data_folder, chosen.quick, counts)
         plot(chosen.out / "afsgd-workers.png", {"SGD on uci-credit": lines}, x="workers", y="speed-up over 2")
-        return [WORKERS, six, "![Speed-up against workers](afsgd-workers.png)"]
+        return [WORKERS, six, "![Speed-up against workers](afsgd-workers.png)", SIX]
 
     tables = Tables()
     axes = {"x": "time (steps of a fast worker)", "y": "sub-optimality", "scale": "log"}
@@ -414,7 +452,10 @@ def main() -> None:
             raise OutOfTime
         plot(chosen.out / "afsgd.png", tables.panels, **axes)
         picture = "![Sub-optimality against time with a straggler 300 % slower](afsgd.png)"
-        return [table(HEAD, tables.rows), *left, tables.verdict("rows"), picture]
+        unexplained = each(tables.explain, PAPER)
+        head = ["times faster by", *(method.name for method in METHODS[1:]), "the clock's bound"]
+        why = [BELOW, table(head, tables.explained), *unexplained, WHY] if tables.explained else []
+        return [table(HEAD, tables.rows), *left, tables.verdict("rows"), *why, picture]
 
     def favoured() -> list[str]:
         left = each(tables.favour, PAPER)
@@ -424,10 +465,7 @@ def main() -> None:
         return [FAVOURED, table(head, tables.favoured), *left, tables.verdict("favoured")]
 
     def lengths() -> list[str]:
-        return [
-            LENGTHS,
-            *(loops_table(points, pose_one(name)) for name in ("uci-credit", "give-me-some-credit")),
-        ]
+        return [LENGTHS, loops_table(points, pose_one("uci-credit"))]
 
     made: dict[str, Section] = {
         "What the speed-up is made of": lambda: [PARTS, parts(points, pose_one("uci-credit"))],
@@ -469,7 +507,7 @@ logarithms (Welch).
 | set | records, columns, workers | what it is |
 | --- | --- | --- |
 | uci-credit | 24,000, 90, 4 | the paper's |
-| give-me-some-credit | 96,216, 92, 4 | the paper's: records without gaps, a 0/1 column for each age |
+| give-me-some-credit | 96,144, 92, 4 | the paper's: records without gaps, a 0/1 column for each age |
 | sparse | 400, 1,355,191, 8 | as wide as news20; words drawn from a power law, weighed as in rcv1 |
 | sparse-16 | 400, 3,231,961, 16 | the same as wide as url |
 | sparse-regression | 400, 150,360, 4 | the same as wide as E2006-tfidf, with a number to predict |
@@ -480,10 +518,20 @@ GOALS = (
     """The asynchronous speed-up is at least the paper's in {met} of the {rows} rows; below it: {below}."""
 )
 
+BELOW = """Where it is below, the three differences one after the other, each times faster than the one before
+(best rates, as everywhere):"""
+
+WHY = """On `uci-credit` old sums cost SVRG a third, by the smaller rate that they bear. In the other rows
+neither batches of one's own nor old sums cost anything beyond chance. What is missing is missing at *own
+pace*: the straggler's block must get there too, with steps that asynchrony does not make faster; where it may
+take larger ones, below, some of it comes back. SVRG and SAGA begin with a full gradient, which takes it 400
+units with and without a barrier, in `regression` most of the asynchronous time."""
+
 FAVOURED = """A straggler makes fewer steps than the others, and the objective waits for its block. It may
 then take larger ones (field `learning_rates`): the straggler's rate multiplied by 1, 2 or 4, whichever is
 best for each algorithm on the tuning seed; in brackets the rate of the others and that factor, if it is not
-1. Seeds and all else as above."""
+1. Where the factor made the synchronous algorithm slower on the reported seeds, it has none. The rows are
+those below the paper's; seeds and all else as above."""
 
 DIFFERENCES = """## Where it differs from the paper, and why
 
@@ -491,9 +539,9 @@ DIFFERENCES = """## Where it differs from the paper, and why
   and exact step times, q workers cannot gain more than (q - 1 + 1 / (1 + s)) (1 + s) / q in steps, *the
   clock's bound*: 3.25 at 300 % for q = 4 (at 40 %: 1.30). On its cluster steps also vary by chance, and every
   barrier waits for the unluckiest worker; here they do not.
-- What is above that bound comes from the path: *own batches alone* is the control, a batch per block behind
-  the same barrier. *control times bound* is that times the clock's bound: what would be if old sums, and the
-  straggler's block that lags behind the others, cost no steps. Below it a row shows what they cost.
+- What is above that bound comes from the path: *own batches* is the control, a batch per block behind the
+  same barrier. *own pace* beside the bound shows what a straggler's block costs that lags behind the others;
+  *stale sums* what old sums cost, also by the smaller rates that they bear.
 - The paper's ridge regression regularises its bias too; ours does not.
 - A few extreme values of the credit sets are clipped to 5 standard deviations.
 - Records come in batches, not one by one as in the paper's algorithms.
@@ -508,11 +556,16 @@ the product, on the first of the seeds. *own batches* is the control without asy
 give 3.25."""
 
 LENGTHS = """The paper does not say, and much depends on it: a full gradient keeps the straggler busy for 400
-units, in which the others make several passes."""
+units, in which the others make several passes. `uci-credit`:"""
 
 WORKERS = """SGD on `uci-credit` to 10^-1.5, to stay for one pass. A worker's step takes as long as its
 share of the features; each has its best rate (in brackets). Speed-ups in the plot are each algorithm's own
 over two workers."""
+
+SIX = """Asynchronous training is about three times as fast at every number of workers. Over its own time with
+two workers it keeps up with the ideal line to about 8 and falls behind at 16, as the paper's deviates in the
+end. That synchronous training behaves poorly is not seen in such a plot: its straggler is as much slower with
+two workers as with 16."""
 
 SEVEN = """Eight workers, as the paper has them on url; by the clock alone, which is exact here. Times of one
 step and steps are parts of the straggler's in synchronous training."""

@@ -82,11 +82,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def plot(path: Path, panels: Mapping[str, Curves], *, x: str, y: str, scale: str = "linear") -> None:
-    """One panel of curves per title, side by side; a curve's label decides its dashes (`private`)."""
+    """One panel of curves per title, four in a row; a curve's label decides its dashes (`private`)."""
+    across = min(len(panels), 4)
+    down = math.ceil(len(panels) / across)
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False, layout="constrained"
+        down, across, figsize=(4.6 * across, 3.6 * down), squeeze=False, layout="constrained"
     )
-    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
         for label, (xs, ys) in curves.items():
             dots = "." if len(xs) <= 60 else None  # more would hide the curves
             axis.plot(xs, ys, "--" if "private" in label else "-", marker=dots, linewidth=1.2, label=label)

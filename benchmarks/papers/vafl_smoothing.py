@@ -25,7 +25,7 @@ from securevfl.theory.smoothness import smoothness as smooth
 
 LEVELS = (0.0, 0.05, 0.2)
 RATES = (0.5, 1.0, 2.0)
-SEEDS = 5
+SEEDS = 20
 RELEASE = 0.1  # the gate's noise
 
 
@@ -120,7 +120,8 @@ def smoothing(points: Points, quick: bool) -> list[str]:
     return [
         SETTING.format(epochs=epochs, seeds=seeds),
         table([*head, "moves the objective by at most"], rows),
-        difference(losses),
+        f"{difference(losses)} {fewer_fail(losses)}",
+        SAYS,
     ]
 
 
@@ -134,6 +135,19 @@ def difference(losses: dict[tuple[float, float], list[float]]) -> str:
             middle, half = (test.high + test.low) / 2, (test.high - test.low) / 2
             said.append(f"c₁ = {level:g} at rate {rate:g} by {middle:+.3f} ± {half:.3f}")
     return "Noise changes the loss (95 % interval, Welch): " + ("; ".join(said) or "not comparable") + "."
+
+
+def fewer_fail(losses: dict[tuple[float, float], list[float]]) -> str:
+    """Whether runs with hidden noise fail less often at the largest rate (Fisher's exact test)."""
+    counts = {level: sum(not value < math.log(2) for value in losses[level, RATES[-1]]) for level in LEVELS}
+    seeds, none = len(losses[0.0, RATES[-1]]), counts[0.0]
+    said = [
+        f"c₁ = {level:g} {count} (p = "
+        f"{stats.fisher_exact([[none, seeds - none], [count, seeds - count]]).pvalue:.2f})"
+        for level, count in counts.items()
+        if level
+    ]
+    return f"At rate {RATES[-1]:g} {none} of {seeds} fail without it, with {', '.join(said)}."
 
 
 def standardised(data: VerticalData) -> VerticalData:
@@ -156,3 +170,7 @@ repaired Theorem 5 says at the weights of a run at the largest rate that still t
 objective, the largest rate that Theorem 1 admits with it at the delay that was seen, and how far the noise
 may move the objective. Without noise in the hidden layer a ReLU network is not smooth, and no rate is
 admitted."""
+
+SAYS = """**No effect of hidden noise was seen**, neither on the loss nor on how often training fails. Nor
+does the theorem predict anything here: without the noise no rate at all is admitted, and training goes well
+at 1; with it, the admitted rates are millions of times smaller than those that work."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from scipy import sparse
 from torch import Tensor, nn
 
 from securevfl.algorithms import find_algorithm
@@ -66,7 +68,7 @@ def curvature(plan: Plan, data: VerticalData) -> Curvature:
             f"constants are known for sums of linear models (model linear, fusion sum, head sum), not for "
             f"{plan.model}, {plan.fusion}, {plan.head}"
         )
-    squares = [np.square(_dense(block)).sum(axis=1) + 1.0 for block in data.train]
+    squares = [_squared_norms(block) + 1.0 for block in data.train]
     whole = np.sum(squares, axis=0)
     loss = find_loss(plan.loss, data.task)
     factor = loss.smoothness
@@ -86,9 +88,12 @@ def curvature(plan: Plan, data: VerticalData) -> Curvature:
     )
 
 
-def _dense(block: object) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    found = block.toarray() if hasattr(block, "toarray") else block
-    return np.asarray(found, dtype=np.float64)
+def _squared_norms(block: Any) -> npt.NDArray[np.float64]:
+    """Of every row; sparse ones stay sparse."""
+    if sparse.issparse(block):
+        return np.asarray(block.astype(np.float64).power(2).sum(axis=1)).ravel()
+    squares: npt.NDArray[np.float64] = np.square(np.asarray(block, np.float64)).sum(axis=1)
+    return squares
 
 
 def theory_notes(plan: Plan, data: VerticalData) -> tuple[str, ...]:

@@ -352,8 +352,9 @@ class FlexParty(SharingParty):
         self.waits_for_timeout = waits_for_timeout
         self.head = copy.deepcopy(setup.head).requires_grad_(False)
         self.fusion = Fusion(plan.fusion, plan.widths(setup.data.parties))
-        known = written_out(model.encoder) and (private or written_out(self.head))
-        self.written_out = known and not model.private
+        # Somebody's own encoder may be a bare nn.Linear, whose steps are written out for heads alone.
+        linear = isinstance(model.encoder, LinearEncoder) and not model.private
+        self.written_out = linear and written_out(model.encoder) and (private or written_out(self.head))
         self.reported: list[Any] | None = None
 
     async def _round(self, rows: Rows) -> None:

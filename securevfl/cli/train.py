@@ -161,8 +161,6 @@ def train(
         from securevfl.settings.duration import announcement
 
         typer.echo(announcement(chosen, loaded))
-    from securevfl.algorithms import find_algorithm  # torch: only when everything has its right name
-    from securevfl.algorithms.constants import theory_notes
     from securevfl.trackers import build_tracker
 
     callbacks = (build_tracker(tracker, where),) if tracker is not None and where is not None else ()
@@ -179,8 +177,7 @@ def train(
     if json:
         print_json(run.result)
     else:
-        own = find_algorithm(chosen.algorithm).notes(chosen, loaded)
-        show_run(run, (*loaded.notes, *own, *theory_notes(chosen, loaded)))
+        show_run(run)
 
 
 def checked_parties(parties: int | None) -> int | None:
@@ -297,7 +294,7 @@ def show_stack(console: Console, result: dict[str, Any]) -> None:
         )
 
 
-def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
+def show_run(run: Run) -> None:
     """Prints what a run reached and what it promises."""
     from securevfl.settings.source import shown_data
 
@@ -310,7 +307,7 @@ def show_run(run: Run, notes: tuple[str, ...] = ()) -> None:
     on = shown_data(run.plan.source.data) or "data"
     console.print(f"{result['algorithm']} on {on}: test {measured or 'not evaluated'}")
     show_alone(console, result)
-    for note in notes:
+    for note in run.notes:
         console.print(f"note: {note}", markup=False)
     if result["privacy"]:
         console.print(privacy_table(result["privacy"], run.plan.delta))

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from torch import nn
 
 from securevfl.accountants.modes import privacy_matrix
 from securevfl.accountants.records import HIDDEN, ReleaseRecord
-from securevfl.algorithms import SERVER, Progress, ServerRole
+from securevfl.algorithms import SERVER, Progress, ServerRole, find_algorithm
 from securevfl.algorithms.alone import reached_alone
+from securevfl.algorithms.constants import theory_notes
 from securevfl.algorithms.resolve import resolve
 from securevfl.data import VerticalData
 from securevfl.data.described import files_digest
@@ -51,6 +52,7 @@ class Run:
         head: The label holder's model (only in the process that trained).
         predictor: Applies the model to new records.
         measure: Computes what the label holder reaches alone (only in the process that trained).
+        advise: Finds what `notes` says (only in the process that trained).
     """
 
     plan: Plan
@@ -61,6 +63,7 @@ class Run:
     head: nn.Module | None = None
     predictor: Predictor | None = field(default=None, repr=False, compare=False)
     measure: Callable[[], dict[str, Any] | None] = field(default=lambda: None, repr=False, compare=False)
+    advise: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     def predict(
         self, blocks: Sequence[Any] | Mapping[str, Any], *, ids: Sequence[Any] | None = None
@@ -118,6 +121,15 @@ class Run:
             self.result["alone"] = self.measure()
         found: dict[str, Any] | None = self.result["alone"]
         return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the command prints after `note:`; empty for a run that was opened from its folder.
+
+        How rows were joined, how choices were settled, and where the plan leaves the conditions of its
+        paper's theorem. The last looks at everybody's rows, which are at hand in one process.
+        """
+        return self.advise()
 
     @property
     def privacy(self) -> dict[str, dict[str, Any]]:
@@ -204,12 +216,13 @@ def train(
     records = carrier.records() if folder is None else written_records(folder.path)
     result = run_result(schedule, carrier, records, wall=time.monotonic() - begun)
     measure = partial(reached_alone, data, holds_features=resolved.label_holder == "party")
+    advise = partial(_advice, plan, data, own_models=bool(encoders) or head is not None)
     if folder is not None:
         result["alone"] = measure()
         folder.write_result(result)
     call_each(callbacks, "on_finish", result)
     if not isinstance(carrier, VirtualCarrier):
-        return load_run(Path(str(out)))  # the models were trained elsewhere
+        return replace(load_run(Path(str(out))), advise=advise)  # the models were trained elsewhere
     return Run(
         plan=resolved,
         metrics=schedule.metrics,
@@ -218,6 +231,7 @@ def train(
         encoders=carrier.encoders,
         head=carrier.head,
         measure=measure,
+        advise=advise,
         predictor=Predictor(
             plan=resolved,
             folder=folder,
@@ -227,6 +241,12 @@ def train(
             gates=carrier.gates if folder is None else {},
         ),
     )
+
+
+def _advice(plan: Plan, data: VerticalData, *, own_models: bool) -> tuple[str, ...]:
+    """Notes on a plan and its data; of models that are not the plan's own no theorem is known."""
+    settled = find_algorithm(plan.algorithm).notes(plan, data)
+    return (*data.notes, *settled, *(() if own_models else theory_notes(plan, data)))
 
 
 def _run(

@@ -273,6 +273,16 @@ def test_what_is_not_linear_is_left_to_torch(more: dict[str, Any], monkeypatch: 
     train(tiny(), plan(epochs=1, **{"model": "linear", "hidden": (4,), **more}))
 
 
+def test_an_encoder_of_ones_own_that_is_a_single_layer_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flex.FlexParty, "_walk", lambda self, *given: pytest.fail("not the plan's own"))
+    widths = dict(zip(tiny().parties, tiny().widths, strict=True))
+    own = {name: nn.Linear(width, 3) for name, width in widths.items()}
+    run = train(tiny(), plan(epochs=1, model="linear", embedding=3, head="linear"), encoders=own)
+    assert run.encoders["p1"] is own["p1"]
+
+
 def test_decay_is_by_round() -> None:
     run = train(tiny(), plan(decay="sqrt"))
     assert run.metrics[-1]["rates"]["p1"] == pytest.approx(0.2 / np.sqrt(8))

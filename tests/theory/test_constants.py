@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
-from securevfl import Plan, VerticalData
+from securevfl import Plan, VerticalData, train
 from securevfl.algorithms.constants import curvature, theory_notes
 from securevfl.algorithms.resolve import resolve
 from securevfl.errors import PlanError
@@ -127,3 +128,30 @@ def test_losses_without_bounded_gradients_leave_the_theorems_of_afsgd():
     assert notes == (
         "AFSGD-VP's theorems need bounded gradients (Assumption 3), and those of this loss are not",
     )
+
+
+def test_sparse_rows_stay_sparse(monkeypatch):
+    rng = np.random.default_rng(0)
+    blocks = [rng.normal(size=(40, 5)) * (rng.random((40, 5)) < 0.3) for _ in range(2)]
+    labels = rng.integers(0, 2, 40)
+    plan = Plan(algorithm="p-bcd", scaling="none", **SUM)
+    expected = curvature(*resolve(plan, VerticalData.from_arrays(blocks, labels, task="binary")))
+    thin = VerticalData.from_arrays(list(map(sparse.csr_array, blocks)), labels, task="binary")
+    monkeypatch.setattr(sparse.csr_array, "toarray", None)
+    monkeypatch.setattr(sparse.csr_array, "todense", None)
+    found = curvature(*resolve(plan, thin))
+    assert found.whole == pytest.approx(expected.whole)
+    assert found.own == pytest.approx(expected.own)
+
+
+def test_a_run_in_python_has_the_notes_that_the_command_prints():
+    data = small()
+    plan = Plan(algorithm="p-bcd", fusion="sum", head="sum", unprotected=True, epochs=1)
+    (note,) = train(data, plan).notes
+    assert "rate 0.3 of p0, p1 is above" in note
+    assert theory_notes(plan, data) == (note,)
+
+
+def test_nothing_is_said_of_models_that_are_not_the_plans_own():
+    plan = Plan(algorithm="p-bcd", fusion="sum", head="sum", unprotected=True, epochs=1)
+    assert train(small(), plan, encoders={"p1": torch.nn.Linear(2, 1)}).notes == ()
