@@ -96,7 +96,7 @@ def _signed_quota(path: Path, folder: Path) -> tuple[str, Quota]:
     try:
         signed = Signed.of({**content["signed"], "digest": content["digest"]})
         quota = Quota(**signed.content["schedule"]["quota"])
-    except (AgreementError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise AgreementError(f"{path.name} does not hold a quota and who signed it") from error
     signed_timetable(signed)
     same = (signed.authority, signed.content.get("trained")) == (trained.authority, trained.digest)
