@@ -25,7 +25,7 @@ from securevfl.network import http as doors
 from securevfl.network import transport
 from securevfl.network.api import ScoringApi, load_own
 from securevfl.network.config import ScoringConfig
-from securevfl.network.transport import STREAMS_EACH, Transport
+from securevfl.network.transport import STREAMS_EACH
 
 HEADERS, SETTINGS, PING = 1, 4, 6
 REQUEST = {
@@ -89,38 +89,28 @@ def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
 
 
+class Deaf:
+    """A stream whose other side takes nothing."""
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+
 def test_whoever_takes_no_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was, without an end, in as many streams of one connection as it liked."""
-    monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.5)
-    victims, serve, begun, ended = Consortium(tmp_path), Transport._serve, asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.05)
+    bank = Consortium(tmp_path).bank()
 
-    async def watched(self: Transport, *given: Any) -> None:
-        begun.set()
-        await serve(self, *given)
-        ended.set()
+    async def attempt() -> None:
+        with pytest.raises(TimeoutError):
+            await transport._write_soon(Deaf(), b"")
+        async with asyncio.timeout(60):
+            await bank.mesh.transport._refuse("stranger", Deaf(), "no part in this run", "stranger")
+        await bank.mesh.close()
 
-    monkeypatch.setattr(Transport, "_serve", watched)
-
-    async def attempt() -> int:
-        bank = victims.bank()
-        task = asyncio.create_task(bank.run())
-        try:
-            while True:
-                with contextlib.suppress(ConnectionError):
-                    held = await asyncio.to_thread(Unread, victims.port, tmp_path / "keys" / "stranger")
-                    break
-                await asyncio.sleep(0.05)
-            await asyncio.to_thread(held.open, 1)
-            async with asyncio.timeout(60):
-                await begun.wait()
-                await ended.wait()
-            held.close()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        return held.allowed
-
-    assert asyncio.run(attempt()) == STREAMS_EACH
+    asyncio.run(attempt())
+    assert bank.mesh.transport.refused == 1
+    assert ("grpc.max_concurrent_streams", STREAMS_EACH) in transport._OPTIONS
     assert STREAMS_EACH * transport.MAX_CONNECTIONS <= transport.MAX_STREAMS
 
 
