@@ -34,7 +34,7 @@ from securevfl.network.config import (
 from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.coordinator import Coordinator
 from securevfl.network.dispatcher import Sent, ServiceDispatcher
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.network.identity import load_identity
 from securevfl.network.member import Member
 from securevfl.network.service import Service

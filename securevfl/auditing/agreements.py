@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +15,10 @@ from securevfl.auditing.verdicts import Finding, Verdict
 from securevfl.errors import AgreementError, CertificateError, RunError, readable
 from securevfl.federation.agreed import Enforcer, Timetable
 from securevfl.files import read_json
-from securevfl.network.agreement import constants_of, verify_all
+from securevfl.network.agreement import Signed, constants_of
 from securevfl.network.folders import EVIDENCE_FILE, PROFILE_FILE
 from securevfl.network.frames import STAY
-from securevfl.network.identity import check_issuer, parse_certificate
+from securevfl.network.gathering import check_beside
 from securevfl.network.signing import phase_statement, read_phase, verify
 from securevfl.privacy.chain import ALIGNMENT, DEVIATION, PHASE, Entry, LedgerReader, with_agreement
 from securevfl.privacy.ledger import AGREEMENT_FILE, read_ledger
@@ -32,24 +31,24 @@ def check_agreement(folder: Path) -> list[Finding]:
     """Findings on what the organisations of a run over a network agreed on; none for any other run."""
     if not (folder / AGREEMENT_FILE).is_file():
         return []
-    content = read_json(folder / AGREEMENT_FILE)
     try:
-        table = signed_timetable(content)
-        _planned(folder, content)
-        restarts = [_phases(path, table, content["digest"]) for path in _ledgers(folder)]
-        profile = _profiled(folder, json.loads(content["text"]))
+        signed = Signed.of(read_json(folder / AGREEMENT_FILE))
+        table, by = signed_timetable(signed), signed.authority_in_words
+        check_beside(folder, signed)
+        restarts = [_phases(path, table, signed.digest) for path in _ledgers(folder)]
+        profile = _profiled(folder, signed.content)
         for path in _ledgers(folder):
-            _aligned(path, json.loads(content["text"]), content["digest"])
+            _aligned(path, signed.content, signed.digest)
     except (AgreementError, CertificateError, RunError) as error:
         return [Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.VIOLATED, reasons=(str(error),))]
     tested = (
-        f"{len(content['signatures'])} signatures of agreement {content['digest'][:16]}",
+        f"{len(signed.signatures)} signatures of agreement {signed.digest[:16]}, by certificates of {by}",
         f"no phase but those agreed on, {max(restarts, default=0)} restarts of {table.restarts}",
-        "plan and alignment are those agreed on",
+        "plan, outline, records and alignment are those agreed on",
         *profile,
     )
     sound = Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.HOLDS, tested=tested)
-    return [sound, *_constants(folder, content), *_evidence(folder, content, table)]
+    return [sound, *_constants(folder, signed.content), *_evidence(folder, signed, table)]
 
 
 def deviations(folder: Path) -> list[str]:
@@ -66,21 +65,14 @@ def _ledgers(folder: Path) -> list[Path]:
     return sorted((folder / "ledger").glob("*.jsonl"))
 
 
-def signed_timetable(content: Mapping[str, Any]) -> Timetable:
-    """The timetable, once text, digest, certificates and everybody's signature fit together."""
+def signed_timetable(signed: Signed) -> Timetable:
+    """The timetable, once certificates and everybody's signature fit together."""
     try:
-        text, members = content["text"], dict(json.loads(content["text"])["members"])
-        schedule = json.loads(text)["schedule"]
+        schedule = signed.content["schedule"]
         table = Timetable(**{**schedule, "parts": tuple(schedule["parts"])})
-        certificates = {name: pem.encode() for name, pem in content["certificates"].items()}
-        authority = parse_certificate(content["authority"].encode())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError) as error:
         raise AgreementError("agreement.json does not hold what was agreed on and who signed it") from error
-    if hashlib.sha256(text.encode()).hexdigest() != content["digest"]:
-        raise AgreementError("agreement.json: the digest is not that of the text")
-    for name, pem in certificates.items():
-        check_issuer(parse_certificate(pem), authority, f"the certificate of {name}")
-    verify_all(text, members, content["signatures"], certificates)
+    signed.verify()
     return table
 
 
@@ -115,27 +107,18 @@ def _profiled(folder: Path, agreed: Mapping[str, Any]) -> tuple[str, ...]:
     path = folder / PROFILE_FILE
     if not path.is_file():
         raise AgreementError(f"the run goes on from the profile {digest}, whose agreement is missing")
-    content = read_json(path)
-    table = signed_timetable(content)
-    signed = json.loads(content["text"])
-    if content["digest"] != digest or dict(signed["members"]) != dict(agreed["members"]):
+    signed = Signed.of(read_json(path))
+    table = signed_timetable(signed)
+    if signed.digest != digest or signed.members != dict(agreed["members"]):
         raise AgreementError(f"{PROFILE_FILE} is not what these members signed for the profile {digest}")
     if digest not in before:
         raise AgreementError(f"no ledger goes on from the profile {digest}")
     restarts = max((_phases(each, table, digest) for each in _ledgers(folder)), default=0)
-    return (f"{len(content['signatures'])} signatures of profile {digest[:16]}, {restarts} restarts in it",)
+    return (f"{len(signed.signatures)} signatures of profile {digest[:16]}, {restarts} restarts in it",)
 
 
-def _planned(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises `AgreementError` where the plan in the folder is not the one that was signed."""
-    signed = json.loads(content["text"])["plan"]
-    if Plan.from_toml(folder / "plan.toml").to_agreement() != signed:
-        raise AgreementError("plan.toml is not the plan that was signed")
-
-
-def _constants(folder: Path, content: Mapping[str, Any]) -> Iterator[Finding]:
+def _constants(folder: Path, agreed: Mapping[str, Any]) -> Iterator[Finding]:
     """Where members signed for other constants than those that this version computes its bounds from."""
-    agreed = json.loads(content["text"])
     outline, said = agreed["outline"], agreed.get("constants", {})
     plan = Plan.from_toml(folder / "plan.toml")
     known = constants_of(plan, outline["parties"], outline["label_holder"])
@@ -168,36 +151,52 @@ def _aligned(path: Path, agreed: Mapping[str, Any], digest: str) -> None:
         )
 
 
-def _evidence(folder: Path, content: Mapping[str, Any], table: Timetable) -> Iterator[Finding]:
+def _evidence(folder: Path, signed: Signed, table: Timetable) -> Iterator[Finding]:
     """What somebody is said to have asked for that was not agreed on, and whether it has signed that.
 
     Every phase is signed, those that were agreed on, too: the words beside a signature are those of whoever
-    kept it, and prove nothing.
+    kept it, and prove nothing. A line that says nothing proves nothing either, and stops no audit.
     """
-    path = folder / EVIDENCE_FILE
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        said = json.loads(line)
+    path, unread = folder / EVIDENCE_FILE, 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        said = _line_of_evidence(line)
+        if said is None:
+            unread += 1
+            continue
         by = readable(str(said["by"]), 63)
         words = f"{by} asked for what was not agreed on and was refused: {readable(str(said['reason']), 300)}"
-        proved = said.get("asked") == "begin" and _out_of_turn(said, folder, content, table)
+        proved = said.get("asked") == "begin" and _out_of_turn(said, folder, signed, table)
         words += f"; signed by {by}" if proved else f"; nothing that {by} has signed says so"
         verdict = Verdict.VIOLATED if proved else Verdict.NOT_TESTED
         yield Finding(promise=EVERYBODY, path=PATH, verdict=verdict, reasons=(words,))
+    if unread:
+        words = f"{unread} lines of {EVIDENCE_FILE} cannot be read"
+        yield Finding(promise=EVERYBODY, path=PATH, verdict=Verdict.NOT_TESTED, reasons=(words,))
 
 
-def _out_of_turn(said: Mapping[str, Any], folder: Path, content: Mapping[str, Any], table: Timetable) -> bool:
+def _line_of_evidence(line: str) -> dict[str, Any] | None:
+    """What a line says; None where that is nothing."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) and {"by", "reason"} <= said.keys() else None
+
+
+def _out_of_turn(said: Mapping[str, Any], folder: Path, signed: Signed, table: Timetable) -> bool:
     """Whether a phase that somebody has signed was not agreed on, by itself or after those before it.
 
     Those before it are of the same process, all of them, and signed as well: without one of them, a crash may
     have come between.
     """
-    if said.get("agreement") != content["digest"] or not _signed(said, str(said.get("by")), content):
+    by = str(said.get("by"))
+    if said.get("agreement") != signed.digest or not _signed(said, by, signed):
         return False
     series, number = read_phase(bytes.fromhex(said["phase"]))
     before: list[list[Entry]] = [[]]
     for path in _ledgers(folder) if number else ():
         entries = [each for agreed, each in with_agreement(read_ledger(path)) if agreed == said["agreement"]]
-        begun = [e for e in entries if e.content["kind"] == PHASE and _signed(e.content, said["by"], content)]
+        begun = [e for e in entries if e.content["kind"] == PHASE and _signed(e.content, by, signed)]
         found = {n: e for e in begun if (n := _number(e, series)) is not None and n < number}
         if len(found) == number:
             before.append([found[n] for n in range(number)])
@@ -220,18 +219,18 @@ def _refused(table: Timetable, history: Iterable[Entry], said: Mapping[str, Any]
     return False
 
 
-def _signed(said: Mapping[str, Any], by: str, content: Mapping[str, Any]) -> bool:
+def _signed(said: Mapping[str, Any], by: str, agreed: Signed) -> bool:
     """Whether the coordinator has signed that a phase begins, by evidence or an entry of a ledger."""
     back, signature = said.get("back"), said.get("signed", said.get("signature"))
     try:
         statement = phase_statement(
-            content["digest"],
+            agreed.digest,
             bytes.fromhex(said["phase"]),
             said["part"],
             said["epoch"],
             said.get("restore", STAY if back is None else back),
         )
-        verify(content["certificates"][by].encode(), by, statement, bytes.fromhex(signature))
+        verify(agreed.certificates[by], by, statement, bytes.fromhex(signature))
     except (KeyError, ValueError, TypeError, AttributeError, InvalidSignature, CertificateError):
         return False
     return True

@@ -40,7 +40,8 @@ from securevfl.federation.recorder import DECLARED
 from securevfl.federation.run import Run, label_exposure, predictions, spending
 from securevfl.models.threads import few_threads
 from securevfl.privacy.chain import SESSION, LedgerReader, signed_end
-from securevfl.privacy.ledger import read_agreement, read_homes
+from securevfl.privacy.ledger import HeadError, read_agreement, read_homes
+from securevfl.privacy.views import holders_of
 from securevfl.settings.plan import Plan, plan_file
 from securevfl.settings.source import load_planned, shown_data
 
@@ -178,6 +179,10 @@ def _integrity(source: Source) -> Finding:
     said: dict[str, Any] = {"promise": EVERYBODY, "path": "ledgers"}
     try:
         count = len(source.records)
+    except HeadError as error:
+        told = ", ".join(holders_of(source.files.path, error.head))
+        reason = f"{error}; so says what {told} keeps, which nobody has signed: one of the two is not true"
+        return Finding(**said, verdict=Verdict.VIOLATED, reasons=(reason,))
     except LedgerError as error:
         return Finding(**said, verdict=Verdict.VIOLATED, reasons=(str(error),))
     keys = Counter(
@@ -297,9 +302,12 @@ def _chosen(attacks: str | Iterable[str]) -> list[type[Attack]]:
 
 
 def _data_of(folder: Path) -> tuple[VerticalData | None, str]:
-    """The data set that the plan names; None with the reason where it cannot be loaded."""
+    """The data set that the plan names; None with the reason where it cannot be loaded.
+
+    The plan of a run over a network names none. What a folder that others brought names is not read.
+    """
     plan = Plan.from_toml(folder / "plan.toml")
-    if not plan.source.data:
+    if not plan.source.data or read_homes(folder) is not None:
         return None, "the plan names no data set; give the data with --data"
     try:
         return load_planned(plan), ""

@@ -8,7 +8,6 @@ predictions included. All of it is in the ledgers: no view is needed.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +22,11 @@ from securevfl.errors import AgreementError, CertificateError, RunError
 from securevfl.federation.agreed import SCORING, Quota
 from securevfl.federation.site import SERVING
 from securevfl.files import read_json
+from securevfl.network.agreement import Signed
 from securevfl.network.folders import AGREEMENTS
 from securevfl.privacy.chain import PHASE, Entry, with_agreement
 from securevfl.privacy.chain import SCORING as NOTE
-from securevfl.privacy.ledger import read_ledger
+from securevfl.privacy.ledger import AGREEMENT_FILE, read_ledger
 
 PATH = "scoring service"
 UNDER_WAY = 4
@@ -50,7 +50,7 @@ def check_scoring(folder: Path, label_holder: str) -> list[Finding]:
     found, quotas = [], dict[str, Quota]()
     for path in sorted((folder / SERVING / AGREEMENTS).glob("*.json")):
         try:
-            digest, quota = _signed_quota(path)
+            digest, quota = _signed_quota(path, folder)
             quotas[digest] = quota
         except (AgreementError, CertificateError, RunError) as error:
             said = f"what was agreed on for scoring: {error}"
@@ -90,16 +90,19 @@ def _named(text: str) -> tuple[str, int]:
     return rows, int(count)
 
 
-def _signed_quota(path: Path) -> tuple[str, Quota]:
-    """Digest and quota of an agreement, once everybody's signature fits."""
-    content = read_json(path)
+def _signed_quota(path: Path, folder: Path) -> tuple[str, Quota]:
+    """Digest and quota of an agreement, once everybody's signature fits, with the keys that trained."""
+    content, trained = read_json(path), Signed.of(read_json(folder / AGREEMENT_FILE))
     try:
-        signed, digest = {**content["signed"], "digest": content["digest"]}, str(content["digest"])
-        quota = Quota(**json.loads(signed["text"])["schedule"]["quota"])
-    except (KeyError, TypeError, ValueError) as error:
+        signed = Signed.of({**content["signed"], "digest": content["digest"]})
+        quota = Quota(**signed.content["schedule"]["quota"])
+    except (KeyError, TypeError) as error:
         raise AgreementError(f"{path.name} does not hold a quota and who signed it") from error
     signed_timetable(signed)
-    return digest, quota
+    same = (signed.authority, signed.content.get("trained")) == (trained.authority, trained.digest)
+    if not same or signed.members.keys() != trained.members.keys():
+        raise AgreementError(f"{path.name} is not of this run's model, members and authority")
+    return signed.digest, quota
 
 
 def _check_owner(

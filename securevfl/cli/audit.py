@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securevfl.cli import completion
-from securevfl.cli.show import number, print_json, table, terminal
-from securevfl.errors import InputError, Interrupted, RunError
+from securevfl.cli.show import LONGEST, cell, number, print_json, say, table, terminal
+from securevfl.errors import InputError, Interrupted, RunError, readable
 from securevfl.interrupts import end_in_order
 from securevfl.settings.plan import plan_file
 
@@ -145,7 +145,8 @@ def _verify(folder: Path, json: bool) -> None:
         return
     signed = f"signed by the key {found['signed_by'][:16]}" if found["signed_by"] else "not signed"
     by = f" by {found['auditor']}" if found["auditor"] else ""
-    typer.echo(f"dossier {found['number']} of {found['run']}{by}, {found['verdict']}: unchanged, {signed}")
+    words = f"dossier {found['number']} of {found['run']}{by}, {found['verdict']}: unchanged, {signed}"
+    typer.echo(readable(words))
 
 
 def _forget(run: Path, json: bool) -> None:
@@ -201,7 +202,7 @@ def _data(run: Path, text: str | None) -> VerticalData | None:
 
 def _truth(run: Path, configs: list[Path]) -> VerticalData:
     from securevfl.network.config import read_tables
-    from securevfl.network.folders import load_truth
+    from securevfl.network.gathering import load_truth
 
     return load_truth(run, read_tables(configs))
 
@@ -233,12 +234,12 @@ def _gate(report: Report, limits: dict[str, float], if_violated: bool, unless_ho
 
     broken = report.verdict == Verdict.VIOLATED.value
     if (if_violated and broken) or (unless_holds and report.verdict != Verdict.HOLDS.value):
-        typer.echo(f"securevfl: {report.verdict}: {report.content['words'][0]}", err=True)
+        typer.echo(readable(f"securevfl: {report.verdict}: {report.content['words'][0]}", LONGEST), err=True)
         raise typer.Exit(EXIT_VIOLATED if if_violated and broken else EXIT_NOT_HELD)
     problems = report.over_limits(limits)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        typer.echo(f"securevfl: {problems[0]}{more}", err=True)
+        typer.echo(readable(f"securevfl: {problems[0]}{more}", LONGEST), err=True)
         raise typer.Exit(EXIT_LIMIT)
 
 
@@ -246,7 +247,7 @@ def show_report(console: Console, report: Report, page: Path) -> None:
     """Prints the verdict, the matrix, and the attacks that succeeded."""
     from securevfl.auditing.words import attacks_that_ran, beats_baseline
 
-    console.print(f"{report.verdict.upper()}: {report.content['words'][0]}", markup=False)
+    console.print(readable(f"{report.verdict.upper()}: {report.content['words'][0]}", LONGEST), markup=False)
     console.print(matrix_table(report))
     scored = [a for a in report.attacks if a["status"] == "scored"]
     better = [a for a in scored if beats_baseline(a)]
@@ -257,8 +258,8 @@ def show_report(console: Console, report: Report, page: Path) -> None:
     for finding in report.content["findings"]:
         if finding["verdict"] == "violated":
             said = f"{finding['promise']}, {finding['path']}: {'; '.join(finding['reasons'])}"
-            console.print(said, markup=False, soft_wrap=True)
-    console.print(f"report in {page}", markup=False, soft_wrap=True)
+            say(console, said)
+    say(console, f"report in {page}")
 
 
 def matrix_table(report: Report) -> Any:
@@ -269,15 +270,15 @@ def matrix_table(report: Report) -> Any:
         "epsilon: claimed by the paper / promised (sound) / measured (lower bound)",
         "owner", "observer", "mode", "claimed", "promised", "measured", "verdict",
     )  # fmt: skip
-    for owner, observer, cell in report.cells():
+    for owner, observer, found in report.cells():
         shown.add_row(
-            owner,
-            observer,
-            cell["mode"],
-            "-" if cell["claimed"] is None else number(cell["claimed"]),
-            number(cell["epsilon_upper"]),
-            "-" if cell["epsilon_lower"] is None else number(cell["epsilon_lower"]),
-            verdict_words(cell),
+            cell(owner),
+            cell(observer),
+            cell(found["mode"]),
+            "-" if found["claimed"] is None else number(found["claimed"]),
+            number(found["epsilon_upper"]),
+            "-" if found["epsilon_lower"] is None else number(found["epsilon_lower"]),
+            cell(verdict_words(found)),
         )
     return shown
 
@@ -290,6 +291,11 @@ def attack_table(better: list[dict[str, Any]], those: str) -> Any:
     )  # fmt: skip
     for a in better:
         shown.add_row(
-            a["name"], a["owner"], a["observer"], a["metric"], number(a["score"]), number(a["baseline"])
+            a["name"],
+            cell(a["owner"]),
+            cell(a["observer"]),
+            a["metric"],
+            number(a["score"]),
+            number(a["baseline"]),
         )
     return shown

@@ -102,16 +102,16 @@ def gather(
     """Bring the folders of a networked run together, for an audit of the whole."""
     if gone := next((folder for folder in folders if not folder.is_dir()), None):
         raise RunError(f"{gone} holds no run over a network: it is no folder")
-    from securevfl.network.folders import gather as bring_together
+    from securevfl.network.gathering import gather as bring_together
 
     end_in_order()
     found = bring_together(folders, out)
     if json:
         print_json(found)
         return
-    typer.echo(f"{', '.join(found['organisations'])} -> {out}")
+    _say(f"{', '.join(found['organisations'])} -> {out}", json)
     if found["missing"]:
-        typer.echo(f"missing: {', '.join(found['missing'])}; what they released cannot be checked")
+        _say(f"missing: {', '.join(found['missing'])}; what they released cannot be checked", json)
 
 
 def _say(text: str, json: bool) -> None:

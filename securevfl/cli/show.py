@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from securevfl.errors import readable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from securevfl.algorithms import Progress as RunProgress
+
+
+LONGEST = 20_000
+"""Letters of one paragraph."""
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -22,6 +29,18 @@ def terminal(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr)
+
+
+def say(console: Console, text: str) -> None:
+    """A paragraph that may hold words of others: of folders that they bring, of ledgers that they wrote."""
+    console.print(readable(text, LONGEST), markup=False, soft_wrap=True)
+
+
+def cell(text: str) -> Text:
+    """The same in a table; nothing in it is taken for markup."""
+    from rich.text import Text
+
+    return Text(readable(text))
 
 
 def print_json(content: Mapping[str, Any]) -> None:

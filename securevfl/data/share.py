@@ -283,7 +283,7 @@ class Outline:
                 content[name] = tuple(content[name])
             outline = cls(**content)
             outline._check()
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DataError(f"the outline of the data cannot be read: {error}") from error
         return outline
 

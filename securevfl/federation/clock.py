@@ -149,6 +149,10 @@ def _wake(sleeper: asyncio.Future[bool]) -> None:
         sleeper.set_result(True)
 
 
+MAX_TIME_UNIT = 86400.0
+"""Seconds that a simulated time unit may last at most."""
+
+
 class RealClock:
     """Seconds since the run began, going on where a checkpoint left off.
 

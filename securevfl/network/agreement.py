@@ -31,11 +31,25 @@ from securevfl.data import VerticalData
 from securevfl.data.columns import Column, count_features
 from securevfl.data.labels import Coding
 from securevfl.data.share import MAX_COLUMNS, Outline, OwnTable, share
-from securevfl.errors import AgreementError, DataError, InputError, PlanError
+from securevfl.errors import (
+    AgreementError,
+    CertificateError,
+    DataError,
+    InputError,
+    PlanError,
+    readable,
+)
 from securevfl.federation.agreed import Quota, Timetable
+from securevfl.federation.clock import MAX_TIME_UNIT
 from securevfl.federation.forecast import Forecast, forecast
 from securevfl.network.folders import commitment
-from securevfl.network.identity import Identity, check_name, fingerprint, parse_certificate
+from securevfl.network.identity import (
+    Identity,
+    check_issuer,
+    check_name,
+    fingerprint,
+    parse_certificate,
+)
 from securevfl.network.signing import sign, verify
 from securevfl.protocols.alignment.ids import MAX_IDS
 from securevfl.protocols.wire import pack
@@ -250,8 +264,8 @@ class Proposal:
             raise ValueError("a count is no number")
         if self.records > MAX_IDS:
             raise ValueError(f"more than {MAX_IDS:,} records, which nobody can align")
-        if not isinstance(self.time_unit, float | int) or not math.isfinite(self.time_unit):
-            raise ValueError("a time unit that is no number")
+        if type(self.time_unit) not in (float, int) or not 0 <= self.time_unit <= MAX_TIME_UNIT:
+            raise ValueError(f"a time unit that is no number from 0 to {MAX_TIME_UNIT:,.0f}")
         if bool(self.trained) != (self.plan is None) or bool(self.trained) != (self.records > 0):
             raise ValueError("it is neither a training nor a prediction")
         if bool(self.profile) != (self.plan is not None and self.plan.profiled):
@@ -448,6 +462,77 @@ def verify_all(
             raise AgreementError(
                 f"{name} has not signed this agreement: it may have been shown another one"
             ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signed:
+    """What an `agreement.json` holds: a text, and who has signed it with which key.
+
+    Attributes:
+        text: The canonical text.
+        digest: Its SHA-256.
+        content: What it says.
+        signatures: Organisation -> signature in hexadecimal form.
+        certificates: Organisation -> certificate.
+        authority: The certificate of the authority that issued these, as the file has it. Whoever made the
+            file may have made that, too: whether to trust it is for the reader.
+    """
+
+    text: str
+    digest: str
+    content: Mapping[str, Any]
+    signatures: Mapping[str, str]
+    certificates: Mapping[str, bytes]
+    authority: bytes
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self:
+        """Reads it.
+
+        Raises:
+            AgreementError: It is malformed, or the digest is not that of the text.
+        """
+        try:
+            signed = cls(
+                text=said["text"],
+                digest=said["digest"],
+                content=json.loads(said["text"]),
+                signatures=dict(said["signatures"]),
+                certificates={name: pem.encode() for name, pem in said["certificates"].items()},
+                authority=said["authority"].encode(),
+            )
+            for name in signed.members:
+                check_name(name)
+        except (*_MALFORMED, CertificateError) as error:
+            raise AgreementError(
+                "agreement.json does not hold what was agreed on and who signed it"
+            ) from error
+        if hashlib.sha256(signed.text.encode()).hexdigest() != signed.digest:
+            raise AgreementError("agreement.json: the digest is not that of the text")
+        return signed
+
+    @property
+    def members(self) -> dict[str, str]:
+        """Who takes part -> fingerprint of its key."""
+        return {str(name): str(key) for name, key in self.content["members"]}
+
+    @property
+    def authority_in_words(self) -> str:
+        """The authority, so that a reader can compare it with the own one."""
+        found = parse_certificate(self.authority, "the authority's certificate in agreement.json")
+        return f"{readable(found.subject.rfc4514_string(), 80)}, key {fingerprint(found)[:16]}"
+
+    def verify(self) -> None:
+        """Checks everybody's signature and certificate.
+
+        Raises:
+            AgreementError: Somebody has not signed, or with another key.
+            CertificateError: A certificate is not of this authority.
+        """
+        authority = parse_certificate(self.authority, "the authority's certificate in agreement.json")
+        for name, pem in self.certificates.items():
+            check_issuer(parse_certificate(pem), authority, f"the certificate of {name}")
+        verify_all(self.text, self.members, self.signatures, self.certificates)
 
 
 def commitments(session: str, salt: bytes, ids: Sequence[str], numbers: Sequence[int]) -> tuple[str, str]:

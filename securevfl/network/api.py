@@ -68,12 +68,15 @@ class ScoringApi(HttpServer):
             keeps=True,
             tls=asking_certificates(identity) if scoring.clients else None,
         )
+        if scoring.operators and not scoring.clients:
+            raise InputError("[scoring] operators are known by certificates alone; name the clients, too")
         if not scoring.clients and not is_loopback(self.host):
             raise InputError(
                 f"[scoring] listen is {scoring.listen!r}, which others can reach; list the names of their "
                 'certificates: clients = ["app"]'
             )
         self._clients, self._identity = frozenset(scoring.clients), identity
+        self._operators = frozenset(scoring.operators)
         self._dispatchers, self._chosen, self.metrics = dict(dispatchers), chosen, ServiceMetrics()
         self.default = next(iter(dispatchers))
         if (
@@ -86,8 +89,7 @@ class ScoringApi(HttpServer):
         """See `HttpServer`."""
         began = time.monotonic()
         try:
-            self._admit(request)
-            response = await self._route(request)
+            response = await self._route(request, self._admit(request))
         except Sent as sent:
             response = _line(sent)
         except SecureVFLError as error:
@@ -96,23 +98,38 @@ class ScoringApi(HttpServer):
             self.metrics.count(response.status.value, time.monotonic() - began)
         return response
 
-    def _admit(self, request: Request) -> None:
-        """Whoever has no listed certificate, or was sent here by a page of somebody else, goes no further."""
+    def lets_in(self, certificate: bytes) -> bool:
+        """See `HttpServer`: others of the consortium take no client's place."""
+        try:
+            return not self._clients or bool(self._named(certificate))
+        except Sent:
+            return False
+
+    def _admit(self, request: Request) -> str:
+        """The client's name, by its certificate; empty without TLS.
+
+        Whoever has no listed certificate, or was sent here by a page of somebody else, goes no further.
+        """
         if not self._clients:
             host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
             if not is_loopback(host.strip("[]")):
                 raise Sent(HTTPStatus.FORBIDDEN, f"the Host header is {host[:80]!r}, not this machine")
-            return
+            return ""
+        return self._named(request.certificate)
+
+    def _named(self, der: bytes) -> str:
+        """Whose certificate it is, among those that are let in."""
         try:
-            certificate = parse_certificate(ssl.DER_cert_to_PEM_cert(request.certificate).encode())
+            certificate = parse_certificate(ssl.DER_cert_to_PEM_cert(der).encode())
             name = organisation_of(certificate)
             check_not_revoked(certificate, self._identity.revoked)
         except CertificateError as error:
             raise Sent(HTTPStatus.FORBIDDEN, str(error)) from None
-        if name not in self._clients:
+        if name not in self._clients | self._operators:
             raise Sent(HTTPStatus.FORBIDDEN, f"{name} has a certificate, but is not among the clients")
+        return name
 
-    async def _route(self, request: Request) -> Response:
+    async def _route(self, request: Request, client: str) -> Response:
         pages: dict[str, Callable[[], Response]] = {
             "/health": self._health,
             "/metrics": self._metrics,
@@ -131,7 +148,7 @@ class ScoringApi(HttpServer):
             raise Sent(HTTPStatus.NOT_FOUND, "no such page; /docs says what there is")
         if request.method != "POST":
             return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
-        return await posts[request.path](request)
+        return await posts[request.path](request, client)
 
     # -- pages ----------------------------------------------------------------------------------------------
 
@@ -159,8 +176,10 @@ class ScoringApi(HttpServer):
     def _models(self) -> Response:
         return _json({"default": self.default, "models": sorted(self._dispatchers)})
 
-    async def _choose(self, request: Request) -> Response:
+    async def _choose(self, request: Request, client: str) -> Response:
         """Which model answers requests that name none: another version, or back to the former."""
+        if client and client not in self._operators:
+            raise Sent(HTTPStatus.FORBIDDEN, f"{client} is not among the operators, who choose the model")
         content = _content(request)
         name = content.get("model")
         if set(content) != {"model"} or not isinstance(name, str):
@@ -178,13 +197,15 @@ class ScoringApi(HttpServer):
             raise Sent(HTTPStatus.NOT_FOUND, f"unknown model {name[:80]!r}; there are {known}")
         return self._dispatchers[name]
 
-    async def _score(self, request: Request) -> Response:
+    async def _score(self, request: Request, client: str) -> Response:
         key = request.headers.get("idempotency-key", "")
         if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
             raise Sent(
                 HTTPStatus.BAD_REQUEST,
                 f"send an Idempotency-Key of 1 to {MAX_KEY} characters, a new one for every new request",
             )
+        if client:
+            key = f"{client} {key}"  # what one client asks for answers no other, and takes no other's key
         content = _content(request)
         ids, named = _ids(content), content.get("model")
         if named is not None and not isinstance(named, str):

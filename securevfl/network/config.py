@@ -19,6 +19,7 @@ from securevfl.data.labels import TASKS
 from securevfl.data.share import OwnTable
 from securevfl.errors import InputError, PlanError
 from securevfl.federation.agreed import RESTARTS
+from securevfl.federation.clock import MAX_TIME_UNIT
 from securevfl.network.consent import Acceptance, AlignmentLimits
 from securevfl.network.frames import PREDICT, SCORE
 from securevfl.network.identity import Identity, check_name, load_identity
@@ -38,7 +39,6 @@ from securevfl.settings.families import LocalSettings, Settings
 from securevfl.settings.plan import Plan
 
 MAX_RUN_NAME = 200
-MAX_TIME_UNIT = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +149,7 @@ class ScoringConfig(Settings):
             helper.
         listen: At the label holder: where clients ask. Without `clients`, on loopback alone and without TLS.
         clients: Names in the certificates of clients, which the consortium's authority has issued.
+        operators: Names in the certificates of those who may choose the model that answers by default.
         people: At the label holder: how many scores the service asks for in all.
         requests: By how many requests between the organisations.
         queue: People who may wait for their scores before others are sent away.
@@ -160,6 +161,7 @@ class ScoringConfig(Settings):
     file: str = ""
     listen: str = address("127.0.0.1:8760")
     clients: list[str] = field(default_factory=list)
+    operators: list[str] = field(default_factory=list)
     people: int = whole(0)
     requests: int = whole(0)
     queue: int = whole(20_000, 1)

@@ -11,15 +11,17 @@ Without TLS it listens on loopback alone where it takes requests that change any
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from securevfl.errors import InputError
 
@@ -30,6 +32,10 @@ IDLE = 60.0
 """Seconds that a connection may wait for its next request."""
 LINGER = 1.0
 """Seconds in which the rest of too long a body is thrown away."""
+HANDSHAKES = 1024
+"""Connections that may be open at the same time before they have shown a certificate."""
+NO_FILES = 1.0
+"""Seconds without new connections after this process could open no more files."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
@@ -101,7 +107,8 @@ class HttpServer(ABC):
         what: What it is called where it cannot listen.
         timeout: Seconds in which a request must come, and an answer be taken.
         most: Bytes that a body may have.
-        connections: How many at the same time; others are turned away.
+        connections: How many at the same time; others are turned away. Whoever has not shown the certificate
+            that TLS asks for does not count, and takes nobody's place.
         keeps: Whether a connection may bring several requests.
         tls: Asks for certificates; None without TLS.
 
@@ -123,36 +130,54 @@ class HttpServer(ABC):
         self.host, self.port = parse_address(address)
         self._what, self._timeout, self._most, self._keeps, self._tls = what, timeout, most, keeps, tls
         self._limit = connections
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._doors: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None] | None] = set()
 
     @abstractmethod
     async def answer(self, request: Request) -> Response:
         """What a request gets; whatever it raises becomes an internal error."""
 
+    def lets_in(self, certificate: bytes) -> bool:
+        """Whether a connection with this certificate, in DER, may stay and takes one of the places."""
+        return True
+
     async def start(self) -> None:
         """Begins to listen; `port` is then the one in use."""
-        more = {} if self._tls is None else {"ssl_handshake_timeout": self._timeout}
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.start_server(
-                self._accept, self.host, self.port, limit=MAX_REQUEST_BYTES, ssl=self._tls, **more
+            places = await loop.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
+            for family, _, _, _, place in dict.fromkeys(places):
+                at = (place[0], self.port, *place[2:])
+                self._doors.append(socket.create_server(at, family=family, backlog=HANDSHAKES))
+                self._doors[-1].setblocking(False)
+                self.port = int(self._doors[-1].getsockname()[1])
         except OSError as error:
+            self._shut()
             raise InputError(
                 f"{self._what} cannot listen on {self.host}:{self.port}: {error.strerror or error}"
             ) from error
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        for door in self._doors:
+            self._begin(self._accept_all(door))
         log.info(self._what.removeprefix("the "), extra={"address": f"{self.host}:{self.port}"})
 
     async def close(self) -> None:
         """Stops listening and ends what is under way."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._shut()
+
+    def _shut(self) -> None:
+        while self._doors:
+            self._doors.pop().close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -165,13 +190,48 @@ class HttpServer(ABC):
 
     # -- one connection -------------------------------------------------------------------------------------
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self._limit:
-            writer.transport.abort()
+    async def _accept_all(self, door: socket.socket) -> None:
+        """Lets connections begin; where there are no more files for them, they wait at the door."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(door)
+            except OSError as error:
+                log.warning("no new connections for a moment", extra={"reason": str(error)})
+                await asyncio.sleep(NO_FILES)
+                continue
+            most = self._limit + (0 if self._tls is None else HANDSHAKES)
+            if len(self._tasks) - len(self._doors) < most:
+                self._begin(self._welcome(connection))
+            else:
+                connection.close()
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        """A connection from TLS to its end; until it has shown who it is it takes nobody's place."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        more: Any = {} if self._tls is None else {"ssl_handshake_timeout": self._timeout}
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._tls, **more
+            )
+        except OSError:  # no certificate, not in time, or gone
+            connection.close()
             return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        if not self.lets_in(_certificate(writer)):  # is told so, if it asks soon
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    await self._serve(reader, writer)
+        elif len(self._connections) >= self._limit:
+            transport.abort()
+        else:
+            self._connections.add(task)
+            try:
+                await self._serve(reader, writer)
+            finally:
+                self._connections.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Requests and answers in turn, until one of the two sides ends the connection."""
@@ -245,12 +305,11 @@ class HttpServer(ABC):
             headers[name] = pair[2].decode("latin-1").strip()
         if found is None:
             raise BadRequest(HTTPStatus.BAD_REQUEST)
-        tls = writer.get_extra_info("ssl_object")
         return Request(
             method=found[1].decode(),
             path=found[2].decode().partition("?")[0],
             headers=headers,
-            certificate=(tls.getpeercert(binary_form=True) or b"") if tls is not None else b"",
+            certificate=_certificate(writer),
             last=found[3] == b"0" or headers.get("connection", "").lower() == "close",
         )
 
@@ -269,6 +328,12 @@ class HttpServer(ABC):
         if int(stated) > self._most:
             raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         return int(stated)
+
+
+def _certificate(writer: asyncio.StreamWriter) -> bytes:
+    """The client's certificate, in DER; empty without TLS."""
+    tls = writer.get_extra_info("ssl_object")
+    return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
@@ -30,7 +31,7 @@ from securevfl.network.aligning import Arrangement, align
 from securevfl.network.config import PartyConfig
 from securevfl.network.consent import agreement_lines, invitation_lines
 from securevfl.network.folders import EVIDENCE_FILE, commitment
-from securevfl.network.frames import STAY, in_words
+from securevfl.network.frames import MAX_CHECKPOINTS, STAY, in_words
 from securevfl.network.participant import (
     NotAccepted,
     Participant,
@@ -50,8 +51,23 @@ LAST_CALL = 10.0
 """Seconds that an organisation that has its result tries to tell a coordinator that may still wait for it."""
 
 
+EVIDENCE_BYTES = 16 << 20
+"""Bytes of what was refused after which only signed phases are added."""
+LONGEST_KEPT = 1 << 16
+"""Letters of one text that was refused that are kept; of a longer one its digest is."""
+
+
 Confirm = Callable[[str], Awaitable[bool]]
 """Asks a person a question; meanwhile the process must go on talking to the others and hear a stop."""
+
+
+def _kept(value: Any) -> Any:
+    """What is kept of a field of a message that was refused."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, str) and len(value) > LONGEST_KEPT:
+        return f"{len(value):,} letters, SHA-256 {hashlib.sha256(value.encode()).hexdigest()}"
+    return f"{len(value):,} values" if isinstance(value, list) and len(value) > MAX_CHECKPOINTS else value
 
 
 async def refuse(question: str) -> bool:
@@ -365,12 +381,19 @@ class Member(Participant):
         )
 
     def _witness(self, error: SecureVFLError) -> None:
-        """Keeps what was asked for and not agreed on, with the signature of whoever asked."""
-        kind, fields = self._heard
-        asked = {key: value.hex() if isinstance(value, bytes) else value for key, value in fields.items()}
-        line = {"reason": str(error), "by": self.config.coordinator, "asked": kind, **asked}
+        """Keeps what was asked for and not agreed on, with the signature of whoever asked.
+
+        A proposal may have 64 MB, and whoever is started again is asked again: what nobody has signed is kept
+        short, and only while there is room. Phases prove something, and always are.
+        """
+        path, (kind, fields) = self.folder.path / EVIDENCE_FILE, self._heard
+        if kind != "begin" and path.exists() and path.stat().st_size > EVIDENCE_BYTES:
+            log.warning("evidence is full", extra={"reason": str(error)})
+            return
+        asked = {key: _kept(value) for key, value in fields.items()}
+        line = {"reason": str(error)[:LONGEST_KEPT], "by": self.config.coordinator, "asked": kind, **asked}
         line["agreement"] = self.mesh.agreement
-        append_line(self.folder.path / EVIDENCE_FILE, json.dumps(line))
+        append_line(path, json.dumps(line))
 
     # -- phases ---------------------------------------------------------------------------------------------
 

@@ -65,6 +65,9 @@ MAX_STREAMS = 1024
 """All streams that come in; who takes part is not known yet where listening begins."""
 MAX_CONNECTIONS = 256
 """Connections that may be open at the same time, those included that have not shown a certificate yet."""
+STREAMS_EACH = 4
+"""Streams that one connection may have; whoever belongs to a run needs one, two while a new one begins. All
+connections together cannot have more than `MAX_STREAMS`, so that nobody takes others' places."""
 FILES = 4096
 """How many files a process that listens should be able to open: connections, ledger, views, checkpoints."""
 OFF_LOOP = 1 << 20
@@ -97,6 +100,7 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_concurrent_streams", STREAMS_EACH),
     ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
     ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_SECONDS)),  # a certificate, and then no stream
     # Identity alone: a few compressed bytes must not unfold into gigabytes.
@@ -304,7 +308,7 @@ class Transport:
             check_not_revoked(certificate, self.identity.revoked)
             frame = self._greeting_of(peer, context)
             if frame is not None:
-                await context.write(self._hello(Kind.WELCOME, peer))
+                await _write_soon(context, self._hello(Kind.WELCOME, peer))
                 await self._converse(peer, frame, context.read, context.write)
         except (ProtocolError, CertificateError) as error:
             await self._refuse(peer, context, str(error), error.notice)
@@ -312,6 +316,8 @@ class Transport:
             log.warning("a peer refuses", extra={"peer": peer, "reason": str(error)})
         except SecureVFLError as error:
             self.handlers.failed(error)
+        except TimeoutError:
+            log.warning("takes no answer", extra={"peer": peer})
 
     def _greeting_of(self, peer: str, context: Any) -> Frame | None:
         """The greeting that begins a stream; None if the stream must end without an answer."""
@@ -333,7 +339,7 @@ class Transport:
         log.warning("refused", extra={"peer": peer, "reason": reason})
         self.handlers.refused(peer, reason)
         with contextlib.suppress(*_BROKEN):
-            await context.write(refusal(notice))
+            await _write_soon(context, refusal(notice))
 
     # -- dialling -------------------------------------------------------------------------------------------
 
@@ -417,6 +423,16 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
+
+
+async def _write_soon(context: Any, frame: bytes) -> None:
+    """The first words of an answer; whoever asks and takes no answer would keep its stream for ever.
+
+    Raises:
+        TimeoutError: They were not taken.
+    """
+    async with asyncio.timeout(HANDSHAKE_SECONDS):
+        await context.write(frame)
 
 
 def raise_file_limit() -> None:

@@ -114,7 +114,7 @@ class Chain:
         try:
             content, digest, signature = _parsed(line)
             body = canonical(content)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise LedgerError(f"{where}: not a ledger entry") from error
         self._check_place(where, content)
         if digest_of(body) != digest:

@@ -406,6 +406,18 @@ class Ledger:
                 self._file.close()
 
 
+class HeadError(LedgerError):
+    """A ledger and what an observer keeps of it contradict each other. One of the two is not true.
+
+    Attributes:
+        head: What the observer keeps.
+    """
+
+    def __init__(self, head: Head, what: str) -> None:
+        self.head = head
+        super().__init__(f"ledger of {head.owner}: {what}")
+
+
 def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
     """Reads and verifies a ledger file.
 
@@ -422,13 +434,9 @@ def read_ledger(path: Path, *, heads: Iterable[Head] = ()) -> list[Entry]:
         if head.owner != path.stem:
             continue
         if not 0 <= head.position < len(entries):
-            raise LedgerError(
-                f"ledger of {head.owner}: cut; an observer holds entry {head.position}, the file ends before"
-            )
+            raise HeadError(head, f"cut; an observer holds entry {head.position}, the file ends before")
         if entries[head.position].digest != head.digest:
-            raise LedgerError(
-                f"ledger of {head.owner}: rewritten; entry {head.position} is not what an observer received"
-            )
+            raise HeadError(head, f"rewritten; entry {head.position} is not what an observer received")
     return entries
 
 

@@ -289,7 +289,14 @@ class View:
                         for place in (*header["arrays"].values(), *samples)
                         if place[0] is not None
                     ]
-                except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                except (
+                    ValueError,
+                    KeyError,
+                    TypeError,
+                    AttributeError,
+                    IndexError,
+                    RecursionError,
+                ) as error:
                     raise RunError(f"{self._path} is damaged, or of another version: {error!r}") from error
                 if max(ends, default=0) > self._buffer.size:
                     raise RunError(
@@ -413,27 +420,40 @@ def _heads(path: Path) -> dict[str, Head]:
         RunError: It holds something else.
     """
     try:
-        found = {str(owner): Head(*head) for owner, head in read_json(path).items()}
-        if any(type(h.position) is not int or type(h.digest) is not str for h in found.values()):
-            raise TypeError("a head is no position with a digest")
+        return {str(owner): _head(head) for owner, head in read_json(path).items()}
     except (AttributeError, TypeError) as error:
         raise RunError(f"{path} is damaged: {error}; copy the run again") from error
+
+
+def _head(content: Sequence[Any]) -> Head:
+    found = Head(*content)
+    if type(found.owner) is not str or type(found.position) is not int or type(found.digest) is not str:
+        raise TypeError("a head is no position with a digest")
     return found
 
 
 def read_heads(run_folder: Path) -> list[Head]:
     """All heads that the observers of a run hold: their receipts, and their views where recorded."""
-    heads = {
-        head for path in sorted((run_folder / "receipts").glob("*.json")) for head in _heads(path).values()
-    }
+    return sorted({head for _, heads in _kept_heads(run_folder) for head in heads})
+
+
+def holders_of(run_folder: Path, head: Head) -> list[str]:
+    """The observers who keep this head; what they keep is their word."""
+    return sorted({observer for observer, heads in _kept_heads(run_folder) if head in heads})
+
+
+def _kept_heads(run_folder: Path) -> Iterator[tuple[str, set[Head]]]:
+    for path in sorted((run_folder / "receipts").glob("*.json")):
+        yield path.stem, set(_heads(path).values())
     for folder in sorted((run_folder / "views").glob("*")):
-        heads |= {line_head for line_head in _view_heads(folder) if line_head is not None}
-    return sorted(heads)
+        yield folder.name, {head for head in _view_heads(folder) if head is not None}
 
 
 def _view_heads(folder: Path) -> Iterator[Head | None]:
     path = folder / MESSAGES
-    if path.is_file():
-        for seen in View(folder).headers():
+    try:
+        for seen in View(folder).headers() if path.is_file() else ():
             if seen["head"] is not None and not seen["sent"]:
-                yield Head(*seen["head"])
+                yield _head(seen["head"])
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error!r}; copy the run again") from error

@@ -43,12 +43,16 @@ def cold() -> Iterator[None]:
         _CONTEXT.set_forkserver_preload(_LOADED)
 
 
-def _run(arguments: Sequence[str], folder: str, files: Sequence[str], environment: Mapping[str, str]) -> None:
+def _run(
+    arguments: Sequence[str], folder: str, files: Sequence[str], environment: Mapping[str, str], first: str
+) -> None:
     from securevfl.cli import main
 
     gc.freeze()  # what it was forked with is nobody's garbage
     os.chdir(folder)
     os.environ.update(environment)
+    tempfile.tempdir = None
+    exec(first, {})
     for number, name in enumerate((os.devnull, *files)):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(name, flags, 0o600), number)
@@ -74,6 +78,8 @@ class Command:
         folder: Where it runs.
         out: A file for all that it prints; without it, `communicate` gives it.
         apart: True to keep what goes to standard error apart.
+        environment: What it finds in its environment beside this process's.
+        first: Python that runs in the process before the command.
     """
 
     def __init__(
@@ -83,11 +89,14 @@ class Command:
         out: Path | None = None,
         *,
         apart: bool = False,
+        environment: Mapping[str, str] | None = None,
+        first: str = "",
     ) -> None:
-        first = str(out or _file())
-        files = [first, _file() if apart else first]
+        said = str(out or _file())
+        files = [said, _file() if apart else said]
         self._files = files if apart else files[:1]
-        given = [*arguments], str(Path(folder).resolve()), files, {"OMP_NUM_THREADS": "1"}
+        own = {"OMP_NUM_THREADS": "1", **(environment or {})}
+        given = [*arguments], str(Path(folder).resolve()), files, own, first
         self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
         self.pid = self._process.pid

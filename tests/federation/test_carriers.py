@@ -16,7 +16,7 @@ from ray_cluster import Cluster, needs_ray, running_cluster
 from securevfl import Plan
 from securevfl.algorithms import find_algorithm
 from securevfl.federation import actors
-from securevfl.network.folders import gather
+from securevfl.network.gathering import gather
 
 
 class TestVirtual(CarrierConformance):

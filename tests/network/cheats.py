@@ -1,13 +1,9 @@
-"""Ways to cheat in sealed training, for tests; run as a program, a whole process of securevfl that cheats.
-
-python cheats.py KIND MEMBER join --config party.toml
-"""
+"""Ways to cheat in sealed training, for tests."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from typing import ClassVar
 
 import numpy as np
@@ -270,11 +266,3 @@ def apply(kind, member, replace=setattr):
             made(self)
 
     replace(Prover, "__init__", init)
-
-
-if __name__ == "__main__":
-    from securevfl.cli import main
-
-    apply(sys.argv[1], int(sys.argv[2]))
-    sys.argv[:] = ["securevfl", *sys.argv[3:]]
-    main()

@@ -14,7 +14,7 @@ from federation import Federation, together
 from securevfl import audit
 from securevfl.errors import RunError
 from securevfl.federation.site import Site
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.ledger import Ledger
 from securevfl.settings.plan import Plan
 
@@ -94,6 +94,10 @@ def _with_model_of_another(folder):
     (folder / "models" / "bank.json").write_text("{}")
 
 
+def _with_head_of_another(folder):
+    (folder / "models" / "server.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("lie", "says"),
     [
@@ -101,7 +105,8 @@ def _with_model_of_another(folder):
         (_with_linked_folder, "is a link"),
         (_with_pipe, "or no file"),
         (_with_ledger_of_another, "is not of clinic"),
-        (_with_model_of_another, "than an earlier folder brings"),
+        (_with_model_of_another, "is not of clinic"),
+        (_with_head_of_another, "than an earlier folder brings"),
     ],
 )
 def test_a_folder_brings_nothing_but_its_own_files(federation, tmp_path, lie, says):

@@ -12,7 +12,7 @@ from federation import Federation
 
 from securevfl import audit
 from securevfl.data.share import OwnTable
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.ledger import read_records
 from securevfl.settings.plan import Plan
 

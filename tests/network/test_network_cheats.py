@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from cheats import HARMLESS, Again, Reused, apply
 from federation import Federation, free_port
+from warm import Command
 
 from securevfl import audit
 from securevfl.auditing.page import _facts as facts_of
@@ -20,7 +20,7 @@ from securevfl.data.share import OwnTable
 from securevfl.errors import Deviation, SecureVFLError
 from securevfl.federation.folder import RunFolder
 from securevfl.network.consent import agreement_lines
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.journal import TOTAL
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import View
@@ -254,7 +254,8 @@ def test_a_card_of_three_members_that_may_cheat_is_audited_together(tmp_path):
 SECUREVFL = str(Path(sys.executable).with_name("securevfl"))
 SECONDS = 400
 """That processes may take on a busy machine."""
-CHEATS = str(Path(__file__).with_name("cheats.py"))
+CHEAT = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import cheats; cheats.apply"
+"""Runs in a process that cheats, before the command does."""
 
 
 class Company:
@@ -269,7 +270,7 @@ class Company:
 
     def __init__(self, base: Path, *parties: str, more: str = "", epsilon: float = 8.0) -> None:
         self.base, self.parties, self.names = base, parties, (*parties, "dealer")
-        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.running: dict[str, Command] = {}
         given = Federation(base / "unused", PLAN, parties=parties, helpers=("dealer",))
         quiet = {"cwd": base, "check": True, "capture_output": True}
         command = [SECUREVFL, "certificates"]
@@ -316,18 +317,10 @@ class Company:
         """Starts processes, one of which may cheat."""
         for name in names or self.names:
             command = ["serve" if name == "bank" else "join", "--config", "config.toml"]
-            cheats = [sys.executable, CHEATS, kind, str(self.names.index(name))]
+            lie = f"{CHEAT}({kind!r}, {self.names.index(name)})" if name == cheater else ""
             if name in self.running:
                 self.running[name].communicate(timeout=SECONDS)
-            self.running[name] = subprocess.Popen(
-                [*(cheats if name == cheater else [SECUREVFL]), *command],
-                cwd=self.base / name,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            self.running[name] = Command(command, self.base / name, first=lie)
 
     def finish(self) -> dict[str, str]:
         """Waits for all; what they said, in one line each."""
@@ -339,7 +332,6 @@ class Company:
         for process in self.running.values():
             process.kill()
             process.wait()
-            process.stdout.close()
 
     def totals(self, name: str) -> int:
         """Openings in an organisation's ledger."""

@@ -21,7 +21,7 @@ from securevfl.data.columns import Column
 from securevfl.data.share import Outline, OwnTable, share
 from securevfl.errors import DataError
 from securevfl.network.agreement import Facts
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.ledger import read_records
 from securevfl.privacy.views import View
 from securevfl.settings.plan import Plan

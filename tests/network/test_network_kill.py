@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +15,7 @@ import numpy as np
 import pytest
 from crashes import models
 from federation import ACCEPT_EVERYTHING, free_port, tables, together
+from warm import Command
 
 from securevfl import Plan, train
 from securevfl.algorithms import find_algorithm
@@ -50,7 +48,7 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 NO_MESSAGE = ("contributions", "scale")
 """Entries that are not of a message: who passes values on, and the second half of a sealed preparation."""
 WATCH = """
-import os
+import os, random
 from securevfl.protocols.sealed.correlations import PoolMachine
 drawn, keep = os.urandom, PoolMachine._keep
 file = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -63,6 +61,7 @@ def kept(machine, number):
         note(words.tobytes()[:32])
     keep(machine, number)
 os.urandom, PoolMachine._keep = lambda count: note(drawn(count)), kept
+random._urandom = os.urandom  # the module's own, which `secrets` draws from
 """
 """Runs at the start of a process: tells the test every seed and the beginning of every correlation."""
 SERIALISED = bytes.fromhex("5ea11004")
@@ -79,7 +78,7 @@ class Company:
         if "dealer" in helpers and plan.settings.dealer == "auto":
             plan = plan.with_changes(settings={"dealer": "dealer"})
         self.folder, self.parties, self.names = folder, parties, (*parties, *helpers)
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, Command] = {}
         self.alone = getattr(plan.settings, "dealer", "") == "none"
         self.tables = tables(parties, rows=80)
         issue(create_authority(folder / "ca", name="test"), self.names, out=folder)
@@ -90,7 +89,6 @@ class Company:
                 write_table(folder / name / "table.csv", self.tables[name])
         (folder / "bank" / "plan.toml").write_text(plan.to_toml())
         (folder / "watch").mkdir()
-        (folder / "watch" / "sitecustomize.py").write_text(WATCH)
 
     def _write_config(self, name: str, address: str, views: bool) -> None:
         lines = ['run = "kill"', 'certificates = "."', 'folder = "run"']
@@ -108,24 +106,14 @@ class Company:
         (self.folder / name / "config.toml").write_text("\n".join(lines) + "\n")
 
     def start(self, name: str) -> None:
-        command = [str(Path(sys.executable).parent / "securevfl"), "serve" if name == "bank" else "join"]
+        command = ["serve" if name == "bank" else "join", "--config", str(self.folder / name / "config.toml")]
         places = {place: self.folder / name / place for place in ("temporary", "here")}
         for place in places.values():
             place.mkdir(exist_ok=True)
-        own = {
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(places["temporary"]),
-            "PYTHONPATH": str(self.folder / "watch"),
-            "WATCHED": str(self.folder / "watch" / name),
-        }
-        with (self.folder / f"{name}.out").open("ab") as file:
-            self.running[name] = subprocess.Popen(
-                [*command, "--config", str(self.folder / name / "config.toml")],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=places["here"],
-                env={**os.environ, **own},
-            )
+        own = {"TMPDIR": str(places["temporary"]), "WATCHED": str(self.folder / "watch" / name)}
+        self.running[name] = Command(
+            command, places["here"], self.folder / f"{name}.out", environment=own, first=WATCH
+        )
 
     def check_files(self) -> int:
         """Without a dealer no file of anybody, temporary ones too, holds a key, seed or mask; of how many."""

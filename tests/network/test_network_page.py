@@ -40,6 +40,7 @@ def start(code: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+VIEWS, WORDS = "record_views = true", "record_words = true"
 Process: TypeAlias = Command | subprocess.Popen[bytes]
 
 
@@ -61,6 +62,10 @@ class Page:
             shop = shop.replace('"shop"]', '"shop", "dealer"]').replace('dealer = ""', 'dealer = "dealer"')
             shop = shop.replace('"semi-honest"', '"malicious"')
             self.audit = self.audit.replace("shop/run --out", "shop/run dealer/run --out")
+            # As the page says: without words totals are too few to tell whose noise is in them.
+            server, shop, dealer = (
+                each.replace(VIEWS, f"{VIEWS}\n{WORDS}") for each in (server, shop, dealer)
+            )
         (folder / "tables.py").write_text(tables)
         with contextlib.chdir(folder):
             run_program(folder / "tables.py")

@@ -45,7 +45,8 @@ from securevfl.models import load_module
 from securevfl.network.agreement import Proposal, commitments
 from securevfl.network.authority import create_authority, issue
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.folders import commitment, gather, load_truth
+from securevfl.network.folders import commitment
+from securevfl.network.gathering import gather, load_truth
 from securevfl.network.member import Member
 from securevfl.network.participant import PeerStops
 from securevfl.network.prediction import PredictionPurpose

@@ -25,7 +25,8 @@ from securevfl.network import training
 from securevfl.network.agreement import Proposal
 from securevfl.network.config import read_party_config
 from securevfl.network.continuing import AgreedProfile
-from securevfl.network.folders import PROFILE_FILE, gather, load_truth
+from securevfl.network.folders import PROFILE_FILE
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.settings.plan import Plan
 

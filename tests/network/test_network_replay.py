@@ -12,7 +12,7 @@ from federation import Federation
 from securevfl.attacks.source import Source
 from securevfl.auditing.replay import replay
 from securevfl.auditing.verdicts import ErrorBudget, Finding, Verdict, worst
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.noise import Noise
 from securevfl.settings.plan import Plan
 

@@ -14,7 +14,7 @@ from test_network_described import write_tables
 
 from securevfl import audit
 from securevfl.errors import SecureVFLError
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.ledger import read_records
 from securevfl.settings.plan import Plan
 

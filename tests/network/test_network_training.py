@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from securevfl import train
 from securevfl.errors import InputError, NetworkError
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.folders import gather, load_truth
+from securevfl.network.gathering import gather, load_truth
 from securevfl.privacy.ledger import read_ledger, read_records
 from securevfl.privacy.views import OPENED, View
 from securevfl.settings.plan import Plan

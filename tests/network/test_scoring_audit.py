@@ -16,7 +16,7 @@ from securevfl import audit
 from securevfl.auditing.scoring import check_scoring
 from securevfl.federation.agreed import Quota
 from securevfl.network.dispatcher import ServiceDispatcher
-from securevfl.network.folders import gather
+from securevfl.network.gathering import gather
 from securevfl.privacy.gate import Gate
 from securevfl.privacy.ledger import Ledger
 

@@ -15,6 +15,7 @@ from cheating import (
     RECORDS,
     STD,
     WIDTH,
+    Liar,
     P,
     Shifting,
     caught,
@@ -99,7 +100,7 @@ def test_long_rows_whose_projections_cancel_are_long():
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("form", ["moved", "last", "minus", "everywhere"])
+@pytest.mark.parametrize("form", ["moved", "last", "minus", "minus in the last group", "everywhere"])
 def test_columns_of_another_group(form, wide):
     """As many ones as there are groups, but not one in each; wide operands have 290 columns."""
     generator, sizes = np.random.default_rng(0), (7,) * 40 + (10,) if wide else (3, 2, 4)
@@ -114,13 +115,130 @@ def test_columns_of_another_group(form, wide):
             out[starts[1], 2], out[1, 2] = 0, 1
         elif form == "last":  # in the last column of all, beside the last group's own
             out[claim.width - 1, 2], out[starts[0], 2] = 1, 0
-        elif form == "minus":  # adds up to one
-            out[0, 2], out[1, 2] = 2, -1
+        elif form.startswith("minus"):  # adds up to one; wide operands: beyond 255 columns
+            first = 0 if form == "minus" else starts[-1]
+            out[first, 2], out[first + 1, 2] = 2, -1
         else:
             out[: claim.width, 2] = 1
         return out
 
     caught(federation, 1, "add up to one|one-hot|out of range", rows=rows)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_ones_that_cancel_between_records_are_two_and_none(wide):
+    """One record has two ones in a group and another has none: over all records the group is right."""
+    generator, sizes = np.random.default_rng(0), (7,) * 40 + (10,) if wide else (3, 2, 4)
+    operands = [one_hot(generator, (3,), 6), one_hot(generator, sizes, 6)]
+    federation = CheckedFederation.of(operands, np.zeros((6, 1)), groups=((3,), sizes))
+    first = sum(sizes[:-1])
+
+    def rows(claim, secrets):
+        out = np.zeros(claim.operand_shape, np.int64)
+        out[np.cumsum((0, *sizes[:-1]))] = 1
+        out[first + 1, 2], out[first, 4] = 1, 0
+        return out
+
+    caught(federation, 1, "add up to one", rows=rows)
+
+
+def _blocks_of_another(claim, secrets):
+    """Rows in three blocks, one of the second block huge, with squares that are right modulo p."""
+    out = np.zeros(claim.operand_shape, np.int64)
+    out[0] = claim.bound
+    for big in range(1 << 40, (1 << 40) + 200):
+        root = pow(rest := (claim.bound**2 - big * big) % P, (P + 1) // 4, P)
+        fits = 0 <= big + int(secrets.operand[0, 200]) < 1 << 60
+        for low in (root, root - P, P - root, -root):
+            inside = 0 <= low + int(secrets.operand[1, 200]) < 1 << 60
+            if root * root % P == rest and fits and inside and abs(low) < 1 << 62:
+                out[:2, 200] = big, low
+                return out
+    raise AssertionError("no such row")
+
+
+class _Mixed(Liar):
+    """Tells the second block the projections of the first one, which has honest rows, by the same signs."""
+
+    def opened_bits(self, coin, session):
+        claim, lying, kept = self._claim, self._rows, self._claim.projections
+        first, second = claim.blocks[:2]
+        self._rows = lying.copy()
+        self._rows[:, second] = lying[:, first]
+        mixed = lambda coin, session, block: kept(coin, session, 0 if block == 1 else block)  # noqa: E731
+        object.__setattr__(claim, "projections", mixed)
+        try:
+            return super().opened_bits(coin, session)
+        finally:
+            object.__delattr__(claim, "projections")
+            self._rows = lying
+
+
+def test_projections_of_one_block_do_not_stand_for_another():
+    generator = np.random.default_rng(2)
+    federation = CheckedFederation.of(
+        [16 * unit_rows(generator, 3, 400) for _ in range(2)], np.zeros((400, 1)), clip=16.0
+    )
+    assert [len(claim.blocks) for claim in federation.protocol.claims] == [3, 3]
+    machine = federation.parties[1].setup()
+    made = type("Made", (_Mixed,), {"rows": staticmethod(_blocks_of_another)})
+    machine._make_prover = lambda secrets: made(secrets, machine._operand, machine._labels.astype(np.uint64))
+    with pytest.raises(Deviation, match="out of range") as found:
+        run_setup(federation, 1, machine)
+    assert found.value.member == 1
+
+
+def test_rows_that_are_long_towards_one_verifier_alone():
+    """One member is told honest rows, the other huge ones: each verifies its own copy, and points."""
+    federation = CheckedFederation(3, records=6, width=2)
+    machine, other = federation.parties[1].setup(), {}
+
+    def rows(claim, secrets):
+        out = np.zeros(claim.operand_shape, np.int64)
+        out[0] = claim.bound
+        out[1, 4] = 1 << 12
+        return out
+
+    def tamper(envelope):
+        message = envelope.message
+        if (envelope.sender, envelope.receiver) != (1, 2):
+            return envelope
+        if message.kind == "sealed-checked-operand":
+            made = type("Made", (Liar,), {"rows": staticmethod(rows)})
+            secrets = machine._prover._secrets
+            other["prover"] = made(secrets, machine._operand, machine._labels.astype(np.uint64))
+            message = dataclasses.replace(message, words=other["prover"].opened())
+        elif message.kind == "sealed-bits":
+            first = machine._coins[0].coin
+            bits = other["prover"].opened_bits(first, machine._seed.session)
+            message = dataclasses.replace(message, words=bits)
+        elif message.kind == "sealed-proof":
+            first, second = (coin.coin for coin in machine._coins)
+            name, size = machine._seed.session, len(machine._seed.pairs) // 3
+            pair = machine._seed.pairs[2 * size : 3 * size]
+            message = dataclasses.replace(message, words=other["prover"].prove(pair, first, second, name))
+        return dataclasses.replace(envelope, message=message)
+
+    with pytest.raises(Deviation, match="longer than declared") as found:
+        run_setup(federation, 1, machine, tamper)
+    assert found.value.member == 1 and other
+
+
+@pytest.mark.parametrize("kind", ["sealed-checked-operand", "sealed-bits", "sealed-proof"])
+def test_another_members_proof_is_not_ones_own(kind):
+    """Of two members, the one that comes second shows what the first has shown in the same session."""
+    federation, seen = CheckedFederation(3, records=6), {}
+
+    def tamper(envelope):
+        if envelope.receiver == 0 and envelope.message.kind == kind:
+            seen.setdefault(envelope.sender, envelope.message)
+            words = next(iter(seen.values())).words
+            return dataclasses.replace(envelope, message=dataclasses.replace(envelope.message, words=words))
+        return envelope
+
+    with pytest.raises(Deviation) as found:
+        run_setup(federation, -9, None, tamper)
+    assert found.value.member == list(seen)[1]
 
 
 def test_what_stands_beside_the_columns_is_in_no_total():
@@ -241,6 +359,36 @@ def test_errors_that_cancel_are_errors(errors, number):
         cheated_round(federation, 1, Spread, number=number, errors=errors)
     assert found.value.member == 1
     nothing_is_left(federation, 1)
+
+
+class Tags(CheckedRound):
+    """Changes its share of one tag, or of the key, and no residual."""
+
+    of = "tag"
+
+    def _share_residual(self, deal):
+        super()._share_residual(deal)
+        if self.of == "tag":
+            tags = self._tags.copy()
+            tags[3] = FIELD.add(tags[3], 1 << 50)
+            self._tags = tags
+        else:
+            self._session.key = (self._session.key + 1) % P
+
+
+@pytest.mark.parametrize("of", ["tag", "key"])
+@pytest.mark.parametrize(("members", "liar"), [(2, 0), (2, 1), (3, 1)])
+def test_a_share_of_a_tag_that_is_changed_in_the_last_iteration_alone(members, liar, of):
+    """All iterations before it were honest; it ends without a total, as the first one would."""
+    federation = CheckedFederation(members, records=8)
+    federation.setup()
+    for number in range(3):
+        federation.check(federation.totals(number))
+    with pytest.raises(Deviation, match="not what was dealt and proved") as found:
+        cheated_round(federation, liar, Tags, number=3, of=of)
+    assert found.value.member in ((0, 1) if members == 2 else (None,))
+    assert federation.unverified and all(is_burnt(p) for p in federation.parties if p._proof.session.burnt)
+    assert any(p._proof.session.burnt for p in federation.parties)
 
 
 @pytest.mark.parametrize("place", [0, 2])

@@ -33,6 +33,7 @@ from securevfl.errors import (
     DataError,
     InputError,
     PlanError,
+    ProtocolError,
     WireError,
     readable,
 )
@@ -49,6 +50,7 @@ from securevfl.network.folders import save_alignment
 from securevfl.network.frames import MAX_CHECKPOINTS, OF_MEMBERS, read_control
 from securevfl.network.joining import Joined
 from securevfl.network.member import Member, NotAccepted
+from securevfl.network.participant import understanding
 from securevfl.network.relay import Introducer
 from securevfl.network.session import new_incarnation
 from securevfl.privacy.chain import ALIGNMENT
@@ -362,6 +364,27 @@ def test_a_plan_of_megabytes_is_not_read() -> None:
         Plan.from_agreement(text + "#" * (1 << 17), PLAN.local)
 
 
+@pytest.mark.parametrize("value", ["2147483647", "-1", "1e300", "1e-300", "nan"])
+def test_a_plan_with_a_number_out_of_all_proportion_is_refused_or_understood(value: str) -> None:
+    """Each of its numbers: none of them makes a party compute for long, or end in more than one line."""
+    members = {"bank": "1" * 64, "clinic": "2" * 64}
+    asked = Proposal(run="test", plan=PLAN, outline=OUTLINE, members=members, alignment="none", ids="a")
+    own = OwnTable.from_arrays(np.zeros((60, 3)), ids=[f"id{i}" for i in range(60)])
+    content, found = json.loads(asked.to_json()), set()
+    lines = content["plan"].split("\n")
+    begun = time.process_time()
+    for number, line in enumerate(lines):
+        name, _, known = line.partition(" = ")
+        if not known.replace(".", "").replace("e-", "").isdigit():
+            continue
+        text = "\n".join([*lines[:number], f"{name} = {value}", *lines[number + 1 :]])
+        with contextlib.suppress(InputError, AgreementError, ProtocolError), understanding("bank", "propose"):
+            given = json.dumps({**content, "plan": text})
+            Proposal.from_json(given, PLAN.local).for_training("clinic", own, range(60))
+        found.add(name)
+    assert len(found) > 20 and time.process_time() - begun < 10
+
+
 def test_facts_of_the_largest_size_are_read() -> None:
     text = Facts(columns=MAX_COLUMNS, bounds=None, records=5).to_json()
     assert Facts.from_json(text).columns == MAX_COLUMNS
@@ -551,6 +574,6 @@ def test_what_is_signed_is_what_was_understood_however_it_was_written() -> None:
         assert other != plain and understood(other) == expected
     decomposed = understood(plain.replace("\\u00e9", "e\\u0301"))
     assert decomposed != expected  # another name: no party that was told the first one signs
-    for value in ("NaN", "1e999", '"1"', "[]"):
+    for value in ("NaN", "1e999", '"1"', "[]", "true", "-1", "86401"):
         with pytest.raises(InputError, match="cannot be read"):
             understood(plain.replace('"time_unit": 0.0', f'"time_unit": {value}'))

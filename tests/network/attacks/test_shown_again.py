@@ -26,7 +26,7 @@ from securevfl.network import authority as authorities
 from securevfl.network import identity
 from securevfl.network.authority import create_authority, issue, load_authority, revoke, sign
 from securevfl.network.coordinator import Coordinator
-from securevfl.network.folders import gather
+from securevfl.network.gathering import gather
 from securevfl.network.identity import load_identity, organisation_of
 from securevfl.network.member import Member
 from securevfl.network.relay import Introducer
