@@ -175,7 +175,7 @@ def test_evidence_that_says_nothing_stops_no_audit(honest: Path, tmp_path: Path,
 def test_files_that_nest_without_an_end_end_in_one_line(honest: Path, tmp_path: Path, name: str) -> None:
     """What reads JSON gives up at a depth, by an error of its own."""
     try:
-        joint = gathered(honest, tmp_path, lambda folder: (folder / name).write_text("[" * 100_000))
+        joint = gathered(honest, tmp_path, lambda folder: (folder / name).write_text("[" * 100_000 + "\n"))
     except RunError as error:
         assert "clinic" in str(error)
         return
