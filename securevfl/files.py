@@ -45,12 +45,12 @@ def clear_errors(path: Path, raises: type[SecureVFLError] = RunError) -> Iterato
 
 
 def check_new(folder: Path) -> None:
-    """A folder for results, before anything is done for them.
+    """A folder for results, before anything is done for them: one that is not there, or is empty.
 
     Raises:
         RunError: There is something of this name.
     """
-    if folder.exists() or folder.is_symlink():
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise RunError(f"{folder} exists already; choose another folder, or --resume to go on with it")
 
 

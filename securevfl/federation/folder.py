@@ -58,10 +58,12 @@ class RunFolder:
         """Makes a new folder with the plan in it.
 
         Raises:
-            RunError: The folder exists already or cannot be written.
+            RunError: The folder holds something already or cannot be written.
         """
         check_new(self.path)
         try:
+            if self.path.is_dir():  # an empty one; of several processes that want it, one makes it anew
+                self.path.rmdir()
             self.path.mkdir(parents=True)
         except OSError as error:
             raise RunError(f"folder {self.path} cannot be made: {error.strerror}") from error

@@ -54,12 +54,14 @@ def whole(default: Any, low: int = 0) -> Any:
 
 
 def number(default: Any, *, above: float | None = None, most: float = math.inf) -> Any:
-    """A field for finite numbers of 0 or more, or `above` a limit, and of at most `most`."""
+    """A field for finite numbers of 0 or more, or `above` a limit; all but 0 from 1 / `most` to `most`."""
     wanted = "of 0 or more" if above is None else f"above {above:g}"
 
     def rule(name: str, value: float) -> str:
         if not (math.isfinite(value) and (value >= 0 if above is None else value > above)):
             return f"{name} is {value}; it must be a number {wanted}"
+        if 0 < value < 1 / most:
+            return f"{name} is {value}; values have 32 bits, use 0 or at least {1 / most:g}"
         return "" if value <= most else f"{name} is {value}; values have 32 bits, use at most {most:g}"
 
     return _field(default, rule)

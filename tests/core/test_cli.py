@@ -199,6 +199,7 @@ def test_bad_files_are_one_line(cli, tmp_path: Path, first: str, second: str, sa
 
 def test_existing_and_unwritable_folders(cli, tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "precious.txt").write_text("keep")
     (tmp_path / "file").write_text("")
     for out, says in ((tmp_path / "r", "exists already"), (tmp_path / "file" / "r", "cannot be made")):
         result = cli("train", *EXACT, "--data", TINY, "--parties", 2, "--epochs", 1, "--out", out)

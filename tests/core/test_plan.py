@@ -105,7 +105,7 @@ OWN = {
 FREE = {
     "epochs": st.integers(1, 10**30),
     "hidden": st.lists(st.integers(1, 99)),
-    "sigma": st.floats(0, 1e30) | st.integers(0, 10**30),
+    "sigma": st.just(0.0) | st.floats(1e-30, 1e30) | st.integers(0, 10**30),
     "learning_rates": st.dictionaries(texts, sizes),
     "encoders": st.dictionaries(
         texts,
@@ -404,6 +404,7 @@ def test_each_machine_has_its_own_local_settings() -> None:
         ({"sigma": 10**400}, "expected float"),
         ({"delays": "trace"}, "needs delay_trace"),
         ({"sigma": 1e300}, r"sigma is 1e\+300; values have 32 bits"),
+        ({"sigma": 1e-300}, "sigma is 1e-300; values have 32 bits, use 0 or at least 1e-30"),
     ],
 )
 def test_contradictions(changes: dict, match: str) -> None:

@@ -93,6 +93,13 @@ def test_existing_folder_is_never_touched(tiny: VerticalData, tmp_path: Path) ->
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
 
+def test_an_empty_folder_is_taken(tiny: VerticalData, tmp_path: Path) -> None:
+    """A process that is killed before it writes its plan leaves one."""
+    (tmp_path / "run").mkdir()
+    train(tiny, Plan(algorithm="vafl", epochs=1, unprotected=True), tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_folder_in_which_nothing_has_begun_is_not_left_behind(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

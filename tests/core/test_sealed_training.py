@@ -209,6 +209,8 @@ def test_what_does_not_fit_the_ring_is_refused():
         run(make_data(), sigma=1e6)
     with pytest.raises(PlanError, match="label_low"):
         run(make_data(task="regression"))
+    with pytest.raises(PlanError, match="label_low and label_high are for regression"):
+        run(make_data(), label_low=0.0, label_high=1.0)
     with pytest.raises(PlanError, match="at least 2"):
         run(make_data(parties=1))
     with pytest.raises(PlanError, match="dealer"):

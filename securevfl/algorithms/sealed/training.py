@@ -131,6 +131,9 @@ class Sealed(Algorithm):
             "or --set label_low=LOW --set label_high=HIGH": data.task == "regression"
             and plan.model != PROFILE
             and not plan.settings.label_high > plan.settings.label_low,
+            f"label_low and label_high are for regression, and the task is {data.task}; leave them out": (
+                data.task != "regression" and plan.settings.label_high > plan.settings.label_low
+            ),
         }
         if plan.settings.profile_epsilon and plan.model not in ("auto", *CARDS):
             wrong[f"a profile is the beginning of a scorecard, not of model {plan.model!r}"] = True
