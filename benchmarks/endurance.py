@@ -88,6 +88,9 @@ class Endurance:
                 if (wait := due - self._now()) > 0:
                     await asyncio.sleep(wait)
                 group.create_task(self._one(f"k{number}", who, due))
+        for client in self._free:
+            client.close()
+        await asyncio.sleep(0)  # connections end with the next turn of the loop
         return self.found
 
     def _now(self) -> float:
