@@ -18,6 +18,8 @@ from securevfl import __version__
 from securevfl.accountants import privacy_matrix
 from securevfl.accountants.records import ReleaseRecord
 from securevfl.algorithms import find_algorithm
+from securevfl.algorithms.sealed.card import CARDS
+from securevfl.algorithms.sealed.tables import RECIPE
 from securevfl.attacks import ATTACKS
 from securevfl.attacks.canary.audit import CanaryResult, canary_audits
 from securevfl.attacks.canary.real import shape_of, training_again
@@ -38,6 +40,7 @@ from securevfl.data import VerticalData
 from securevfl.errors import DataError, LedgerError, PlanError, RunError, SecureVFLError
 from securevfl.federation.recorder import DECLARED
 from securevfl.federation.run import Run, label_exposure, predictions, spending
+from securevfl.files import read_json
 from securevfl.models.threads import few_threads
 from securevfl.privacy.chain import SESSION, LedgerReader, signed_end
 from securevfl.privacy.ledger import HeadError, read_agreement, read_homes
@@ -126,6 +129,7 @@ def check_folder(folder: Path) -> None:
         raise RunError(
             f"{written} does not say {absent}, so it is cut or of another version; copy the run again"
         )
+    _check_recipe(folder, plan)
     ledgers = {path.stem for path in (folder / "ledger").glob("*.jsonl")}
     views = {path.name for path in (folder / "views").glob("*") if path.is_dir()}
     lost = sorted(name for name in views if not (folder / "views" / name / "messages.jsonl").is_file())
@@ -143,6 +147,19 @@ def check_folder(folder: Path) -> None:
     )
     if gone:
         raise RunError(f"{folder} is not whole: models/{gone[0]}.safetensors is missing; copy the run again")
+
+
+def _check_recipe(folder: Path, plan: Plan) -> None:
+    """Raises `RunError` where a card was made of its totals in another way than this version would."""
+    result = folder / "result.json"
+    if plan.model in CARDS and result.is_file():
+        content = read_json(result)
+        made = content.get("recipe", 1) if isinstance(content, dict) else None
+        if made != RECIPE:
+            raise RunError(
+                f"{folder} holds a card of another version (recipe {made}, here {RECIPE}), where the "
+                "same totals make another card; audit it with the version that trained it"
+            )
 
 
 def _check_ledger_ends(folder: Path) -> None:

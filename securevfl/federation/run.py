@@ -20,6 +20,8 @@ from securevfl.algorithms import SERVER, Progress, ServerRole, find_algorithm
 from securevfl.algorithms.alone import reached_alone
 from securevfl.algorithms.constants import theory_notes
 from securevfl.algorithms.resolve import resolve
+from securevfl.algorithms.sealed.card import CARDS
+from securevfl.algorithms.sealed.tables import RECIPE
 from securevfl.data import VerticalData
 from securevfl.data.described import files_digest
 from securevfl.data.description import is_description
@@ -447,6 +449,7 @@ def result_content(
     result = {
         "algorithm": plan.algorithm,
         "model": plan.model,
+        **({"recipe": RECIPE} if plan.model in CARDS else {}),
         "protocol": plan.protocol,
         "test": {} if server is None else {name: _number(value) for name, value in server.test.items()},
         **evaluated(server),

@@ -54,6 +54,18 @@ def test_a_signing_key_that_returns_is_a_violation(tmp_path: Path, monkeypatch: 
     assert any("signing keys return" in reason for f in report.content["findings"] for reason in f["reasons"])
 
 
+def test_a_card_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Its tables are others than those of this version, which says nothing against the run."""
+    plan = Plan(model="profile", epsilon=4.0, source=SOURCE)
+    run = train(load_planned(plan), plan, tmp_path / "run")
+    check_folder(tmp_path / "run")
+    for older in ({"recipe": run.result["recipe"] - 1}, {"recipe": None}, {}):
+        rest = {name: value for name, value in run.result.items() if name != "recipe"}
+        (tmp_path / "run" / "result.json").write_text(json.dumps(rest | older))
+        with pytest.raises(RunError, match="card of another version"):
+            check_folder(tmp_path / "run")
+
+
 def test_evidence_that_others_may_read_is_a_violation(run: Path) -> None:
     """A file counts where the way to it is open too; what everybody may know does not."""
     path = run / "views" / "p0" / "arrays.bin"

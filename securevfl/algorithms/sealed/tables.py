@@ -23,6 +23,8 @@ from scipy.special import expit, logit
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
+RECIPE = 2
+"""Raised whenever the same totals make another card; a run is audited by the version that trained it."""
 SIZES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Prior variances t of a logit difference."""
 SMOOTHNESS = (0.8, 0.95)
